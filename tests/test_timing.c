@@ -982,9 +982,10 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
 
 static char notes[200];                /* what bench_note() said of the last goal */
 static const char *compared_with = ""; /* the field `against`, but for a speedup */
+static const char *other = "flash_c";  /* the kernel that runs it */
 static int goal_rounds = 11;           /* of goals that nobody interrupts */
 static bool complete;                  /* the last goal was not interrupted */
-static const char ns_goal[] = "ns | flash_c | heads=2 seq=64 head_dim=32";
+static const char small[] = "heads=2 seq=64 head_dim=32";
 
 static void hear(void *context, const char *what, const char *kernel) {
   (void)context;
@@ -992,10 +993,11 @@ static void hear(void *context, const char *what, const char *kernel) {
   snprintf(notes + used, sizeof notes - used, "%s %s;", what, kernel);
 }
 
-/* Measures "metric | kernel | case" as a goal; a speedup is over one thread. */
-static bench_goal_row measure(const char *goal, const script *s) {
+/* Measures flash_c on a case as a goal; a speedup is over one thread. */
+static bench_goal_row measure(int metric, const char *axes, const script *s) {
   static bench_goal_list goals;
-  char line[200], error[200];
+  static bench_goal_line lines[2];
+  char error[200];
   const bench_case_settings settings = {.timed = true,
                                         .case_budget_s = 5,
                                         .rounds = s->interrupt_in ? 21 : goal_rounds,
@@ -1003,13 +1005,14 @@ static bench_goal_row measure(const char *goal, const script *s) {
                                         .note = hear,
                                         .meter = &simulated};
   notes[0] = 0;
-  snprintf(line, sizeof line, "%s | %s | any | - | - | row", goal,
-           strncmp(goal, "speedup", 7) ? compared_with : "threads=1");
+  lines[0] = (bench_goal_line){.metric = &bench_metrics[metric],
+                               .kernels = "flash_c",
+                               .axes = axes,
+                               .against = metric == BENCH_SPEEDUP ? "threads=1" : compared_with};
   bench_goals_clear(&goals);
-  if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
-  const char *other = goals.item->against_kernel;
-  bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
-  result.against_kernel = *other ? attn_kernel_find(other) : result.kernel;
+  if (!bench_goals_make(lines, &goals, error, sizeof error)) fail_msg("%s", error);
+  bench_goal_row result = {
+      .goal = goals.item, .kernel = attn_kernel_find("flash_c"), .against_kernel = attn_kernel_find(other)};
   bench_row found[2];
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
   bench_case_build(&goals.item[0].against, 1, &result.against);
@@ -1021,10 +1024,8 @@ static bench_goal_row measure(const char *goal, const script *s) {
   return result;
 }
 
-static bench_goal_row measure_goal(const char *metric, const script *s) {
-  char goal[100];
-  snprintf(goal, sizeof goal, "%s | flash_c | heads=2 seq=64 head_dim=32 threads=2", metric);
-  const bench_goal_row result = measure(goal, s);
+static bench_goal_row measure_goal(int metric, const script *s) {
+  const bench_goal_row result = measure(metric, "heads=2 seq=64 head_dim=32 threads=2", s);
   assert_true(complete && result.done);
   return result;
 }
@@ -1033,21 +1034,22 @@ static bench_goal_row measure_goal(const char *metric, const script *s) {
  * The read loop takes dense K and V alone. */
 TEST(goals_need_cases_that_can_be_timed) {
   static const struct {
-    const char *goal, *against;
+    int metric;
+    const char *axes, *against, *other;
     bench_status status;
     const char *reason, *notes;
   } cases[] = {
-      {"ns | flash_c | heads=2 seq_q=0 seq_k=64 head_dim=32", "", BENCH_PASS, "", "checking flash_c;timing flash_c;"},
-      {"ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", "", BENCH_DEGENERATE, "", "flash_c"},
-      {"time | flash_c | heads=2 seq=8 head_dim=32", "kernel=naive_c causal=offset offset=-100", BENCH_DEGENERATE,
+      {BENCH_NS, "heads=2 seq_q=0 seq_k=64 head_dim=32", "", "flash_c", BENCH_PASS, "", "checking flash_c;timing flash_c;"},
+      {BENCH_NS, "heads=2 seq=8 head_dim=32 causal=offset offset=-100", "", "flash_c", BENCH_DEGENERATE, "", "flash_c"},
+      {BENCH_TIME, "heads=2 seq=8 head_dim=32", "causal=offset offset=-100", "naive_c", BENCH_DEGENERATE,
        "naive_c in the case of comparison: right, but ", "checking naive_c;"},
-      {"time | flash_c | heads=2 seq=64 head_dim=32", "kernel=naive_c", BENCH_PASS, "", "checking naive_c;"},
-      {"reads | flash_c | heads=2 seq=64 head_dim=32 layout=strided", "", BENCH_ERROR,
+      {BENCH_TIME, "heads=2 seq=64 head_dim=32", "", "naive_c", BENCH_PASS, "", "checking naive_c;"},
+      {BENCH_READS, "heads=2 seq=64 head_dim=32 layout=strided", "", "flash_c", BENCH_ERROR,
        "a loop that only reads needs the rows of a head without gaps", ""}};
   for (size_t i = 0; i < COUNT(cases); i++) {
-    compared_with = cases[i].against;
-    const bench_goal_row goal = measure(cases[i].goal, &any);
-    compared_with = "";
+    compared_with = cases[i].against, other = cases[i].other;
+    const bench_goal_row goal = measure(cases[i].metric, cases[i].axes, &any);
+    compared_with = "", other = "flash_c";
     assert_int_equal(goal.status, cases[i].status);
     test_contains(goal.reason, cases[i].reason);
     test_contains(notes, cases[i].notes);
@@ -1060,7 +1062,7 @@ TEST(goals_need_cases_that_can_be_timed) {
 /* What was interrupted before its check is not done, so that it is measured by a later run. */
 TEST(interrupted_goals_are_not_done) {
   sim.stop = 1;
-  const bench_goal_row goal = measure(ns_goal, &any);
+  const bench_goal_row goal = measure(BENCH_NS, small, &any);
   assert_true(!complete && !goal.done && goal.measured.n == 0);
 }
 
@@ -1069,7 +1071,7 @@ TEST(an_interrupted_goal_keeps_enough_rounds) {
   for (int round = 7; round < 14; round++) {
     begin(NULL);
     any.interrupt_in = round;
-    const bench_goal_row goal = measure(ns_goal, &any);
+    const bench_goal_row goal = measure(BENCH_NS, small, &any);
     const bool enough = round + 1 >= BENCH_LEAST_GOAL_ROUNDS;
     assert_true(complete == enough && goal.done == enough && goal.measured.n == (enough ? round + 1 : 0));
     assert_int_equal(goal_row.time.n, goal.measured.n);
@@ -1080,11 +1082,12 @@ TEST(an_interrupted_goal_keeps_enough_rounds) {
 TEST(goals_of_memory_are_those_of_plans) {
   static const attn_kernel_info unknown = {.name = "unknown_c"};
   const attn_kernel_info *const kernels[] = {attn_kernel_find("flash_c"), &unknown};
+  const bench_goal_line lines[2] = {
+      {.metric = &bench_metrics[BENCH_WORKSPACE], .kernels = "flash_c", .axes = small, .against = ""}};
   bench_goal_list goals = {0};
   char error[200];
   bench_row found[2];
-  assert_true(
-      bench_goals_read("workspace | flash_c | heads=2 seq=64 head_dim=32 |  | any | - | - | row", &goals, error, 200));
+  assert_true(bench_goals_make(lines, &goals, error, sizeof error));
   for (int i = 0; i < 2; i++) {
     bench_goal_row row = {.goal = goals.item, .kernel = kernels[i]};
     bench_case_build(&goals.item[0].spec, 1, &row.bench);
@@ -1109,14 +1112,14 @@ TEST(goals_of_memory_are_those_of_plans) {
 TEST(goals_are_guessed_from_their_cases) {
   const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 11};
   const attn_kernel_info *kernel = attn_kernel_find("flash_c");
+  const bench_goal_line lines[4] = {
+      {.metric = &bench_metrics[BENCH_NS], .kernels = "flash_c", .axes = small, .against = ""},
+      {.metric = &bench_metrics[BENCH_TIME], .kernels = "flash_c", .axes = small, .against = "seq=512"},
+      {.metric = &bench_metrics[BENCH_WORKSPACE], .kernels = "flash_c", .axes = small, .against = ""}};
   bench_goal_list goals = {0};
   char error[200] = "";
   double guess[3];
-  assert_true(
-      bench_goals_read("ns | flash_c | heads=2 seq=64 head_dim=32 | | any | - | - | one\n"
-                       "time | flash_c | heads=2 seq=64 head_dim=32 | seq=512 | any | - | - | two\n"
-                       "workspace | flash_c | heads=2 seq=64 head_dim=32 | | any | - | - | none\n",
-                       &goals, error, sizeof error));
+  assert_true(bench_goals_make(lines, &goals, error, sizeof error));
   for (int i = 0; i < 3; i++) {
     bench_goal_row row = {.goal = &goals.item[i], .kernel = kernel, .against_kernel = kernel};
     bench_case_build(&goals.item[i].spec, 1, &row.bench);
@@ -1133,12 +1136,12 @@ TEST(goals_are_guessed_from_their_cases) {
 /* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
 TEST(goals_are_shares_of_the_loops_beside) {
   any.call_ns[0] = 20000;
-  bench_goal_row goal = measure_goal("peak", &any);
+  bench_goal_row goal = measure_goal(BENCH_PEAK, &any);
   assert_int_equal(goal.status, BENCH_PASS);
   assert_int_equal(goal.measured.n, 11);
   assert_close(goal.measured.median, goal_row.peak_pct);
   sim.events = 0;
-  goal = measure_goal("reads", &any);
+  goal = measure_goal(BENCH_READS, &any);
   double share[11];
   for (int r = 0, e = 0; r < 11; r++) {
     const event *before = &sim.log[e = next_of_kind(READ, e)], *after = &sim.log[e = next_of_kind(READ, e + 2)];
@@ -1150,14 +1153,14 @@ TEST(goals_are_shares_of_the_loops_beside) {
 }
 
 /* 21 rounds, of which those of the bits have a neighbour, and take twice as long. */
-static bench_goal_row measure_disturbed(const char *goal, uint64_t disturbed, int looks_a_round) {
+static bench_goal_row measure_disturbed(int metric, const char *axes, uint64_t disturbed, int looks_a_round) {
   begin(NULL);
   for (int r = 0; r < 21; r++) any.call_ns[r] = disturbed >> r & 1 ? 20000 : 10000;
   any.lengths = 21;
   sim.looks_a_round = looks_a_round;
   sim.disturbed = disturbed;
   goal_rounds = 21;
-  const bench_goal_row result = measure(goal, &any);
+  const bench_goal_row result = measure(metric, axes, &any);
   goal_rounds = 11;
   assert_true(complete && result.done && result.rounds == 21 && goal_row.time.n == 21);
   return result;
@@ -1172,7 +1175,7 @@ TEST(goals_are_those_of_calm_rounds) {
   } cases[] = {{0, 21, 21, 10000},        {0x1, 20, 20, 10000},      {0x15555d, 9, 21, 20000}, {0x1ffc00, 10, 21, 20000},
                {0x0aaaaa, 11, 11, 10000}, {0x1ff800, 11, 11, 10000}, {0x1fffff, 0, 21, 20000}};
   for (size_t i = 0; i < COUNT(cases); i++) {
-    const bench_goal_row goal = measure_disturbed(ns_goal, cases[i].disturbed, 2);
+    const bench_goal_row goal = measure_disturbed(BENCH_NS, small, cases[i].disturbed, 2);
     assert_true(goal.calm == cases[i].calm && goal.measured.n == cases[i].counted);
     assert_close(goal.measured.median, cases[i].median);
     assert_close(goal_row.calm_pct, 100.0 * cases[i].calm / 21);
@@ -1182,19 +1185,19 @@ TEST(goals_are_those_of_calm_rounds) {
 /* Both samples of a comparison must be calm. Where the meter does not know, nothing is said. */
 TEST(calm_rounds_are_those_of_all_trials) {
   compared_with = "seq=128";
-  bench_goal_row goal = measure_disturbed("time | flash_c | heads=2 seq=64 head_dim=32", 0x155, 4);
+  bench_goal_row goal = measure_disturbed(BENCH_TIME, "heads=2 seq=64 head_dim=32", 0x155, 4);
   assert_true(goal.calm == 16 && goal.measured.n == 16);
   compared_with = "";
-  goal = measure_disturbed("speedup | flash_c | heads=2 seq=64 head_dim=32 threads=2", 0x155, 4);
+  goal = measure_disturbed(BENCH_SPEEDUP, "heads=2 seq=64 head_dim=32 threads=2", 0x155, 4);
   assert_true(goal.calm == 16 && goal.measured.n == 16);
-  goal = measure_disturbed(ns_goal, 0x155, 0);
+  goal = measure_disturbed(BENCH_NS, small, 0x155, 0);
   assert_true(goal.calm == -1 && goal.measured.n == 21 && isnan(goal_row.calm_pct));
 }
 
 /* Two threads take turns with one. While a team of two still waits for work, it would be busy beside the one. */
 TEST(larger_teams_go_before_samples_of_fewer_threads) {
   any.alone_factor = 1.5;
-  const bench_goal_row goal = measure_goal("speedup", &any);
+  const bench_goal_row goal = measure_goal(BENCH_SPEEDUP, &any);
   assert_string_equal(goal.reason, "");
   assert_int_equal(goal.status, BENCH_PASS);
   assert_close(goal.measured.median, 1.5);
@@ -1209,7 +1212,7 @@ TEST(a_failed_goal_has_no_time) {
       any.busy = 3;
     else
       any.fail_from = 4;
-    const bench_goal_row goal = measure_goal(doubted ? "peak" : "ns", &any);
+    const bench_goal_row goal = measure_goal(doubted ? BENCH_PEAK : BENCH_NS, &any);
     assert_int_equal(goal.status, BENCH_ERROR);
     test_contains(goal.reason, doubted ? "3.00 threads were busy, but the case has 2" : "timing: flash_c");
     assert_int_equal(goal_row.verdict.status, BENCH_ERROR);

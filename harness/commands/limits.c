@@ -11,11 +11,11 @@
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 
-/* True if a list of presets ("limits" or "quick,limits") names one with goals. */
+/* True if a list of presets ("limits" or "quick,limits") names the one with goals. */
 static bool has_goals(const char *presets) {
   char name[64];
   while (cli_next_word(&presets, name, sizeof name))
-    if (bench_goals_find(name)) return true;
+    if (!strcmp(name, BENCH_GOALS)) return true;
   return false;
 }
 
@@ -26,7 +26,7 @@ bool bench_limits_wanted(const bench_options *o) {
 }
 
 static int check_options(const bench_options *o) {
-  if (bench_options_have_axes(o) || o->presets.count > 1 || !bench_goals_find(o->presets.item[0]) || o->case_ids.count ||
+  if (bench_options_have_axes(o) || o->presets.count > 1 || strcmp(o->presets.item[0], BENCH_GOALS) || o->case_ids.count ||
       o->threads || o->cases)
     return cli_usage_error(o->command,
                            "--preset limits has rows of its own: leave out -a, -t, --case, --cases and other presets "
@@ -43,7 +43,7 @@ static int most_threads(const bench_goal_table *table) {
   int most = 1;
   for (int i = 0; i < table->count; i++) {
     const int threads = table->row[i].bench.threads;
-    if (table->row[i].goal->metric->value && threads > most && threads <= bench_usable_threads()) most = threads;
+    if (table->row[i].goal->line->metric->value && threads > most && threads <= bench_usable_threads()) most = threads;
   }
   return most;
 }
@@ -55,9 +55,8 @@ static int open_goals(bench_session *s, const bench_selection *selection) {
   if (code) return code;
   bench_goal_table *table = s->own = calloc(1, sizeof *table);
   if (!table) return cli_fail(BENCH_EXIT_INTERNAL, o->command, "out of memory");
-  const char *preset = o->presets.item[0];
-  if (!bench_goal_table_open(table, bench_goals_find(preset), selection, (uint64_t)o->seed, error, sizeof error))
-    return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
+  if (!bench_goal_table_open(table, bench_limits, selection, (uint64_t)o->seed, error, sizeof error))
+    return cli_fail(BENCH_EXIT_INTERNAL, o->command, "%s", error);
   if (table->count) return bench_refuse_threads(o->command, most_threads(table));
   bench_goals_print_absences(table, stderr);
   return cli_fail(table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING, o->command,
@@ -85,9 +84,9 @@ static void list(const bench_session *s) {
   const bench_goal_table *table = s->own;
   for (int i = 0; i < table->count; i++) {
     const bench_goal_row *row = &table->row[i];
-    printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", bench_goal_guess(row, &s->settings), row->goal->section, row->goal->text,
-           row->goal->metric->name, row->goal->kernel, "", row->bench.case_id);
-    if (row->goal->metric->against) printf("%11sagainst %s %s\n", "", row->against_kernel->name, row->against.case_id);
+    printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", bench_goal_guess(row, &s->settings), row->goal->section,
+           row->goal->line->text, row->goal->line->metric->name, row->goal->kernel, "", row->bench.case_id);
+    if (row->goal->line->metric->against) printf("%11sagainst %s %s\n", "", row->against_kernel->name, row->against.case_id);
   }
   bench_goals_print_absences(table, stdout);
   bench_goals_print_open(table, stdout);
@@ -98,7 +97,7 @@ static void list(const bench_session *s) {
 /* True if the row is not tried; it holds the reason then. */
 static bool is_skipped(const bench_session *s, bench_goal_row *row) {
   const int threads = row->bench.threads, cpus = bench_cpu_count();
-  if (!row->goal->metric->value) return false; /* nothing runs */
+  if (!row->goal->line->metric->value) return false; /* nothing runs */
   if (threads > cpus)
     snprintf(row->reason, sizeof row->reason, "needs %d CPUs; this process may use %d", threads, cpus);
   else if (threads > bench_usable_threads())
@@ -128,7 +127,7 @@ static void keep(bench_session *s, bench_row *row) {
 static bool run_row(bench_session *s, bench_goal_row *row) {
   bench_row rows[2];
   if (is_skipped(s, row)) return true;
-  s->case_name = row->goal->text;
+  s->case_name = row->goal->line->text;
   const bool complete = bench_goal_measure(row, &s->settings, rows);
   for (int i = 0; complete && i < 2; i++) keep(s, &rows[i]);
   return complete;

@@ -79,11 +79,21 @@ static int list_cases(const bench_options *options) {
   return code;
 }
 
+static void print_goals(void) {
+  fputs("\nmetric | kernels | case | against | CPU | floor | goal | row (nan = none)\n", stdout);
+  for (const bench_goal_line *line = bench_limits; line->metric || line->section; line++)
+    if (line->section)
+      printf("[%s]\n", line->section);
+    else
+      printf("%s | %s | %s | %s%s%s | %s | %g | %g | %s\n", line->metric->name, line->kernels, line->axes, line->against,
+             *line->against_kernel ? "kernel=" : "", line->against_kernel, line->cpu, line->floor, line->goal, line->text);
+}
+
 static int print_preset(const char *name) {
   const bench_preset *preset = bench_preset_named("list", name);
   if (!preset) return BENCH_EXIT_USAGE;
   fputs(preset->text, stdout);
-  if (bench_goals_find(name)) printf("\n%s", bench_goals_find(name));
+  if (!strcmp(name, BENCH_GOALS)) print_goals();
   return BENCH_EXIT_OK;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Goals: the share of the machine's limit that each kernel should reach, read from harness/goals/NAME.goals (the head of
- * limits.goals explains the lines), and the verdict on a measured value. */
+/* Goals: the share of the machine's limit that each kernel should reach (goals/limits.def), and the verdict on a measured
+ * value. */
 #ifndef BENCH_GOALS_H
 #define BENCH_GOALS_H
 
@@ -27,6 +27,32 @@ typedef struct bench_metric {
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);
 } bench_metric;
 
+/* Those of limits.def. */
+enum {
+  BENCH_PEAK,
+  BENCH_READS,
+  BENCH_POINTS,
+  BENCH_RATIO,
+  BENCH_COST,
+  BENCH_TIME,
+  BENCH_SPEEDUP,
+  BENCH_NS,
+  BENCH_WORKSPACE
+};
+extern const bench_metric bench_metrics[];
+
+/* One line of a table of goals: a section's title, or a goal, whose fields limits.def explains. */
+typedef struct bench_goal_line {
+  const char *section; /* NULL: a goal, or with no metric the end */
+  const bench_metric *metric;
+  const char *kernels, *axes, *against, *against_kernel, *cpu; /* against_kernel "": the same kernel */
+  double floor, goal;                                          /* NAN = none */
+  const char *text;
+} bench_goal_line;
+
+#define BENCH_GOALS "limits"                 /* the preset whose rows are goals */
+extern const bench_goal_line bench_limits[]; /* limits.def */
+
 /* Why a goal is not among the rows. */
 typedef enum bench_absence {
   BENCH_HERE,
@@ -38,13 +64,12 @@ typedef enum bench_absence {
   BENCH_ABSENCES
 } bench_absence;
 
-/* One row: a line of the file for one of its kernels. */
+/* A line for one of its kernels. */
 typedef struct bench_goal {
-  char section[80], text[80], kernel[32], cpu[48];
-  char against_kernel[32]; /* "": the same kernel */
-  const bench_metric *metric;
+  const bench_goal_line *line;
+  const char *section;
+  char kernel[32];
   bench_spec spec, against; /* `against` only where the metric compares */
-  double floor, goal;       /* NAN = none */
   bench_absence absence;    /* of a table's goals */
 } bench_goal;
 
@@ -53,18 +78,14 @@ typedef struct bench_goal_list {
   int count;
 } bench_goal_list;
 
-extern const bench_preset bench_goal_files[]; /* ended by one without a name; made by cmake/AttnEmbed.cmake */
-
-/* The text of a goal file; NULL if there is none of that name. */
-const char *bench_goals_find(const char *name);
-
-/* Appends the rows of a text. False with a sentence, naming the line, in error. */
-bool bench_goals_read(const char *text, bench_goal_list *list, char *error, size_t error_bytes);
+/* Appends the goals of a table, one per kernel. False with a sentence in error: an axis cannot be set, or memory is short.
+ */
+bool bench_goals_make(const bench_goal_line *lines, bench_goal_list *list, char *error, size_t error_bytes);
 void bench_goals_clear(bench_goal_list *list);
 
 /* True if the words of a goal's CPU condition hold on a CPU of this vendor ("AuthenticAMD", ...) that runs these tiers ("c
  * avx2 ..."). */
-bool bench_goal_applies(const bench_goal *goal, const char *vendor, const char *tiers);
+bool bench_goal_applies(const char *cpu, const char *vendor, const char *tiers);
 
 typedef enum bench_mark {
   BENCH_NO_FLOOR, /* there is no floor: no verdict */
@@ -79,7 +100,7 @@ typedef struct bench_goal_verdict {
 } bench_goal_verdict;
 
 /* The mark follows from the median alone; a floor that is just met is reached. */
-bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured);
+bench_goal_verdict bench_goal_verdict_of(const bench_goal_line *goal, const bench_summary *measured);
 const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 
 /* ---- Goals as rows: goals_table.c chooses, measures and prints them ---- */
@@ -109,10 +130,10 @@ typedef struct bench_goal_table {
   int absent[BENCH_ABSENCES];
 } bench_goal_table;
 
-/* Reads the goals of a text and makes rows of those whose kernel is selected and can run here. False with a sentence in
- * error; the caller calls bench_goal_table_clear() in any case. */
-bool bench_goal_table_open(bench_goal_table *table, const char *text, const bench_selection *selection, uint64_t seed,
-                           char *error, size_t error_bytes);
+/* Makes rows of those goals whose kernel is selected and can run here. False with a sentence in error; the caller calls
+ * bench_goal_table_clear() in any case. */
+bool bench_goal_table_open(bench_goal_table *table, const bench_goal_line *lines, const bench_selection *selection,
+                           uint64_t seed, char *error, size_t error_bytes);
 void bench_goal_table_clear(bench_goal_table *table);
 
 /* Checks the row's cases and measures them in common rounds. rows[0] is of the case, rows[1] of the case that it is

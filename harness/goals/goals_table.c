@@ -24,10 +24,10 @@ static bool is_selected(const bench_selection *selection, const attn_kernel_info
 static bench_absence make_row(const bench_goal *goal, const bench_selection *selection, const char *vendor, uint64_t seed,
                               bench_goal_row *row) {
   *row = (bench_goal_row){.goal = goal, .kernel = attn_kernel_find(goal->kernel), .calm = -1};
-  row->against_kernel = *goal->against_kernel ? attn_kernel_find(goal->against_kernel) : row->kernel;
+  row->against_kernel = *goal->line->against_kernel ? attn_kernel_find(goal->line->against_kernel) : row->kernel;
   if (!row->kernel || !row->against_kernel) return BENCH_NOT_BUILT;
   if (!is_selected(selection, row->kernel)) return BENCH_NOT_SELECTED;
-  if (!bench_goal_applies(goal, vendor, attn_cpu_tiers())) return BENCH_OTHER_CPU;
+  if (!bench_goal_applies(goal->line->cpu, vendor, attn_cpu_tiers())) return BENCH_OTHER_CPU;
   if (attn_kernel_unusable(row->kernel) || attn_kernel_unusable(row->against_kernel)) return BENCH_NO_TIER;
   bench_case_build(&goal->spec, seed, &row->bench);
   bench_case_build(&goal->against, seed, &row->against);
@@ -46,10 +46,10 @@ static void choose_rows(bench_goal_table *table, const bench_selection *selectio
   }
 }
 
-bool bench_goal_table_open(bench_goal_table *table, const char *text, const bench_selection *selection, uint64_t seed,
-                           char *error, size_t error_bytes) {
+bool bench_goal_table_open(bench_goal_table *table, const bench_goal_line *lines, const bench_selection *selection,
+                           uint64_t seed, char *error, size_t error_bytes) {
   *table = (bench_goal_table){.count = 0};
-  if (!bench_goals_read(text, &table->goals, error, error_bytes)) return false;
+  if (!bench_goals_make(lines, &table->goals, error, error_bytes)) return false;
   table->row = calloc((size_t)table->goals.count + 1, sizeof *table->row);
   if (!table->row) return bench_say(error, error_bytes, "out of memory");
   choose_rows(table, selection, seed);
@@ -90,8 +90,8 @@ static void format_interval(const bench_goal_row *row, char *text, size_t bytes)
   const bench_summary *measured = &row->measured;
   text[0] = 0;
   if (row->status != BENCH_PASS || measured->n < 2 || isnan(measured->ci_lo)) return;
-  format_value(row->goal->metric, measured->ci_lo, low);
-  format_value(row->goal->metric, measured->ci_hi, high);
+  format_value(row->goal->line->metric, measured->ci_lo, low);
+  format_value(row->goal->line->metric, measured->ci_hi, high);
   snprintf(text, bytes, "%s .. %s", low, high);
 }
 
@@ -102,17 +102,17 @@ static void format_calm(const bench_goal_row *row, char *text) {
 }
 
 void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file) {
-  const bench_metric *metric = row->goal->metric;
+  const bench_metric *metric = row->goal->line->metric;
   char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4], calm[NUMBER], mark[NUMBER];
-  format_value(metric, row->goal->floor, floor);
-  format_value(metric, row->goal->goal, goal);
+  format_value(metric, row->goal->line->floor, floor);
+  format_value(metric, row->goal->line->goal, goal);
   if (row->status == BENCH_PASS) format_value(metric, row->measured.median, measured);
   format_interval(row, interval, sizeof interval);
   format_calm(row, calm);
   format_mark(row, mark);
   if (!before || strcmp(before->goal->section, row->goal->section)) fprintf(file, "%s\n", row->goal->section);
-  fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %6s %s\n", row->goal->text, row->goal->kernel, floor, goal, measured,
-          measured[0] ? metric->unit : "", interval, calm, mark);
+  fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %6s %s\n", row->goal->line->text, row->goal->kernel, floor, goal,
+          measured, measured[0] ? metric->unit : "", interval, calm, mark);
   if (row->status == BENCH_PASS) return;
   fprintf(file, "      ");
   bench_print_wrapped(file, row->reason, 6);
@@ -137,9 +137,9 @@ void bench_goals_print_absences(const bench_goal_table *table, FILE *file) {
 
 /* What the CPU lacks: of which vendor or tiers it should be, or the tier of a kernel. */
 static const char *missing_of(const bench_goal *goal) {
-  if (goal->absence == BENCH_OTHER_CPU) return goal->cpu;
+  if (goal->absence == BENCH_OTHER_CPU) return goal->line->cpu;
   const attn_kernel_info *kernel = attn_kernel_find(goal->kernel);
-  if (*goal->against_kernel && !attn_kernel_unusable(kernel)) kernel = attn_kernel_find(goal->against_kernel);
+  if (*goal->line->against_kernel && !attn_kernel_unusable(kernel)) kernel = attn_kernel_find(goal->line->against_kernel);
   return kernel->isa;
 }
 
@@ -150,7 +150,7 @@ void bench_goals_print_open(const bench_goal_table *table, FILE *file) {
     if (!section) fprintf(file, "\nopen, for another CPU or tier:\n");
     if (!section || strcmp(section, goal->section)) fprintf(file, "%s\n", goal->section);
     section = goal->section;
-    fprintf(file, "  %-42s %-17s %s\n", goal->text, goal->kernel, missing_of(goal));
+    fprintf(file, "  %-42s %-17s %s\n", goal->line->text, goal->kernel, missing_of(goal));
   }
 }
 
@@ -211,15 +211,15 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
   const bench_goal *goal = row->goal;
   const bench_summary *m = measured ? &row->measured : &bench_no_summary;
   const char *const texts[] = {goal->section,
-                               goal->text,
+                               goal->line->text,
                                goal->kernel,
-                               goal->metric->name,
-                               goal->metric->unit,
+                               goal->line->metric->name,
+                               goal->line->metric->unit,
                                row->bench.case_id,
-                               goal->metric->against ? row->against.case_id : "",
-                               goal->against_kernel,
-                               goal->cpu};
-  const double numbers[] = {goal->floor, goal->goal, m->median, m->ci_lo, m->ci_hi};
+                               goal->line->metric->against ? row->against.case_id : "",
+                               goal->line->against_kernel,
+                               goal->line->cpu};
+  const double numbers[] = {goal->line->floor, goal->line->goal, m->median, m->ci_lo, m->ci_hi};
   bench_csv_field(file, run_id);
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) put_text(file, texts[i]);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) put_number(file, numbers[i]);
@@ -261,7 +261,7 @@ typedef struct pair {
 
 static void conclude_measured(bench_goal_row *row, bench_summary measured) {
   row->measured = measured;
-  row->verdict = bench_goal_verdict_of(row->goal, &row->measured);
+  row->verdict = bench_goal_verdict_of(row->goal->line, &row->measured);
   conclude(row, BENCH_PASS, "%s", "");
 }
 
@@ -290,7 +290,7 @@ static void accept_empty_output(const bench_setup *setup, bench_trial *trial) {
 
 /* What runs beside the samples; false if there is no such loop. */
 static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_trial *trial) {
-  const bench_metric *metric = row->goal->metric;
+  const bench_metric *metric = row->goal->line->metric;
   if (!metric->peak) trial->peak = NULL;
   trial->reads = metric->reads;
   if (metric->peak && !trial->peak) return conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
@@ -371,7 +371,7 @@ static void summarise(pair *p, int rounds) {
     if (p->row->calm >= BENCH_LEAST_GOAL_ROUNDS && !is_calm(p, round)) continue;
     const bench_goal_sample sample = sample_of(p, 0, round);
     const bench_goal_sample against = p->count > 1 ? sample_of(p, 1, round) : (bench_goal_sample){0};
-    values[count++] = p->row->goal->metric->value(&sample, &against);
+    values[count++] = p->row->goal->line->metric->value(&sample, &against);
   }
   if (values) conclude_measured(p->row, bench_summarise(values, count));
   free(values);
@@ -408,7 +408,7 @@ static bool measure_rounds(pair *p) {
 }
 
 static bool measure_pair(pair *p) {
-  const int wanted = p->row->goal->metric->against ? 2 : 1;
+  const int wanted = p->row->goal->line->metric->against ? 2 : 1;
   while (p->count < wanted) {
     if (!open_trial(p)) return !*p->settings->stop;
     if (*p->settings->stop) return false;
@@ -419,7 +419,7 @@ static bool measure_pair(pair *p) {
 bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]) {
   pair p = {.row = row, .settings = settings};
   rows[0] = rows[1] = (bench_row){.case_id = ""};
-  if (!row->goal->metric->value) {
+  if (!row->goal->line->metric->value) {
     measure_workspace(row);
     return true;
   }
@@ -435,7 +435,7 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
 }
 
 double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings) {
-  if (!row->goal->metric->value) return 1e-4;
+  if (!row->goal->line->metric->value) return 1e-4;
   const double one = bench_case_guess(&row->bench, &row->kernel, 1, settings);
-  return row->goal->metric->against ? one + bench_case_guess(&row->against, &row->against_kernel, 1, settings) : one;
+  return row->goal->line->metric->against ? one + bench_case_guess(&row->against, &row->against_kernel, 1, settings) : one;
 }

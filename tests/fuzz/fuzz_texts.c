@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The readers of presets, goals and case ids. The first byte chooses one. Commands' functions then use the cases read. */
+/* The readers of presets and case ids. The first byte chooses one. Commands' functions then use the cases read. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,6 @@
 #include "cases/cases.h"
 #include "data/tensors.h"
 #include "fuzz.h"
-#include "goals/goals.h"
 
 enum { MOST_CASES = 300 }; /* of a grid; larger grids are not expanded, because they would only take time */
 
@@ -43,20 +42,6 @@ static void read_preset(const char *text) {
   bench_grids_clear(&grids);
 }
 
-static void read_goals(const char *text) {
-  bench_goal_list list = {0};
-  char error[400] = "";
-  const bool fine = bench_goals_read(text, &list, error, sizeof error);
-  if (!fine && !error[0]) fuzz_fail("refused without a word");
-  for (int i = 0; fine && i < list.count; i++) {
-    bench_case bench;
-    bench_case_build(&list.item[i].spec, 1, &bench);
-    use_case(&bench);
-    (void)bench_goal_applies(&list.item[i], "GenuineIntel", "c avx2 avx512 amx");
-  }
-  bench_goals_clear(&list);
-}
-
 /* Compares all fields, but not the padding of the struct. */
 static bool is_same(const attn_problem *a, const attn_problem *b) {
   const size_t sizes = offsetof(attn_problem, dtype_q) - offsetof(attn_problem, batch);
@@ -87,7 +72,7 @@ static void read_id(const char *text) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static void (*const readers[])(const char *) = {read_preset, read_goals, read_id};
+  static void (*const readers[])(const char *) = {read_preset, read_id};
   fuzz_bytes bytes = {data, data + size};
   const uint8_t which = fuzz_byte(&bytes);
   readers[which % (sizeof readers / sizeof *readers)](fuzz_text(bytes));
