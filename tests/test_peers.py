@@ -17,13 +17,14 @@ from runs import run as run_program
 
 # peer_support adds their folders to the path.
 from libattn.bench import harness
+from libattn.bench.comparing import set_verdicts
 from libattn.bench.files import COLUMNS, SAMPLE_COLUMNS
 from libattn.bench.harness import Reference, Rounding, verdict
 from pairing import library as attn
 from pairing import machine, rounds, storage
 from pairing.cases import CaseError, build_cases
 from pairing.implementation import Result
-from pairing.results import Comparisons, roof_columns
+from pairing.results import leads, reading_columns
 from pairing.storage import make_inputs
 from plotting.table import read_results
 
@@ -245,11 +246,11 @@ def test_the_peak_is_measured_in_this_process():
 
 def test_shares_are_medians_of_the_rounds():
     case = one_case("heads=1", "seq=8", "head_dim=4")  # 1024 flops
-    result = Result("auto", times_ns=[10, 20, 40], peak_rates=[204.8e9, 51.2e9, 102.4e9])
-    columns = roof_columns(case, result)
-    assert columns == {"peak_gflops": pytest.approx(102.4), "peak_pct": pytest.approx(50.0)}  # of 50, 100 and 25
+    result = Result("", "auto", problem=case, times_ns=[10, 20, 40], peak_rates=[204.8e9, 51.2e9, 102.4e9])
+    columns = result.columns("auto")
+    assert columns["peak_gflops"] == pytest.approx(102.4) and columns["peak_pct"] == pytest.approx(50.0)  # of 50, 100, 25
     decode = one_case("heads=1", "seq_q=1", "seq_k=8", "head_dim=4")  # 256 bytes of K and V
-    columns = roof_columns(decode, Result("auto", times_ns=[10, 20], read_rates=[51.2e9, 25.6e9]))
+    columns = reading_columns(decode, Result("", "auto", times_ns=[10, 20], read_rates=[51.2e9, 25.6e9]))
     assert columns == {"peak_gbs": pytest.approx(38.4), "bw_pct": pytest.approx(50.0)}
 
 
@@ -325,15 +326,15 @@ def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, wor
 
 def test_verdicts_are_corrected_over_all_cases():
     def results(ours, theirs):
-        return [Result("auto", times_ns=ours), Result("torch_flash", times_ns=theirs)]
+        return [Result("case", "auto", times_ns=ours), Result("case", "torch_flash", times_ns=theirs)]
     lead = [1.0] * 21, [1.046 + 0.01 * i for i in range(-10, 11)]  # p = 0.02 alone
-    alone, among = Comparisons({"torch_flash"}), Comparisons({"torch_flash"})
     weak = [1.0] * 21, [1.057 + 0.01 * i for i in range(-10, 11)]  # p = 0.007 alone: significant, but not among three
-    alone.add("case", results(*weak))
-    for pair in (weak, lead, lead):
-        among.add("case", results(*pair))
-    assert [word for *_, word in alone.verdicts()] == ["FASTER"]
-    assert [word for *_, word in among.verdicts()] == ["INCONCLUSIVE"] * 3
+    alone, among = ([row for pair in pairs for row in leads(results(*pair), {"torch_flash"})]
+                    for pairs in ([weak], [weak, lead, lead]))
+    for rows in alone, among:
+        set_verdicts(rows)
+    assert [row.verdict for row in alone] == ["FASTER"]
+    assert [row.verdict for row in among] == ["INCONCLUSIVE"] * 3
 
 
 def test_rounds_follow_latin_squares():

@@ -97,7 +97,7 @@ def passed_on(options):
 def write_absent(peer, cases, path):
     """A SKIP row for each of its kernels on each case."""
     reason = f"{peer.title} is not installed: {peer.install}"
-    rows = [row_of("", case, Result(name, "SKIP", reason), None) for case in cases for name in peer.kernels]
+    rows = [row_of("", case, Result(case.id, name, "SKIP", reason)) for case in cases for name in peer.kernels]
     write_csv(path, COLUMNS, rows)
 
 

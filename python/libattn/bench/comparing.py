@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import importlib
 import os
 import time
@@ -20,7 +18,7 @@ from . import harness
 from .files import COLUMNS, SAMPLE_COLUMNS, write_csv
 from .harness import Ratio, holm, paired_ratio, summarise, verdict
 from .places import Places
-from .rounds import calibrate, schedule, time_calls
+from .rounds import calibrate, no_collection, schedule, time_calls
 
 AGAIN = " again"  # the A/A control: the baseline's second entry
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -166,6 +164,30 @@ class Row:
         return float(np.median([100e9 * self.problem.flops / time / peak
                                 for time, peak in zip(self.times_ns, self.peak_rates)]))
 
+    def columns(self, baseline):
+        """Those of results.csv that times fill. baseline: the function that the ratio compares with."""
+        if not self.times_ns:
+            return {}
+        time_ns = self.time
+        columns = {"samples": len(self.times_ns), "time_ns_min": time_ns.min, "time_ns_median": time_ns.median,
+                   "time_ns_mad": time_ns.mad, "time_ns_ci_lo": time_ns.low, "time_ns_ci_hi": time_ns.high,
+                   "flops": self.problem.flops, "bytes": self.problem.bytes,
+                   "gflops": self.problem.flops / time_ns.median, "gbs": self.problem.bytes / time_ns.median,
+                   "stop_reason": "rounds"}
+        if self.peak_rates:
+            columns.update(peak_gflops=float(np.median(self.peak_rates)) * 1e-9, peak_pct=self.peak_pct)
+        if self.ratio:
+            columns.update(baseline=baseline, ratio=self.ratio.median, ratio_ci_lo=self.ratio.low,
+                           ratio_ci_hi=self.ratio.high)
+        return columns
+
+    def samples(self, run_id, case_id):
+        """Rows of samples.csv."""
+        peaks = self.peak_rates or [None] * len(self.times_ns)
+        return [{"run_id": run_id, "case_id": case_id, "kernel": self.function, "round": index, "position": position,
+                 "time_ns": time_ns, "iterations": self.iterations, "peak_gflops": peak and peak * 1e-9}
+                for index, (time_ns, position, peak) in enumerate(zip(self.times_ns, self.positions, peaks))]
+
 
 def _cases(cases, convert, seed):
     """{name: Problem or Given}"""
@@ -199,17 +221,6 @@ def _check(row, baseline, places):
     return first
 
 
-@contextlib.contextmanager
-def _no_collection():
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 def _measure(rows, places, rounds, sample_ns, peak, seed):
     def call_of(row, index):
         arguments, keywords = places.call_of(index)
@@ -217,7 +228,7 @@ def _measure(rows, places, rounds, sample_ns, peak, seed):
 
     for row in rows:
         row.iterations, _ = calibrate([call_of(row, 0)], sample_ns)
-    with _no_collection():
+    with no_collection():
         for index, position, row in schedule(rows, rounds, seed):
             call = call_of(row, index)
             places.move()
@@ -266,6 +277,12 @@ def compare(fns: Mapping[str, Callable], cases: Mapping[str, Any] | Iterable[Any
     return found
 
 
+def set_verdicts(rows):
+    """p, corrected for all of these rows, and verdicts."""
+    for row, p in zip(rows, holm([row.ratio.p for row in rows])):
+        row.p, row.verdict = p, verdict(row.ratio, p)
+
+
 class Comparison:
     """What compare() found: `rows`, and tables and figures of them."""
 
@@ -280,9 +297,7 @@ class Comparison:
         compared = [row for row in self.rows if row.times_ns and row.case in first and row.function != self.baseline]
         for row in compared:
             row.ratio = paired_ratio(first[row.case].times_ns, row.times_ns, self.placing.get(row.case))
-        others = [row for row in compared if not self._is_control(row)]
-        for row, p in zip(others, holm([row.ratio.p for row in others])):
-            row.p, row.verdict = p, verdict(row.ratio, p)
+        set_verdicts([row for row in compared if not self._is_control(row)])
 
     def _is_control(self, row):
         return row.function == self.baseline + AGAIN
@@ -314,11 +329,8 @@ class Comparison:
         return _needed("pandas", "frame()").DataFrame(list(self.records()))
 
     def _samples(self):
-        for row in self.rows:
-            for index, (time_ns, position) in enumerate(zip(row.times_ns, row.positions)):
-                yield {"run_id": self.id, "case_id": row.problem.columns().get("case_id", row.case), "kernel": row.function,
-                       "round": index, "position": position, "time_ns": time_ns, "iterations": row.iterations,
-                       "peak_gflops": row.peak_rates[index] * 1e-9 if row.peak_rates else None}
+        return [sample for row in self.rows
+                for sample in row.samples(self.id, row.problem.columns().get("case_id", row.case))]
 
     def samples(self):
         """Every sample as a pandas DataFrame, with the columns of samples.csv."""
@@ -328,22 +340,12 @@ class Comparison:
         """Writes results.csv and samples.csv with attnbench's columns, for scripts/plot.py: of cases that are texts."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         rows = []
-        for row, record in zip([row for row in self.rows if not self._is_control(row)], self.records()):
+        for row in self.rows:
             columns = {**row.problem.columns(), "run_id": self.id, "kernel": row.function, "algorithm": row.function,
                        "status": row.status, "reason": row.reason, "threads": self.threads}
-            if not columns.get("case_id"):
-                continue
-            if row.times_ns:
-                time_ns = row.time
-                columns.update(samples=len(row.times_ns), time_ns_min=time_ns.min, time_ns_median=time_ns.median,
-                               time_ns_mad=time_ns.mad, time_ns_ci_lo=time_ns.low, time_ns_ci_hi=time_ns.high,
-                               gflops=record["gflops"], gbs=record["gbs"], stop_reason="rounds", noise=record["noise"])
-            if row.peak_rates:
-                columns.update(peak_gflops=float(np.median(row.peak_rates)) * 1e-9, peak_pct=record.get("peak_pct"))
-            if row.ratio:
-                columns.update(baseline=self.baseline, ratio=row.ratio.median, ratio_ci_lo=row.ratio.low,
-                               ratio_ci_hi=row.ratio.high)
-            rows.append(columns)
+            if columns.get("case_id") and not self._is_control(row):
+                noise = self.noise(row.case) if row.times_ns else None
+                rows.append({**columns, **row.columns(self.baseline), "noise": noise})
         write_csv(Path(folder) / "results.csv", COLUMNS, rows)
         write_csv(Path(folder) / "samples.csv", SAMPLE_COLUMNS, self._samples())
 

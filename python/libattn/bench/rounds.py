@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Rounds, as attnbench takes them: every function once in each, in an order that changes."""
 
+import contextlib
+import gc
 import itertools
 import math
 import time
@@ -37,3 +39,15 @@ def calibrate(calls, sample_ns):
         count = math.ceil(count * max(factor, 1.2))
         total_ns, _ = time_calls(calls, count)
     return count, total_ns / count
+
+
+@contextlib.contextmanager
+def no_collection():
+    """No garbage is collected while samples are taken."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -7,6 +7,8 @@ An implementation has a `name` and `start(case, rotations)`, a context manager t
 import contextlib
 from dataclasses import dataclass, field
 
+from libattn.bench.comparing import Row
+
 
 class Refused(Exception):
     """The implementation cannot take the case, which becomes a SKIP row. The message is the reason."""
@@ -25,19 +27,11 @@ class Prepared:
 
 
 @dataclass
-class Result:
-    """One row: an implementation on a case. times_ns and the rates have one value per round; they are empty unless status is
-    PASS."""
-    name: str
-    status: str = "PASS"
-    reason: str = ""
+class Result(Row):
+    """One row: an implementation on a case (`problem`). Times and rates are empty unless status is PASS."""
     prepared: Prepared = None
     check: object = None            # libattn.bench.harness.Check
-    times_ns: list = field(default_factory=list)
-    positions: list = field(default_factory=list)
-    peak_rates: list = field(default_factory=list)   # flop/s of the peak loop just before the sample
     read_rates: list = field(default_factory=list)   # bytes/s of the read loop in the same round
-    iterations: int = 1
     call_ns: float = 0.0
     warnings: list = field(default_factory=list)
 

@@ -2,7 +2,6 @@
 """Several implementations on one problem: first checked, then timed in rounds of random order."""
 
 import contextlib
-import gc
 import math
 import time
 import zlib
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libattn.bench import harness
-from libattn.bench.rounds import calibrate, schedule, time_calls
+from libattn.bench.rounds import calibrate, no_collection, schedule, time_calls
 
 from .implementation import Refused, Result
 from .options import LEAST_ROUNDS
@@ -79,7 +78,7 @@ def available_bytes():
 
 def check(stack, case, implementation, rotations, reference):
     """Computes every rotation and compares it with the reference. What it prepared stays open in `stack`."""
-    result = Result(implementation.name)
+    result = Result(case.id, implementation.name, problem=case)
     try:
         result.prepared = stack.enter_context(implementation.start(case, rotations))
         with result.prepared.scope():
@@ -125,9 +124,7 @@ class Gauges:
 
 def measure(results, case, reference, settings, gauges, seed):
     """Takes one sample of each result per round, with its position and rates. The last output is compared again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         for index, position, result in schedule(results, settings.rounds, seed):
             if settings.pause_s:
                 time.sleep(settings.pause_s)
@@ -135,9 +132,6 @@ def measure(results, case, reference, settings, gauges, seed):
             returned = take_sample(result, position, case, settings)
             if index == settings.rounds - 1:
                 compare(result, returned, reference, "after timing: ")
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def take_sample(result, position, case, settings):

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from libattn.bench.comparing import set_verdicts
 from libattn.bench.files import COLUMNS, SAMPLE_COLUMNS, write_csv
 from libattn.bench.harness import MARGIN, open_peak
 
@@ -22,7 +23,7 @@ from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
 from .ours import LibraryKernel
 from .peers import Peer
-from .results import CONTROL, OURS, Comparisons, control_ratio, print_case, print_verdicts, row_of, sample_rows
+from .results import CONTROL, OURS, control_ratio, leads, print_case, print_verdicts, row_of, set_ratios
 from .rounds import Settings, run_case
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
@@ -75,7 +76,8 @@ def main(script, argv=None):
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept", file=sys.stderr)
         run.interrupted = True
-    print_verdicts(run.comparisons.verdicts())
+    set_verdicts(run.leads)
+    print_verdicts(run.leads)
     return run.finish()
 
 
@@ -84,27 +86,27 @@ class Run:
 
     def __init__(self, script, options):
         self.options, self.id = options, f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        self.rows, self.samples, self.comparisons = [], [], Comparisons(set(script.peer.kernels))
+        self.rows, self.samples, self.leads, self.peers = [], [], [], set(script.peer.kernels)
         self.interrupted = False
 
     def add(self, case, results):
         """Prints a case and adds its rows. The A/A control has no row."""
         control = control_ratio(results)
-        baseline = next((result for result in results if result.name == OURS and result.timed), None)
-        rows = [row_of(self.id, case, result, baseline) for result in results]
+        set_ratios(results)
+        rows = [row_of(self.id, case, result) for result in results]
         print_case(case, rows, results)
         sys.stdout.flush()
         for row, result in zip(rows, results):
             row["warnings"] = "; ".join([*result.warnings, *self.warnings(result, control)])
-        self.comparisons.add(case, results)
+        self.leads += leads(results, self.peers)
         self.rows += [row for row in rows if row["kernel"] != CONTROL]
-        self.samples += [row for result in results if result.name != CONTROL for row in sample_rows(self.id, case, result)]
+        self.samples += [row for result in results if result.function != CONTROL for row in result.samples(self.id, case.id)]
 
     def warnings(self, result, control):
         """The column `warnings`; the printed tables have the same in other places."""
-        if result.name == OURS and result.timed:
+        if result.function == OURS and result.timed:
             yield f"chose {result.prepared.note.removeprefix('runs ')}"
-        if control and result.name == OURS and abs(control.median - 1) > MARGIN:
+        if control and result.function == OURS and abs(control.median - 1) > MARGIN:
             yield f"A/A control: differs from itself by {100 * (control.median - 1):+.1f} %"
 
     def finish(self):
