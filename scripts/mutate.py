@@ -6,7 +6,6 @@
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
     scripts/mutate.py --named --least 100                               (faults that once survived, each against its test)
     scripts/mutate.py --files 'src/*.c' --sample 200 --together         (compiled at once, which is much quicker)
-    scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run, but for listed ones)
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
 is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
@@ -15,8 +14,8 @@ is compiled and linked outside the build. Then the tests of its file run, the qu
     equivalent    it survived, and tests/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
 With --together, faults wait in one program for their turn (scripts/mutating/together.py): headers of kernels/ are tried in
-two tiers only, and what would be the same code survives; --again tries every tier and sorts that out. A build with
-sanitizers finds faults that only read or write beyond an array.
+two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
+beyond an array.
 Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
 a fault.
 """
@@ -27,7 +26,6 @@ import os
 import queue
 import random
 import resource
-import shlex
 import signal
 import subprocess
 import sys
@@ -73,7 +71,7 @@ AREAS = (
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),
 )
-# Default of --files: the library, its kernels, and the code of the harness that judges.
+# Default of --files: the library, its kernels, and the code of the harness that checks.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
          "harness/compare/*", "harness/tuning/*", "harness/data/tensors_output.c", "harness/cases/work.c",
          "harness/commands/session*.c", "harness/report/journal.c")
@@ -95,15 +93,11 @@ def read_options(arguments):
     parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true", help="those of tests/named_mutants.txt, each against its test")
-    parser.add_argument("--again", type=Path, metavar="CSV", help="only the survivors of an earlier run")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
     parser.add_argument("--longest", type=float, default=600, metavar="S", help="skip tests that need more CPU seconds")
-    parser.add_argument("--flags", default="", help="added to those of the compiler, such as --flags=-O0")
-    parser.add_argument("--prefix", default="", help="prefix of compilers and tests, such as 'nice -n 19'")
     parser.add_argument("--together", action="store_true", help="compile all faults at once, each behind a condition")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
-    parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
     return parser.parse_args(arguments)
 
@@ -135,14 +129,6 @@ def sampled(mutations, count, seed, by="kind"):
     return chosen[:count]
 
 
-def survivors_of(path):
-    """The faults that survived an earlier run, and are not known as equivalent. Finds them by their text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        survived = [row for row in csv.DictReader(file) if row["outcome"] == "survived"]
-    keys = {(row["file"], row["before"], row["after"]) for row in survived} - read_equivalents(EQUIVALENT).keys()
-    return sorted(each for each in mutations_in({key[0] for key in keys}) if key_of(each) in keys)
-
-
 def named_mutations(patterns=("*",)):
     """Those of tests/named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
     mutations = []
@@ -158,8 +144,6 @@ def named_mutations(patterns=("*",)):
 
 
 def chosen_mutations(options):
-    if options.again:
-        return survivors_of(options.again)
     every = named_mutations(options.files or ["*"]) if options.named else mutations_in(files_of(options.files or SCOPE))
     return sampled(every, options.sample, options.seed, options.by) if options.sample else every
 
@@ -176,7 +160,7 @@ def cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def run_test(command, environment, place, prefix, limit_s, cpu_s=600):
+def run_test(command, environment, place, limit_s, cpu_s=600):
     """Exit code of a test, or None if it ran longer than limit_s. Each of its processes may use cpu_s of CPU time."""
     sanitized = place.build.sanitized  # AddressSanitizer reserves terabytes, and looks after allocations itself
 
@@ -186,7 +170,7 @@ def run_test(command, environment, place, prefix, limit_s, cpu_s=600):
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
     checks = {} if sanitized or "python" in command[0] else MEMORY_CHECKS
-    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=place.folder,
+    process = subprocess.Popen(command, cwd=place.folder,
                                env={**os.environ, **checks, **environment}, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, preexec_fn=limited)
@@ -202,8 +186,7 @@ class Baseline:
     """CPU seconds of each test without a fault; None for tests that are skipped on this machine, or take too long."""
 
     def __init__(self, options, linked=False):
-        self.prefix, self.longest = options.prefix, options.longest
-        self.seconds, self.lock, self.linked = {}, threading.Lock(), linked
+        self.seconds, self.lock, self.longest, self.linked = {}, threading.Lock(), options.longest, linked
 
     def of(self, test, place):
         with self.lock:
@@ -220,7 +203,7 @@ class Baseline:
         place.number = chosen
         for _ in range(TRIES):
             begun = cpu_seconds()
-            code = run_test(*command, place, self.prefix, limit_s)
+            code = run_test(*command, place, limit_s)
             if code is None and limit_s < 600:
                 return None
             if code in (0, 77):
@@ -235,7 +218,7 @@ def tests_of(mutation, options):
     return " ".join(sorted(area.split(), key=lambda test: not Path(mutation.file).stem.startswith(test)))  # its own first
 
 
-def judge(mutation, place, options, baseline):
+def try_fault(mutation, place, options, baseline):
     """Outcome of a fault, and the test that noticed it."""
     outcome = place.build_with(mutation)
     if outcome != "changed":
@@ -252,7 +235,7 @@ def noticed(mutation, place, options, baseline):
         usual = baseline.of(test, place) if place.touches(test) else None
         if usual is None or usual > options.longest:
             continue
-        code = run_test(*place.command_of(test), place, options.prefix, 60 + 20 * usual, int(5 + 3 * usual))
+        code = run_test(*place.command_of(test), place, 60 + 20 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
         if code:
@@ -261,18 +244,17 @@ def noticed(mutation, place, options, baseline):
 
 
 def run_all(mutations, options, report):
-    """Judges every fault, `jobs` at a time, and reports each in order."""
+    """Tries every fault, `jobs` at a time, and reports each in order."""
     build, baseline, places = Build(ROOT, options.build), Baseline(options), queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):
-            places.put(Workplace(build, Path(folder) / str(number), shlex.split(options.prefix),
-                                 shlex.split(options.flags)))
+            places.put(Workplace(build, Path(folder) / str(number)))
 
         def work(mutation):
             place = places.get()
             begun = time.monotonic()
             try:
-                return (mutation, *judge(mutation, place, options, baseline), time.monotonic() - begun)
+                return (mutation, *try_fault(mutation, place, options, baseline), time.monotonic() - begun)
             finally:
                 places.put(place)
 
@@ -281,10 +263,10 @@ def run_all(mutations, options, report):
 
 
 def run_together(mutations, options, report):
-    """Judges faults that were compiled at once. Those that cannot be are compiled one by one."""
-    build, flags, prefix = Build(ROOT, options.build), shlex.split(options.flags), shlex.split(options.prefix)
+    """Tries faults that were compiled at once. Those that cannot be are compiled one by one."""
+    build = Build(ROOT, options.build)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        many, one = (Workplace(build, Path(folder) / name, prefix, flags) for name in ("many", "one"))
+        many, one = (Workplace(build, Path(folder) / name) for name in ("many", "one"))
         numbers = many.build_together(mutations)
         print(f"{len(numbers)} of {len(mutations)} faults compiled at once", flush=True)
         together, alone = Baseline(options, linked=True), Baseline(options)
@@ -294,7 +276,7 @@ def run_together(mutations, options, report):
                 many.choose(mutation, numbers[mutation])
                 done = noticed(mutation, many, options, together)
             else:
-                done = judge(mutation, one, options, alone)
+                done = try_fault(mutation, one, options, alone)
             report(mutation, *done, time.monotonic() - begun)
 
 
@@ -324,10 +306,6 @@ def summarize(outcomes):
 def main(arguments=None):
     options = read_options(arguments)
     mutations = chosen_mutations(options)
-    if options.list:
-        for each in mutations:
-            show(each, each.kind)
-        return 0
     if not (options.build / "compile_commands.json").exists():
         print(f"mutate.py: no build in {options.build} (see --help)", file=sys.stderr)
         return 2

@@ -206,7 +206,6 @@ class Runs(unittest.TestCase):
             place, source = Workplace.__new__(Workplace), str(Path(folder) / "f.c")
             Path(source).write_text(text, encoding="utf-8")
             place.folder = place.sources = Path(folder)
-            place.prefix = place.flags = ()
             place.build = SimpleNamespace(root=Path(folder), folder=Path(folder) / "build", users_of=lambda _: [[source]],
                                           compiles={source: (["cc", "-o", "f.o", "-c", source], folder)})
             numbers = place.build_together(mutations_of("f.c", text))

@@ -76,8 +76,8 @@ class Build:
 class Workplace:
     """A copy of the sources and the programs linked from it, one for each job."""
 
-    def __init__(self, build, folder, prefix, flags=()):
-        self.build, self.folder, self.prefix, self.flags = build, Path(folder), prefix, flags
+    def __init__(self, build, folder):
+        self.build, self.folder = build, Path(folder)
         self.sources = self.folder / "sources"
         for name in SOURCES:
             shutil.copytree(build.root / name, self.sources / name, ignore=shutil.ignore_patterns("corpus", "minilm"))
@@ -99,8 +99,7 @@ class Workplace:
         command, folder = self.build.compiles[source]
         words = [self._moved(word) for word in command]
         words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags, *more], cwd=folder, capture_output=True,
-                              check=False)
+        done = subprocess.run([*words, *STRICT, *more], cwd=folder, capture_output=True, check=False)
         self.errors = done.stderr.decode(errors="replace")
         return None if done.returncode else done
 
@@ -217,7 +216,7 @@ class Workplace:
             words = [next((each for end, each in tests.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
             words[at + 1:at + 2] = [str(output), *own.values()]
-            subprocess.run([*self.prefix, *words], cwd=script.parent.parent.parent, check=True)
+            subprocess.run(words, cwd=script.parent.parent.parent, check=True)
             self.programs[path] = str(output)
         return self.programs[path]
 
