@@ -3,9 +3,11 @@
 matplotlib."""
 
 import os
+import re
 import sys
 from itertools import combinations
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from plot_data import COLUMNS, PEAK, everything, grid, layer, layers, row, untimed, write
@@ -510,6 +512,31 @@ def test_the_highest_line_lies_below_the_edge(run, name):
     for axes in (axes for page in pages_of(name, run) for axes in page.axes):
         highest = max(y for line in axes.lines for y in line.get_ydata() if y == y)
         assert axes.transData.transform((1, highest))[1] < axes.bbox.y1 - 5, "pixels"
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_svg_is_small_and_keeps_text_and_references(run, name):
+    from plotting.svg import svg_text
+    for page in pages_of(name, run):
+        text = svg_text(page.figure, "p-")
+        root = ElementTree.fromstring(text)
+        ids = [element.get("id") for element in root.iter() if element.get("id")]
+        assert len(set(ids)) == len(ids) and set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text)) == set(ids)
+        assert all(name.startswith("p-") for name in ids)
+        words = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert {line for shown, _ in page_texts(page) for line in shown.split("\n")} <= words
+        assert len(text) < 200000
+
+
+def test_svg_marks_bars_and_cells_have_tips(run):
+    from plotting.svg import svg_text
+    rates = svg_text(pages_of("rate-seq", run)[0].figure)
+    assert "<title>flash_avx2, 128: 80 (95 %: 79.84 to 80.16)</title>" in rates
+    drawn = views.rate_panels(read_results([run]).rows, "seq")[0]
+    assert rates.count("<title>") == sum(len(curve.points) for panel in drawn for curve in panel.curves)
+    assert "<title>blocked_avx512, then flash_avx2: +50 %</title>" in svg_text(pages_of("winners", run)[0].figure)
+    bars = svg_text(pages_of("speedup", run)[0].figure)
+    assert re.search(r"<title>flash_avx2: 8 \(95 %: 7.92 to 8.08\)</title><path", bars)
 
 
 # ---- roofline and errors -----------------------------------------------------------------------------------------------

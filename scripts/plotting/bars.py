@@ -6,7 +6,7 @@ from math import log10
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from . import style, views
+from . import style, svg, views
 from .page import Frame, Page, columns_for
 
 BAR = 0.2  # inches per kernel
@@ -78,8 +78,9 @@ def draw_bars(axes, panel, ordered, limits, looks):
 
 def draw_bar(axes, y, row, looks):
     ratio, low, high = (row[column] for column in ("ratio", "ratio_ci_lo", "ratio_ci_hi"))
-    axes.barh(y, ratio - 1, left=1, height=0.72, color=looks.colour(row["algorithm"]), edgecolor="white", lw=0.5,
-              hatch=style.hatching(row["isa"]))
+    drawn = axes.barh(y, ratio - 1, left=1, height=0.72, color=looks.colour(row["algorithm"]), edgecolor="white", lw=0.5,
+                      hatch=style.hatching(row["isa"]))
+    svg.tip(drawn[0], f"{row['kernel']}: {ratio:.4g} (95 %: {low:.4g} to {high:.4g})")
     axes.plot([low, high], [y, y], color=style.INK, lw=1, marker="|", ms=5, mew=1)
     digits = f"{ratio:.0f}" if ratio >= 100 else f"{ratio:#.3g}"
     axes.annotate(f"{digits}×", (max(high, 1), y), (4, 0), textcoords="offset points", va="center", size=style.LABEL)

@@ -6,7 +6,7 @@ from math import isfinite
 
 from matplotlib.lines import Line2D
 
-from . import style, views
+from . import style, svg, views
 from .page import Frame, Page
 
 LEAST, MOST = 1e-3, 4.0  # of the axis; smaller shares stand at its left end, larger ones at its right end
@@ -18,7 +18,11 @@ class KernelErrors:
     kernel: str
     algorithm: str
     isa: str
-    ratios: list  # max_err_ratio of each checked row, ascending
+    rows: list  # the checked ones, by max_err_ratio
+
+    @property
+    def ratios(self):
+        return [row["max_err_ratio"] for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ def errors_of(rows):
     for row in rows:
         if row["max_err_ratio"] is not None:
             empty = KernelErrors(row["kernel"], row["algorithm"], row["isa"], [])
-            found.setdefault(row["kernel"], empty).ratios.append(row["max_err_ratio"])
+            found.setdefault(row["kernel"], empty).rows.append(row)
     for kernel in found.values():
-        kernel.ratios.sort()
+        kernel.rows.sort(key=lambda row: row["max_err_ratio"])
     return list(found.values())
 
 
@@ -80,8 +84,10 @@ def draw_errors(axes, panel, ordered, looks):
         words = "not checked"
         if name in kernels:
             ratios, kernel = kernels[name].ratios, kernels[name]
-            axes.plot([min(max(ratio, LEAST), MOST) for ratio in ratios], [y] * len(ratios), ls="none", mec="white", mew=0.4,
-                      color=looks.colour(kernel.algorithm), marker=looks.marker(kernel.algorithm), alpha=0.8, clip_on=False)
+            marks, = axes.plot([min(max(ratio, LEAST), MOST) for ratio in ratios], [y] * len(ratios), ls="none", mec="white",
+                               mew=0.4, color=looks.colour(kernel.algorithm), marker=looks.marker(kernel.algorithm),
+                               alpha=0.8, clip_on=False)
+            svg.tip(marks, *(f"{name}, {views.case_words(row)}: {row['max_err_ratio']:.3g}" for row in kernel.rows))
             words = f"{ratios[-1]:.2g}" if isfinite(ratios[-1]) else "not finite"
         axes.annotate(words, (1, y), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
                       size=style.LABEL, color=style.ALARM if name in kernels and kernels[name].ratios[-1] > 1 else style.INK)

@@ -3,7 +3,7 @@
 
 from matplotlib.lines import Line2D
 
-from . import style, views
+from . import style, svg, views
 from .axes import fitting, from_zero, label_ends, power_of_two_axis
 from .bars import bar_page
 from .errors import error_panels, errors_page
@@ -131,8 +131,10 @@ def draw_curve(axes, curve, xs, looks):
     gap = float("nan")
     y, low, high = ([getattr(at[x], name) if x in at else gap for x in xs] for name in ("y", "low", "high"))
     axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
-    axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white",
-              mew=0.5, clip_on=False, zorder=3)
+    line, = axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white",
+                      mew=0.5, clip_on=False, zorder=3)
+    points = [at[x] for x in xs if x in at]
+    svg.tip(line, *(f"{curve.kernel}, {at.x}: {at.y:.4g} (95 %: {at.low:.4g} to {at.high:.4g})" for at in points))
 
 
 # ---- rates -------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Winner heatmap: the fastest kernel of each seq and head_dim, and its lead. Cells are hatched if the lead is uncertain."""
 
-from matplotlib import patheffects
 from matplotlib.patches import Patch, Rectangle
 
-from . import style, views
+from . import style, svg, views
 from .page import Frame, Page
 
 EMPTY = "#EDEDED"
@@ -60,17 +59,27 @@ def draw_winners(axes, panel, seqs, dims, looks):
 def draw_cell(axes, x, y, cell, looks):
     colour = looks.colour(cell.winner["algorithm"]) if cell else EMPTY
     ink = style.contrast(colour)
-    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", lw=1.5))
+    patch = axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", lw=1.5))
     if cell is None:
         axes.text(x + 0.5, y + 0.5, "no time", ha="center", va="center", size=style.LABEL, color=style.FAINT)
         return
+    box = None
     if not cell.separated and cell.runner_up:
+        box = {"facecolor": colour, "edgecolor": "none", "pad": 1}  # keeps the hatching out of the words
         axes.add_patch(Rectangle((x + 0.01, y + 0.02), 0.98, 0.96, facecolor="none", edgecolor=ink, hatch="////", lw=0,
                                  alpha=0.55))
     name, _, tier = cell.winner["kernel"].rpartition("_")
     words = "\n".join(part for part in (name, tier, lead(cell)) if part)
-    axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", size=style.LABEL, color=ink, linespacing=1.15,
-              path_effects=[patheffects.withStroke(linewidth=2.2, foreground=colour)])
+    axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", size=style.LABEL, color=ink, linespacing=1.15, bbox=box)
+    svg.tip(patch, in_full(cell))
+
+
+def in_full(cell):
+    """The cell in words."""
+    if cell.runner_up is None:
+        return f"{cell.winner['kernel']}, alone"
+    return f"{cell.winner['kernel']}, then {cell.runner_up['kernel']}: {lead(cell)}" + \
+        ("" if cell.separated else " (not separated)")
 
 
 def lead(cell):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.patches import Patch
 
-from . import style, views
+from . import style, svg, views
 from .page import Frame, Page, columns_for
 from .table import Row
 
@@ -82,7 +82,9 @@ def draw_layers(axes, panel):
     base = [0.0] * len(bars)
     for part, colour in PARTS.items():
         heights = [bar.time_ns * scale * bar.shares[part] for bar in bars]
-        axes.bar(places, heights, 0.72, bottom=base, color=colour, lw=0)
+        drawn = axes.bar(places, heights, 0.72, bottom=base, color=colour, lw=0)
+        for patch, bar, height in zip(drawn, bars, heights):
+            svg.tip(patch, f"{part}, {bar.x}: {height:.4g} {unit} of {bar.time_ns * scale:.4g} with {bar.row['kernel']}")
         base = [low + height for low, height in zip(base, heights)]
     for place, bar, top in zip(places, bars, base):
         if bar.row["attention_pct"] is None:

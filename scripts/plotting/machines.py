@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.lines import Line2D
 
-from . import style, views
+from . import style, svg, views
 from .axes import from_zero, power_of_two_axis
 from .page import Frame, Page, columns_for
 
@@ -72,8 +72,9 @@ def draw_machines(axes, panel, cpus, frame):
         xs, colour = [point.x for point in points], COLOURS[i % len(COLOURS)]
         low, high = [point.low for point in points], [point.high for point in points]
         axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
-        axes.plot(xs, [point.y for point in points], color=colour, marker=MARKERS[i % len(MARKERS)], mec="white", mew=0.5,
-                  clip_on=False, zorder=3)
+        line, = axes.plot(xs, [point.y for point in points], color=colour, marker=MARKERS[i % len(MARKERS)], mec="white",
+                          mew=0.5, clip_on=False, zorder=3)
+        svg.tip(line, *(f"{cpu}, {point.x}: {point.y:.1f} % with {point.row['kernel']}" for point in points))
     from_zero(axes, max([100] + [point.high for points in panel.curves.values() for point in points]))
     axes.grid(axis="y", color=style.GRID, lw=0.6)
     axes.set_ylabel(f"% of {panel.of}")

@@ -5,11 +5,13 @@ Heights follow from the wrapped text, so nothing can overlap and nothing is cut 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from . import style, views
+from .svg import svg_text
 
 EDGE = 0.25            # around the page
 LINE = 0.165           # of header, legend and notes
@@ -67,7 +69,7 @@ class Page:
     def save(self, stem):
         """Writes stem.png and stem.svg, without dates: equal data gives equal bytes."""
         self.figure.savefig(f"{stem}.png", dpi=150)
-        self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
+        Path(f"{stem}.svg").write_text(svg_text(self.figure), encoding="utf-8")
 
     def _header(self, title_lines, header_lines):
         y = self.height - EDGE

@@ -12,7 +12,7 @@ from statistics import median
 
 from matplotlib.lines import Line2D
 
-from . import style, views
+from . import style, svg, views
 from .axes import label_ends
 from .page import Frame, Page, columns_for
 
@@ -131,10 +131,11 @@ def draw_roofline(axes, panel, frame, looks):
         axes.plot([left, right], [rate, rate], color=style.FAINT, lw=0.9, zorder=2)
     for name, rate in panel.bandwidths.items():
         axes.plot([left, top / rate], [left * rate, top], color=style.FAINT, lw=0.9, ls=SLOPES.get(name, "-"), zorder=2)
-    for spot in panel.spots:
-        algorithm = spot.row["algorithm"]
-        axes.plot([spot.x], [spot.y], color=looks.colour(algorithm), marker=looks.marker(algorithm), ls="none", mec="white",
-                  mew=0.4, alpha=0.8, zorder=3)
+    for algorithm in dict.fromkeys(spot.row["algorithm"] for spot in panel.spots):
+        spots = [spot for spot in panel.spots if spot.row["algorithm"] == algorithm]
+        marks, = axes.plot([spot.x for spot in spots], [spot.y for spot in spots], color=looks.colour(algorithm),
+                           marker=looks.marker(algorithm), ls="none", mec="white", mew=0.4, alpha=0.8, zorder=3)
+        svg.tip(marks, *(f"{spot.row['kernel']}, {views.case_words(spot.row)}: {spot.y:.4g} GFLOP/s" for spot in spots))
     log_ticks(axes, (left, right), (low, high), frame)
 
 

@@ -25,7 +25,7 @@ ALGORITHMS = {  # name -> colour, marker
 OTHER_COLOURS, OTHER_MARKERS = ("#6B4C9A", "#7F7F7F", "#5B3A29"), "ph<>dH8"  # for algorithms that this table does not know
 
 TIERS = {  # name, low to high -> line style, hatching
-    "c": ((0, (1, 1.3)), "...."),
+    "c": ((0, (1, 1.3)), "----"),
     "portable": ((0, (2, 1.2)), "\\\\\\\\"),
     "neon": ("-", ""),
     "neonbf16": ((0, (7, 2, 1.5, 2)), "xxx"),
@@ -49,6 +49,7 @@ SETTINGS = {
     "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "hatch.linewidth": 0.5, "lines.linewidth": 1.6, "lines.markersize": 4.5,
     "svg.hashsalt": "attnbench",  # equal data, equal bytes
+    "svg.fonttype": "none",  # text stays text
 }
 
 
@@ -89,11 +90,12 @@ def hatching(isa):
 
 
 def contrast(colour):
-    """Black or white, whichever is more legible on this colour (WCAG relative luminance)."""
+    """Black or nearly white, whichever is more legible on this colour (WCAG relative luminance). Neither is the colour of
+    paper or of other text: the report replaces those on dark screens."""
     channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if luminance > 0.179 else "#FFFFFF"
+    return "#000000" if luminance > 0.179 else "#FAFAFA"
 
 
 @functools.cache

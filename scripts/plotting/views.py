@@ -228,6 +228,14 @@ def in_words(shown, keys, contrast=False):
     return ", ".join(word.replace(" ", NO_BREAK) for word in words if word)
 
 
+def case_words(row):
+    """A case in a line: seq, head_dim, heads, causal, and what else is not usual."""
+    shown = conditions(row)
+    first = ("seq", "head_dim", "heads", "causal", "threads")
+    others = [key for key in shown if key not in (*first, "cpu", "dtype", "batch")]
+    return in_words(shown, [*first, *others]).replace(NO_BREAK, " ")
+
+
 # ---- rate against seq, heads or head_dim -------------------------------------------------------------------------------
 
 def rate_panels(rows, axis):
