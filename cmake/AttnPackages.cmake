@@ -51,7 +51,7 @@ attn_package(runtime libs "" "attention kernels for CPUs (shared library)"
   "Scaled dot-product attention in plain C, AVX2, AVX-512, AMX and NEON;\none interface picks a kernel at run time.")
 attn_package(development libdevel "${attn_own_version}" "attention kernels for CPUs (development files)"
   "Headers, static libraries, CMake package and pkg-config files of libattn.")
-set(CPACK_DEBIAN_TOOLS_PACKAGE_SUGGESTS "python3-matplotlib, python3-plotly") # attnbench plot and report
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SUGGESTS "python3-matplotlib") # attnbench plot and report
 attn_package(tools science "" "benchmark of attention kernels on CPUs"
   "Compares every kernel of libattn with a float64 oracle and times what\npasses, as a share of the CPU's peak.")
 foreach(plugin IN LISTS ATTN_PLUGINS)

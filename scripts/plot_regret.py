@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Draws how much longer the chosen kernel takes than the best one, from `attnbench tune --check --csv REGRET.csv`.
 
-    scripts/plot_regret.py REGRET.csv [-o regret.png]
+    scripts/plot_regret.py REGRET.csv [-o regret.svg]
 
 One row of panels per choice that the file has: the built-in one (costs of the nearest class of CPUs), the one without this
 CPU's class (--without-class), and the one by a tuning file (--tuning FILE). One panel per type: keys to the right, queries
@@ -13,6 +13,7 @@ import argparse
 import csv
 import math
 import sys
+from pathlib import Path
 
 CHOICES = [("built_in", "built in"), ("without_class", "without its class"), ("tuned", "with the file")]
 
@@ -39,19 +40,19 @@ def means(rows, column):
     return {place: sum(values) / len(values) for place, values in cells.items()}
 
 
-def draw_panel(axes, cells, most):
-    """Colours end at `most`."""
-    import numpy
+def draw_panel(axes, cells, colours):
+    """colours: a ScalarMappable, which also makes the bar of colours."""
+    from matplotlib.patches import Rectangle
 
-    grid = numpy.full((12, 14), numpy.nan)
     for (keys, queries), regret in cells.items():
-        grid[min(queries, 11)][min(keys, 13)] = regret
-        ink = "white" if regret > 0.6 * most else "black"
-        axes.text(min(keys, 13), min(queries, 11), f"{100 * regret:.0f}", ha="center", va="center", fontsize=6, color=ink)
-    image = axes.imshow(grid, origin="lower", cmap="YlOrRd", vmin=0, vmax=most, aspect="auto")
+        x, y = min(keys, 13), min(queries, 11)
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours.to_rgba(regret), lw=0))
+        ink = "white" if regret > 0.6 * colours.norm.vmax else "black"
+        axes.text(x, y, f"{100 * regret:.0f}", ha="center", va="center", fontsize=6, color=ink)
+    axes.set_xlim(-0.5, 13.5)
+    axes.set_ylim(-0.5, 11.5)
     axes.set_xticks(range(2, 14, 2), [str(2**i) for i in range(2, 14, 2)])
     axes.set_yticks(range(0, 12, 2), [str(2**i) for i in range(0, 12, 2)])
-    return image
 
 
 def draw(rows, output, most=0.2):
@@ -59,29 +60,38 @@ def draw(rows, output, most=0.2):
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from plotting import style
+    from plotting.svg import svg_text
 
+    style.apply()
     dtypes = sorted({row["dtype"] for row in rows})
     choices = choices_of(rows)
     size = (1 + 4 * len(dtypes), 0.5 + 3 * len(choices))
     figure, panels = pyplot.subplots(len(choices), len(dtypes), figsize=size, squeeze=False, layout="constrained")
-    image = None
+    colours = ScalarMappable(Normalize(0, most, clip=True), matplotlib.colormaps["YlOrRd"].resampled(20))
     for line, (column, title) in enumerate(choices):
         for panel, dtype in zip(panels[line], dtypes, strict=True):
             own = [row for row in rows if row["dtype"] == dtype and float(row[column]) > 0]
-            image = draw_panel(panel, means(own, column), most)
+            draw_panel(panel, means(own, column), colours)
             all_regrets = [float(row[column]) - 1 for row in own] or [0]
             panel.set_title(f"{dtype}, {title}: mean {100 * sum(all_regrets) / len(all_regrets):.1f} %", fontsize=9)
             panel.set_xlabel("keys")
             panel.set_ylabel("queries")
-    figure.colorbar(image, ax=panels, label=f"time beyond that of the best kernel (red: {100 * most:.0f} % or more)")
-    figure.savefig(output, dpi=150)
+    figure.colorbar(colours, ax=panels, label=f"time beyond that of the best kernel (red: {100 * most:.0f} % or more)")
+    if str(output).endswith(".svg"):
+        Path(output).write_text(svg_text(figure), encoding="utf-8")
+    else:
+        figure.savefig(output, dpi=150)
     return figure
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", metavar="REGRET.csv")
-    parser.add_argument("-o", "--output", default="regret.png", metavar="FILE", help="default regret.png")
+    parser.add_argument("-o", "--output", default="regret.svg", metavar="FILE",
+                        help="SVG or PNG by its name (default regret.svg)")
     arguments = parser.parse_args()
     draw(read(arguments.csv), arguments.output)
     return 0

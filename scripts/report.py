@@ -4,9 +4,9 @@
 
     attnbench report results/local/2026-01-31 -o report.html
 
-It has tables and static figures, and where JavaScript runs charts with hover, zoom and a choice of kernels, axes and dtype.
+It has the figures of plot.py as SVG, and tables, which can be sorted and filtered where JavaScript runs.
 Reads results.csv, and env.json and peak.csv (attnbench peak --csv) beside it.
-Exit code: 0 the report is written, 2 bad input or usage, 3 matplotlib or plotly is missing, 5 cannot write.
+Exit code: 0 the report is written, 2 bad input or usage, 3 matplotlib is missing, 5 cannot write.
 """
 
 import argparse
@@ -21,11 +21,10 @@ def main(argv=None):
 
 
 def write_report(results, looks, options):
-    import plotly  # noqa: F401  # reporting reads its JavaScript
     from reporting.document import document
     title = options.title or "Attention on " + " and ".join(dict.fromkeys(facts["cpu"] for facts in results.environments))
     options.out.write_text(document(results, looks, title), encoding="utf-8")
-    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB")
     return OK
 
 

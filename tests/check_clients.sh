@@ -65,7 +65,7 @@ if [ -x "$prefix/bin/attnbench" ]; then
     status=0 && PYTHONPATH=$work/no "$program" plot "$work/run" 2>"$work/log" || status=$?
     [ $status = 3 ] && [ -f "$(sed -n 's/.*pip install -r //p' "$work/log")" ] ||
       fail "without matplotlib: $(cat "$work/log")"
-    python3 -c 'import matplotlib, plotly' 2>/dev/null || continue
+    python3 -c 'import matplotlib' 2>/dev/null || continue
     quietly "$program" plot "$work/run" -o "$work/figures" --only errors
     quietly "$program" report "$work/run" -o "$work/report.html" --title "Two cases"
     [ -s "$work/figures/errors.png" ] && grep -q "Two cases" "$work/report.html" || fail "$program draws nothing"

@@ -243,8 +243,7 @@ def files_missing(results):
     """What scripts/bench.sh should have written, but did not."""
     names = ["table.txt", "results.csv", "samples.csv", "results.json", "env.json", "journal.jsonl", "peak.csv"]
     if all(map(importlib.util.find_spec, ("numpy", "matplotlib"))):
-        names += ["figures/rate-seq.png", "figures/winners.svg"]
-        names += ["report.html"] if importlib.util.find_spec("plotly") else []
+        names += ["figures/rate-seq.png", "figures/winners.svg", "report.html"]
     return [name for name in names if not (results / name).exists() or (results / name).stat().st_size == 0]
 
 

@@ -28,10 +28,14 @@ def titles(rows, output):
 
 def test_figure_has_a_panel_per_type_and_choice(tmp_path):
     (tmp_path / "r.csv").write_text(HEADER + ROWS)
-    assert titles(plot_regret.read(tmp_path / "r.csv"), tmp_path / "r.png") == [
+    rows = plot_regret.read(tmp_path / "r.csv")
+    assert titles(rows, tmp_path / "r.png") == [
         "bf16, built in: mean 0.0 %", "f32, built in: mean 30.0 %",
         "bf16, with the file: mean 0.0 %", "f32, with the file: mean 0.0 %"]
-    assert (tmp_path / "r.png").stat().st_size > 10000
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    plot_regret.draw(rows, tmp_path / "r.svg")
+    text = (tmp_path / "r.svg").read_text(encoding="utf-8")
+    assert text.startswith("<svg") and ">30</text>" in text and "<image" not in text
 
 
 def test_choices_are_those_of_the_file(tmp_path):

@@ -28,7 +28,7 @@ static const cli_option report_options[] = {
 
 #define EXIT_CODES                                                                                   \
   "Needs Python 3 with matplotlib. Exit codes: 0 written, 2 bad input or usage, 3 nothing to draw\n" \
-  "or nothing to draw with, 5 cannot write."
+  "or nothing to draw with, 5 cannot write.\n"
 static const cli_command plot = {.name = "plot",
                                  .usage = "RESULTS... [-o DIR] [--only NAME]...",
                                  .summary =
@@ -36,15 +36,15 @@ static const cli_command plot = {.name = "plot",
                                      "roofline, threads and more. Reads results.csv, and env.json and peak.csv "
                                      "(attnbench peak --csv) beside it.",
                                  .options = plot_options,
-                                 .epilogue = EXIT_CODES "\n",
+                                 .epilogue = EXIT_CODES,
                                  .positionals = &results};
 static const cli_command report = {.name = "report",
                                    .usage = "RESULTS... [-o FILE] [--title WORDS]",
                                    .summary =
-                                       "Writes one HTML file about result folders, with tables, figures and charts, "
+                                       "Writes one HTML file about result folders, with figures and sortable tables, "
                                        "which opens from disk without a network.",
                                    .options = report_options,
-                                   .epilogue = EXIT_CODES " Charts need plotly.\n",
+                                   .epilogue = EXIT_CODES,
                                    .positionals = &results};
 
 /* Becomes Python with the script of this name and the arguments behind argv[0]. Returns an exit code if that fails. */

@@ -87,7 +87,7 @@ def draw_errors(axes, panel, ordered, looks):
             marks, = axes.plot([min(max(ratio, LEAST), MOST) for ratio in ratios], [y] * len(ratios), ls="none", mec="white",
                                mew=0.4, color=looks.colour(kernel.algorithm), marker=looks.marker(kernel.algorithm),
                                alpha=0.8, clip_on=False)
-            svg.tip(marks, *(f"{name}, {views.case_words(row)}: {row['max_err_ratio']:.3g}" for row in kernel.rows))
+            svg.tip(marks, *(f"{views.case_words(row)}: {row['max_err_ratio']:.3g}" for row in kernel.rows))
             words = f"{ratios[-1]:.2g}" if isfinite(ratios[-1]) else "not finite"
         axes.annotate(words, (1, y), (8, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
                       size=style.LABEL, color=style.ALARM if name in kernels and kernels[name].ratios[-1] > 1 else style.INK)

@@ -5,6 +5,7 @@ from matplotlib.patches import Patch
 
 from . import style
 from .page import Frame, Page
+from .views import NO_BREAK
 
 BAR = 0.21        # inches per library
 LABEL_ROOM = 1.1  # inches right of the longest bar, for its numbers
@@ -64,7 +65,7 @@ def draw_cell(axes, y, cell, scale, ours):
     axes.plot([cell.low, cell.high], [y, y], color=style.INK, lw=0.9, marker="|", ms=4, mew=0.9)
     words = f"{cell.value:.0f}" if cell.value >= 10 else f"{cell.value:.1f}"
     if cell.slower:
-        words += f"   {cell.slower[0]:.2f}×" if cell.slower[0] < 100 else f"   {cell.slower[0]:.0f}×"
+        words += 3 * NO_BREAK + (f"{cell.slower[0]:.2f}×" if cell.slower[0] < 100 else f"{cell.slower[0]:.0f}×")
     note(axes, y, max(cell.high, cell.value), words, weight="bold" if ours else "normal")
 
 

@@ -18,7 +18,7 @@ ALGORITHMS = {  # name -> colour, marker
     "decode": ("#009E73", "D"),
     "gemm_openblas": ("#D55E00", "v"),
     "naive_openblas": ("#56B4E9", "P"),
-    "matmul_onednn": ("#000000", "X"),
+    "matmul_onednn": ("#1A1A1A", "X"),
     "graph_onednn": ("#8C7A00", "*"),
     "auto": ("#4D4D4D", "d"),  # the library's own choice
 }

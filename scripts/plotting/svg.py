@@ -32,6 +32,8 @@ def svg_text(figure, prefix=""):
     rules = {}
     for element in root.iter():
         shorten(element, rules)
+    for element in root.iter():
+        share_class(element, rules)
     unwrap(root)
     root[:] = [child for child in root if not child.tag.endswith("metadata") and child.find(f"{{{SVG}}}style") is None]
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # as matplotlib's style sheet has it
@@ -39,7 +41,7 @@ def svg_text(figure, prefix=""):
     style.text = "".join(f".{name}{{{text}}}" for text, name in sorted(rules.items()))
     root.insert(0, style)
     ElementTree.register_namespace("", SVG)
-    return ElementTree.tostring(root, encoding="unicode")
+    return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>")
 
 
 def keep_tips(group):
@@ -69,6 +71,16 @@ def shorten(element, rules):
     if "style" in element.attrib:
         text = re.sub(r"([:;]) +", r"\1", element.attrib.pop("style")).replace("'DejaVu Sans'", FONTS)
         element.set("class", rules.setdefault(text, f"s{zlib.crc32(text.encode()):08x}"))
+
+
+def share_class(group, rules):
+    """Moves the class of all children to their group, unless it makes them transparent one by one."""
+    classes = {child.get("class") for child in group if child.tag != f"{{{SVG}}}title"}
+    blending = {name for text, name in rules.items() if re.search(r"(^|;)opacity", text)}
+    if group.tag == f"{{{SVG}}}g" and len(group) > 1 and len(classes) == 1 and not classes & {None, *blending}:
+        for child in group:
+            child.attrib.pop("class", None)
+        group.set("class", *classes)
 
 
 def short_numbers(text):

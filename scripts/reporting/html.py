@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Pieces of HTML as text. Every argument that is not itself HTML is escaped."""
 
-import base64
 from html import escape
-from io import BytesIO
 
-STILL_DPI, COLOURS = 100, 64
+from plotting.svg import svg_text
+
+# Colours of figures that dark screens replace -> variable of report.css. The others are legible on both.
+VARIABLES = {"#ffffff": "paper", "#1a1a1a": "ink", "#5a5a5a": "faint", "#dddddd": "grid", "#ededed": "band",
+             "#d9d9d9": "line", "#a32a00": "alarm", "#4d4d4d": "grey", "#6b4c9a": "purple", "#5b3a29": "brown"}
 
 
 def table(caption, columns, rows, folded=""):
@@ -38,15 +40,10 @@ def paragraph(words, kind=""):
     return f'<p{f" class={kind}" if kind else ""}>{escape(words)}</p>'
 
 
-def still(page, alt):
-    """A page of plotting as an inline PNG of few colours. alt: what a reader without the picture should know."""
-    from PIL import Image  # comes with matplotlib
-
-    drawn = BytesIO()
-    page.figure.savefig(drawn, dpi=STILL_DPI)
-    small = Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    packed = BytesIO()
-    small.save(packed, "PNG", optimize=True)
-    data = base64.b64encode(packed.getvalue()).decode("ascii")
-    return (f'<div class="scroll" tabindex="0" role="region" aria-label="Figure"><img alt="{escape(alt, quote=True)}" '
-            f'width="{small.width}" height="{small.height}" src="data:image/png;base64,{data}"></div>')
+def figure(page, prefix, alt):
+    """A page of plotting as inline SVG. prefix: of its ids. alt: what a reader without the picture should know."""
+    text = svg_text(page.figure, prefix)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var(--{variable})")
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt, quote=True)}" ', 1)
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Figure">{text}</div>'

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The sections of the report: title, introduction, tables and static figures, all readable without JavaScript."""
+"""The sections of the report: title, introduction, figures and tables, all readable without JavaScript."""
 
 from dataclasses import dataclass
 
@@ -11,43 +11,40 @@ from plotting.layers import layer_panels
 from plotting.machines import machine_panels
 from plotting.notes import reasons_by_kernel
 from plotting.roofline import roofline_panels
+from plotting.views import case_words
 
 from . import html
-from .charts import case_words
 
-MOST_PAGES = 3  # of one static figure; scripts/plot.py draws all
+MOST_PAGES = 3  # of one figure; scripts/plot.py draws all
 
 
 @dataclass(frozen=True)
 class Section:
-    name: str      # the fragment that leads to it
+    name: str       # the fragment that leads to it
     title: str
-    chart: str     # of charts.all_charts(), or ""
-    stills: tuple  # names of plotting.figures.FIGURES
-    reading: str   # how to read it
+    figures: tuple  # names of plotting.figures.FIGURES
+    reading: str    # how to read it
     tables: object  # function of the results that returns HTML
 
 
-def write(section, results, looks, has_chart):
+def write(section, results, looks):
     """One <section>."""
     drawn, missing = [], []
-    for name in section.stills:
+    for name in section.figures:
         try:
             pages = figures.FIGURES[name](results, looks)
         except views.NothingToDraw as reason:
             missing.append(f"No figure {name}: {reason}.")
             continue
-        drawn += [html.still(page, f"{section.title} ({name}, {number} of {len(pages)}). The tables below hold its numbers.")
+        letter = chr(ord("a") + list(figures.FIGURES).index(name))
+        drawn += [html.figure(page, f"{letter}{number}-",
+                              f"{section.title} ({name}, {number} of {len(pages)}). The tables below hold its numbers.")
                   for number, page in enumerate(pages[:MOST_PAGES], start=1)]
         if len(pages) > MOST_PAGES:
             missing.append(f"{len(pages) - MOST_PAGES} more pages of {name}: attnbench plot draws them.")
     parts = [f'<section id="{section.name}" aria-labelledby="{section.name}-title">',
              f'<h2 id="{section.name}-title">{section.title}</h2>', html.paragraph(section.reading)]
-    if has_chart:
-        parts.append(f'<div class="chart" data-chart="{section.chart}" hidden></div>')
-    if drawn:
-        parts.append('<details class="still" open><summary>Static figures</summary>' + "\n".join(drawn) + "</details>")
-    parts += [html.paragraph(words, "note") for words in missing if not has_chart or "more pages" in words]
+    parts += drawn + [html.paragraph(words, "note") for words in missing]
     return "\n".join([*parts, section.tables(results), "</section>"])
 
 
@@ -200,28 +197,28 @@ def untimed_tables(results):
 
 
 SECTIONS = (
-    Section("summary", "Summary", "winners", ("winners",),
-            "A cell holds the fastest kernel and how much longer the runner-up takes. A pale cell (in the static figure: a "
-            "hatched one) is not separated: the 95 % intervals of the two times overlap, or the lead is below 1 %.",
+    Section("summary", "Summary", ("winners",),
+            "A cell holds the fastest kernel and how much longer the runner-up takes. A hatched cell is not separated: the "
+            "95 % intervals of the two times overlap, or the lead is below 1 %.",
             summary_tables),
-    Section("rate", "Rate against seq, heads and head_dim", "rate", ("rate-seq", "rate-heads", "rate-head_dim"),
+    Section("rate", "Rate against seq, heads and head_dim", ("rate-seq", "rate-heads", "rate-head_dim"),
             "Lines are medians, bands are 95 % intervals. The peaks on top were measured in the same process, beside the "
             "samples. Decoding is limited by memory: its rate is in GB/s of K and V.", rate_tables),
-    Section("roofline", "Roofline", "roofline", ("roofline",),
+    Section("roofline", "Roofline", ("roofline",),
             "A mark is a case: its rate against its flops per byte of Q, K, V and O. No mark can lie above the peak of its "
             "kernel's tier, or left of the slope of the cache level (or memory) that holds its data.", roofline_tables),
-    Section("threads", "Threads", "threads", ("threads",),
+    Section("threads", "Threads", ("threads",),
             "Speed-up of each kernel over its own time on the fewest threads.", thread_tables),
-    Section("layers", "Layers", "layers", ("layers",),
+    Section("layers", "Layers", ("layers",),
             "The time of a whole layer with its fastest kernel, split into projections, attention and the rest.",
             layer_tables),
-    Section("errors", "Errors against limits", "errors", ("errors",),
+    Section("errors", "Errors against limits", ("errors",),
             "The largest error of every checked case, as a share of what the kernel's arithmetic allows. Above 1 a check "
             "fails, and the row has no time.", error_tables),
-    Section("machines", "Machines", "machines", ("machines",),
+    Section("machines", "Machines", ("machines",),
             "Machines are compared by the share of their own peak, which is measured on each.", machine_tables),
-    Section("noise", "Noise and environment", "", (), "What disturbed the measurements, and what they were made on.",
+    Section("noise", "Noise and environment", (), "What disturbed the measurements, and what they were made on.",
             noise_tables),
-    Section("untimed", "Not timed", "", (), "Rows without a time, by reason: skipped, failed or not measured.",
+    Section("untimed", "Not timed", (), "Rows without a time, by reason: skipped, failed or not measured.",
             untimed_tables),
 )
