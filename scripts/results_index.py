@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes results/README.md and results/index.html: every published run, its CPU, date, highest shares and files.
+"""Writes results/README.md: every published run, its CPU, date, highest shares and files. --draw makes figures and pages.
 
-    scripts/results_index.py [--check] [FOLDER]     FOLDER: results, beside scripts
+    scripts/results_index.py [--check | --draw] [FOLDER]     FOLDER: results, beside scripts
 
 A run is a folder with results.csv and env.json. Words about it that the data does not say stand in its about.txt.
---check writes nothing. Exit code: 0 fine, 1 with --check: the files are not up to date, 2 a run cannot be read.
+--check writes nothing. --draw writes into FOLDER/local/drawn, and draws again the few figures that are published.
+Exit code: 0 fine, 1 with --check: README.md is not up to date, 2 a run cannot be read.
 """
 
 import argparse
+import shutil
+import subprocess
 import sys
-from html import escape
 from pathlib import Path
 
 from plotting import views
@@ -18,9 +20,17 @@ from plotting.headlines import headlines
 from plotting.table import ResultsError, read_results
 
 FINE, STALE, BAD_INPUT = 0, 1, 2
+SCRIPTS = Path(__file__).resolve().parent
 INTRODUCTION = ("One folder per run: every case and kernel (results.csv), the same as text (table.txt), machine, build and "
                 "noise (env.json), and what else is named below. This list is made by scripts/results_index.py.")
-FURTHER = {"figures": "figures", "machine.tuning": "tuning file", "regret.png": "regret heatmap",
+KEPT = """Numbers, texts and one or two figures of each run are kept here. `scripts/results_index.py --draw` makes the others
+under `results/local/drawn`: every figure as PNG and SVG, a page of each run (report.html), a figure of all machines,
+and those of other libraries. Two files that `attnbench run` writes are not published: samples.csv,
+every single time, and results.json, the rows of results.csv for Google Benchmark's tools.
+
+`scripts/bench.sh` makes such a folder under `results/local/`, which git ignores."""
+FURTHER = {"figures/rate-seq.svg": "rates", "figures/winners.svg": "fastest kernels",
+           "machine.tuning": "tuning file", "regret.svg": "regret heatmap",
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
            "models": "other libraries on shapes of models"}
 
@@ -33,22 +43,25 @@ def main(argv=None):
     except ResultsError as error:
         print(f"results_index.py: {error}", file=sys.stderr)
         return BAD_INPUT
-    texts = {"README.md": markdown(runs), "index.html": page(runs)}
-    stale = [name for name, text in texts.items() if read(options.folder / name) != text]
+    if options.draw:
+        draw_all(options.folder, options.folder / "local" / "drawn")
+    readme, text = options.folder / "README.md", markdown(runs)
+    stale = read(readme) != text
     if options.check:
-        print(f"run scripts/results_index.py: {' and '.join(stale)} lack what the runs say" if stale else "up to date")
+        print("run scripts/results_index.py: README.md lacks what the runs say" if stale else "up to date")
         return STALE if stale else FINE
-    for name in stale:
-        (options.folder / name).write_text(texts[name], encoding="utf-8")
-        print(f"written: {options.folder / name}")
+    if stale:
+        readme.write_text(text, encoding="utf-8")
+        print(f"written: {readme}")
     return FINE
 
 
 def read_options(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parents[1] / "results",
-                        metavar="FOLDER", help="default: results, beside scripts")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the files are not up to date")
+    parser.add_argument("folder", nargs="?", type=Path, default=SCRIPTS.parent / "results", metavar="FOLDER",
+                        help="default: results, beside scripts")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if README.md is not up to date")
+    parser.add_argument("--draw", action="store_true", help="draw all figures and pages into FOLDER/local/drawn")
     return parser.parse_args(argv)
 
 
@@ -80,42 +93,33 @@ def markdown(runs):
         what = "; ".join(filter(None, (run["extent"], run["about"])))
         lines.append(f"| [{run['name']}]({run['name']}) | {run['cpu']}; commit {run['commit']} | {'; '.join(run['shares'])} "
                      f"| {what} | {files} |")
-    return "\n".join([*lines, "", "`scripts/bench.sh` makes such a folder under `results/local/`, which git ignores.", ""])
+    return "\n".join([*lines, "", KEPT, ""])
 
 
-def page(runs):
-    articles = []
+# ---- Drawing -----------------------------------------------------------------------------------------------------------
+
+def draw_all(folder, out):
+    """Every figure and page of the runs in `folder`, in folders of the same names below `out`."""
+    runs = [file.parent for depth in ("*", "*/*") for file in sorted(folder.glob(f"{depth}/results.csv"))
+            if "local" not in file.relative_to(folder).parts]
     for run in runs:
-        files = "".join(f'<li><a href="{run["name"]}/{escape(name)}">{escape(words)}</a></li>'
-                        for words, name in [*run["files"], ("all rows", "results.csv"), ("as text", "table.txt")])
-        shares = "".join(f"<li>{escape(share)}</li>" for share in run["shares"])
-        articles.append(f'<article>\n<h2>{escape(run["cpu"])}</h2>\n<p>{run["date"]}, commit {run["commit"]}; '
-                        f'{escape(run["extent"])}</p>\n<ul>{shares}</ul>\n<p>{escape(run["about"])}</p>\n'
-                        f'<ul class="files">{files}</ul>\n</article>')
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>attnbench: published runs</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ max-width: 60rem; margin: 0 auto; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }}
-h1 {{ font-size: 1.6rem; }}
-h2 {{ font-size: 1.15rem; margin: 1.5rem 0 .3rem; }}
-.files {{ display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; }}
-</style>
-</head>
-<body>
-<main>
-<h1>attnbench: published runs</h1>
-<p>{escape(INTRODUCTION)}</p>
-{chr(10).join(articles)}
-</main>
-</body>
-</html>
-"""
+        place = out / run.relative_to(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        start("plot.py", run, "-o", place / "figures")
+        start("report.py", run, "-o", place / "report.html")
+        if (run / "regret.csv").exists():
+            start("plot_regret.py", run / "regret.csv", "-o", place / "regret.svg")
+        for peers in (file.parent for file in run.glob("*/conditions.txt")):
+            shutil.copytree(peers, place / peers.name, dirs_exist_ok=True)
+            start("peers/run_all.py", "--from", place / peers.name)
+    start("plot.py", *(run for run in runs if run.parent == folder), "--only", "machines", "-o", out)
+    for published in folder.glob("[0-9]*/**/*.svg"):
+        shutil.copy(out / published.relative_to(folder), published)
+
+
+def start(script, *arguments):
+    """Runs one of our scripts, which says what it writes."""
+    subprocess.run([sys.executable, SCRIPTS / script, *arguments], check=True)
 
 
 if __name__ == "__main__":
