@@ -222,7 +222,7 @@ def verify(model, passages, ids, kv_len, layers):
     return f"token ids equal, hidden states within {worst:.1e} of {versions}"
 
 
-def describe(model, passages, kv_len, layers, seq):
+def describe(model, passages, kv_len, layers, heads, seq):
     """The facts for capture.json."""
     try:
         version = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
@@ -237,6 +237,7 @@ def describe(model, passages, kv_len, layers, seq):
         "made_by": "scripts/capture_qkv.py",
         "numpy": np.__version__,
         "layers": layers,
+        "heads": heads,
         "seq": seq,
         "scale": "1/sqrt(32), the default of attnbench eval",
         "passages": [{**passage, "tokens": int(length)} for passage, length in zip(passages, kv_len)],
@@ -249,6 +250,7 @@ def main():
     parser.add_argument("--model", help=f"folder with model.safetensors (default: that of the package {PACKAGE})")
     parser.add_argument("--text", action="append", metavar="FILE", help="a UTF-8 passage instead of ours; repeatable")
     parser.add_argument("--layers", default="0,1,2,3,4,5", help="which layers to write (default: %(default)s)")
+    parser.add_argument("--heads", metavar="LIST", help="which heads to write, such as 2,7,11 (default: all)")
     parser.add_argument("--max-tokens", type=int, default=128, help="cut passages, at most 512 (default: %(default)s)")
     parser.add_argument("--verify", action="store_true", help="compare the model with PyTorch's (needs torch, transformers)")
     options = parser.parse_args()
@@ -258,6 +260,10 @@ def main():
     wanted = sorted({int(n) for n in options.layers.split(",")})
     if not set(wanted) <= set(range(config["num_hidden_layers"])):
         parser.error(f"--layers {options.layers}: the model has layers 0 to {config['num_hidden_layers'] - 1}")
+    count = config["num_attention_heads"]
+    heads = sorted({int(n) for n in options.heads.split(",")}) if options.heads else list(range(count))
+    if not set(heads) <= set(range(count)):
+        parser.error(f"--heads {options.heads}: the model has heads 0 to {count - 1}")
     if not 3 <= options.max_tokens <= config["max_position_embeddings"]:
         parser.error(f"--max-tokens {options.max_tokens}: must be 3 to {config['max_position_embeddings']}")
 
@@ -275,8 +281,8 @@ def main():
     np.save(output / "kv_len.npy", kv_len)
     for n in wanted:
         for name, array in zip(("q", "k", "v", "o", "lse"), layers[n]):
-            np.save(output / f"layer{n}_{name}.npy", array)
-    about = describe(model, passages, kv_len, wanted, ids.shape[1])
+            np.save(output / f"layer{n}_{name}.npy", array[:, heads])
+    about = describe(model, passages, kv_len, wanted, heads, ids.shape[1])
     (output / "capture.json").write_text(json.dumps(about, indent=2) + "\n")
     print(f"{output}: layers {options.layers} of {len(passages)} passages, {kv_len.tolist()} tokens")
 

@@ -81,9 +81,9 @@ with_lengths '\200\0\0\0'
 expect 5 'holds 4 bytes of data, but its shape and type need 8' $(layer 0) --kv-len "$scratch/len.npy"
 expect 5 'none.npy: cannot be read' $(layer 0) --kv-len "$scratch/none.npy"
 expect 2 'heads_q' $(layer 0) --sinks "$data/layer0_lse.npy"
-expect 2 'must broadcast to \[batch, heads_q, seq_q, seq_k\] = \[2, 12, 128, 128\]' $(layer 0) --bias "$data/layer0_q.npy"
+expect 2 'must broadcast to \[batch, heads_q, seq_q, seq_k\] = \[2, 3, 128, 128\]' $(layer 0) --bias "$data/layer0_q.npy"
 expect 2 'it must be \[batch\] or \[batch, seq_q\]' $(layer 0) --kv-len "$data/layer0_q.npy"
-expect 2 "output has shape \[2, 12, 128\]" $(layer 0) --expect-lse "$data/layer0_o.npy"
+expect 2 "output has shape \[2, 3, 128\]" $(layer 0) --expect-lse "$data/layer0_o.npy"
 expect 2 '--k is missing' --q "$data/layer0_q.npy" --v "$data/layer0_v.npy"
 expect 2 'did you mean bshd' $(layer 0) --layout bshhd
 expect 2 'did you mean top-left' $(layer 0) --causal topleft
