@@ -18,6 +18,7 @@ Runs the given checks, or all:
   spelling   codespell finds no misspelling (.codespellrc)
   length     no line of C, Python, shell or CMake is longer than 125 characters
   licence    every source file names its licence in its first lines
+  size       no tracked file is larger than 200 KB, unless scripts/large_files.txt names it
   subjects   no commit subject since version 0.1 is longer than 72 characters
 
   --fix      clang-format and ruff change the files where they can
@@ -119,6 +120,15 @@ check_licence() {
   return "$result"
 }
 
+# A line of the list whose file is gone or small is a failure as well.
+check_size() {
+  git rev-parse --git-dir >/dev/null 2>&1 || { skipped="no git clone" && return; }
+  ! diff <(git ls-files -z | xargs -0 stat -c '%s %n' 2>/dev/null | awk '$1 > 200000 { print $2 }' | LC_ALL=C sort) \
+    <(grep -vE '^(#|$)' scripts/large_files.txt | LC_ALL=C sort) |
+    sed -nE 's/^< (.*)/\1: larger than 200 KB; make it smaller, or name it in scripts\/large_files.txt/p
+             s/^> (.*)/scripts\/large_files.txt: \1 is not tracked, or not larger than 200 KB/p' | grep .
+}
+
 check_subjects() {
   git cat-file -e "$first_commit^{commit}" 2>/dev/null ||
     { skipped="this clone has no history since $first_commit" && return; }
@@ -129,7 +139,7 @@ check_subjects() {
 
 logs=$root/build/log
 mkdir -p "$logs"
-[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy ${long:+analyzer} python shell spelling length licence subjects)
+[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy ${long:+analyzer} python shell spelling length licence size subjects)
 status=0
 for check in "${chosen[@]}"; do
   [ "$(type -t "check_$check")" = function ] || { warn "lint.sh: no check '$check' (see --help)" && exit 2; }
