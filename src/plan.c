@@ -230,7 +230,9 @@ const char *attn_plan_describe(const attn_plan *plan) {
   if (text) return text;
   text = malloc(DESCRIPTION_BYTES);
   if (!text) return "";
+  const uint64_t mode = attn_float_mode_enter(); /* its numbers are inexact, and the caller may have traps for that */
   describe(plan, text);
+  attn_float_mode_leave(mode);
   if (atomic_compare_exchange_strong(kept, &none, text)) return text;
   free(text);
   return none;
