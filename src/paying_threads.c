@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cpu.h"
 #include "float_mode.h"
 #include "machine_class.h"
 #include "registry.h"
@@ -33,9 +34,11 @@ static double even_sequences(attn_problem *p) {
 
 static bool is_kernel(const attn_kernel *kernel, void *context) { return kernel == context; }
 
+static int tier_of(const attn_kernel *kernel) { return attn_tier_find(kernel->info.isa); }
+
 static bool takes_problem(const attn_kernel *kernel, void *context) {
   char buffer[300];
-  return !kernel->rejects(context, buffer, sizeof buffer);
+  return !attn_tier_unusable(tier_of(kernel), NULL) && !kernel->rejects(context, buffer, sizeof buffer);
 }
 
 /* Of one sequence; 0 if the costs say nothing. */
@@ -47,12 +50,16 @@ static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, 
   return best[0].costs ? best[0].ns : 0;
 }
 
-static double quickest_ns(const attn_tuning *tuning, attn_problem *problem) {
+/* What the quickest takes; kernels of our own as much longer as their tier is slower. Libraries choose their instructions
+ * themselves. */
+static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
   int count;
   attn_expected best[2];
   const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
   attn_expect(costs, count, problem, takes_problem, problem, best);
-  return best[0].costs ? best[0].ns : 0;
+  if (!best[0].costs) return 0;
+  if (kernel->info.library[0]) return best[0].ns;
+  return best[0].ns * attn_tier_flops(tier_of(best[0].costs->kernel)) / attn_tier_flops(tier_of(kernel));
 }
 
 double attn_call_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
@@ -62,7 +69,7 @@ double attn_call_ns(const attn_tuning *tuning, const attn_kernel *kernel, const 
   if (measured > 0) return count * measured;
   const attn_tuning *class = class_costs();
   const double ns = class ? sequence_ns(class, kernel, &even) : 0;
-  return count * (ns > 0 || !class ? ns : quickest_ns(class, &even));
+  return count * (ns > 0 || !class ? ns : quickest_ns(class, kernel, &even));
 }
 
 static double least_ns(const attn_tuning *tuning) {
