@@ -22,7 +22,6 @@
 enum {
   MOST_BYTES = 4 << 20, /* of a file */
   MOST_LINE = 2000,
-  MOST_COSTS = 64, /* of one type */
   PATH_BYTES = 400 /* of a path in messages */
 };
 
@@ -195,16 +194,13 @@ static attn_status read_rule(reader *r) {
 /* A second line of costs would never be looked at. */
 static attn_status check_only_cost(const reader *r, const attn_kernel_costs *c) {
   char what[160];
-  int same = 0;
   for (int i = 0; i < r->tuning->cost_count; i++) {
     const attn_kernel_costs *before = &r->tuning->costs[i];
-    if (before->dtype != c->dtype) continue;
+    if (before->dtype != c->dtype || before->kernel != c->kernel) continue;
     snprintf(what, sizeof what, "line %d has costs of %s in this type already", before->line, c->kernel->info.name);
-    if (before->kernel == c->kernel) return fail(r, what, "the only line of its kernel and type");
-    same++;
+    return fail(r, what, "the only line of its kernel and type");
   }
-  if (same < MOST_COSTS) return ATTN_OK;
-  return fail(r, "there are costs of 64 kernels in this type already", "one of 64 at most");
+  return ATTN_OK;
 }
 
 /* "name=ns" of each term that takes any time. */

@@ -83,10 +83,6 @@ void test_refused_by_parts(attn_status status, attn_status expected, const char 
   } while (0)
 
 /* The number of elements of an array. */
-/* The numbers of a cost line of a tuning file, but the last one: all are 0 but the 12th, which a row of a KV head takes. */
-#define TEST_COSTS_OF_ROW(row) "0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 "
-#define TEST_NO_COSTS          TEST_COSTS_OF_ROW("0")
-
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* True if the kernel promises that the bits of a row do not depend on its neighbours. If not, prints that it is skipped. */

@@ -6,7 +6,11 @@
 
 #include "attn/attn.h"
 #include "fuzz.h"
+#include "src/paying_threads.h"
+#include "src/registry.h"
 #include "src/tuning.h"
+
+static bool takes(const attn_kernel *kernel, void *problem) { return !attn_kernel_rejects(&kernel->info, problem); }
 
 static void use_rules(const attn_tuning *tuning) {
   static const int64_t sizes[][3] = {{1, 1, 1},  {1, 4096, 128}, {64, 64, 64}, {40, 1 << 20, 80},
@@ -16,12 +20,13 @@ static void use_rules(const attn_tuning *tuning) {
     attn_problem_init(&problem, 2, 8, 2, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][2]);
     const attn_tuning_rule *rule = attn_tuning_find(tuning, &problem);
     if (rule && (rule->line < 1 || !rule->kernel[0] || !(rule->margin >= 0))) fuzz_fail("a rule without evidence");
-    attn_expected_cost expected[ATTN_EXPECTED_COSTS];
-    const int count = attn_tuning_expect(tuning, &problem, expected);
-    for (int j = 0; j < count; j++)
-      if (!(expected[j].ns >= (j ? expected[j - 1].ns : 0))) fuzz_fail("costs that are not in order");
-    const int threads = attn_tuning_threads(tuning, attn_kernel_find("flash_c"), &problem, 3, 7);
-    if (threads < 0 || threads > 7) fuzz_fail("%d threads of 7", threads);
+    int count;
+    attn_expected best[2];
+    const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
+    attn_expect(costs, count, &problem, takes, &problem, best);
+    if (best[0].costs && !(best[0].ns >= 0 && best[0].ns <= best[1].ns)) fuzz_fail("costs that are not in order");
+    const int threads = attn_paying_threads(tuning, attn_registry_find("flash_c"), &problem, 3, 7);
+    if (threads < 1 || threads > 7) fuzz_fail("%d threads of 7", threads);
   }
 }
 
