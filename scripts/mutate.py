@@ -47,12 +47,12 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
-    ("src/*", "problem plan args structs merge open_close small_calls cpu load tuning tune mistakes score_steps product"
+    ("src/*", "problem plan args structs merge open_close choice paying_threads cpu load tuning tune mistakes score_steps product"
               " common numerics nonfinite fuzz_plans fuzz_tuning nn_pieces fuzz_kernels bf16_amx mha flush process layer"
               " fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
-    ("kernels/*", "score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"
+    ("kernels/*", "choice score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"
                   " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
                   " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
@@ -65,7 +65,7 @@ AREAS = (
     ("harness/report/*", "journal row merging faults fault_memory shards cli"),
     ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
-    ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
+    ("harness/tuning/*", "tune_costs tune fault_memory cli"),
     ("harness/data/*", "tensors outputs npy every_element timing guard_pages layer reference check cheats mutants cli"),
     ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"

@@ -12,7 +12,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
   tiers      the same build with the tier capped at each level this CPU has: 200 cases of each suite with that tier's
-             kernels; also checks that the automatic choice is a kernel of that tier
+             kernels; also checks that the automatic choice is not above it, and that the tier has costs
   clang      Release build by clang: unit tests, some of them shorter, and 60 cases of each suite; with --long everything,
              by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 28 cases of
@@ -318,7 +318,7 @@ stage_levels() {
   for level in 0 1 2 lto; do
     flags="-O$level"
     names=(bits check common error_limits flush layer layer_family merge mha nn_block nn_cache nn_layers nonfinite numerics
-      plan product reference row score_steps small_calls stats structure timing)
+      paying_threads plan product reference row score_steps stats structure timing)
     [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" names=(bits check common plan)
     say "-- $flags"
     quietly "$logs/build-levels-configure.log" cmake --preset release -B build-levels -DATTN_GBENCH=OFF \

@@ -47,7 +47,7 @@ foreach(core Prescott Haswell Zen SkylakeX)
 endforeach()
 # Where both libraries run code of tier c, their kernels are candidates beside those of plain C.
 add_feigned(libraries_c "OPENBLAS_CORETYPE=Prescott;ONEDNN_MAX_CPU_ISA=SSE41;OMP_NUM_THREADS=4" ""
-            flush small_calls tune tuning)
+            choice flush paying_threads tune tuning)
 foreach(isa SSE41 AVX2 AVX512_CORE)
   foreach(cap c avx2 avx512)
     add_feigned(${isa}_${cap} "ONEDNN_MAX_CPU_ISA=${isa};ATTN_MAX_ISA=${cap}" "" onednn)
@@ -56,8 +56,8 @@ foreach(isa SSE41 AVX2 AVX512_CORE)
 endforeach()
 
 # ---- Fewer CPUs and threads, other topologies, no permission for tiles -------------------------------------------------
-set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan process product
-                    score_steps)
+set(unit_of_machine affinity args choice flush goals layer merge mha nn_layers nonfinite onednn openblas plan process
+                    product score_steps)
 add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cpus small_edge)
 if(Python3_FOUND) # without the tests of plain commands, unless --long
   set(few_of_cli "")
@@ -82,7 +82,8 @@ foreach(model Nehalem Haswell)
     continue()
   endif()
   set(qemu ${ATTN_QEMU_X86_64} -cpu ${model})
-  add_feigned(qemu_${model} "" "${qemu}" plan score_steps merge nonfinite onednn args tier_avx512 tiny_edge long_edge)
+  add_feigned(qemu_${model} "" "${qemu}" plan choice choice_amd-zen4 paying_threads score_steps merge nonfinite onednn args
+              tier_avx512 tiny_edge long_edge)
   set_tests_properties(long_edge@qemu_${model} PROPERTIES LABELS "feigned;long")
   if(model STREQUAL "Haswell") # a quarter of a minute for kernels that the test without an emulator runs too
     set_tests_properties(nonfinite@qemu_${model} PROPERTIES LABELS "feigned;long")
