@@ -47,9 +47,10 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
-    ("src/*", "problem plan args structs merge open_close choice paying_threads cpu load tuning tune mistakes score_steps product"
-              " common numerics nonfinite fuzz_plans fuzz_tuning nn_pieces fuzz_kernels bf16_amx mha flush process layer"
-              " fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
+    ("src/*", "problem plan args structs merge open_close choice paying_threads cpu load tuning tune mistakes"
+              " score_steps product common numerics nonfinite fuzz_plans fuzz_tuning nn_pieces fuzz_kernels bf16_amx mha"
+              " flush process layer fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c bits cli"
+              " guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/*", "choice score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"

@@ -82,7 +82,7 @@ foreach(model Nehalem Haswell)
     continue()
   endif()
   set(qemu ${ATTN_QEMU_X86_64} -cpu ${model})
-  add_feigned(qemu_${model} "" "${qemu}" plan choice choice_amd-zen4 paying_threads score_steps merge nonfinite onednn args
+  add_feigned(qemu_${model} "" "${qemu}" plan choice choice_amd-zen4 score_steps merge nonfinite onednn args
               tier_avx512 tiny_edge long_edge)
   set_tests_properties(long_edge@qemu_${model} PROPERTIES LABELS "feigned;long")
   if(model STREQUAL "Haswell") # a quarter of a minute for kernels that the test without an emulator runs too

@@ -11,6 +11,7 @@
 #include "kernels/common/terms.h"
 #include "src/cpu.h"
 #include "src/machine_class.h"
+#include "src/paying_threads.h"
 #include "src/registry.h"
 #include "support.h"
 
@@ -348,6 +349,17 @@ TEST(the_choice_sees_one_sequence) {
       attn_plan_destroy(plan);
     }
     assert_string_equal(kernel[0], kernel[1]);
+  }
+}
+
+/* One without costs is compared with others: those that this CPU has, whatever class is named. */
+TEST(every_call_has_an_estimate) {
+  seed = 10;
+  for (int i = 0; i < 100; i++) {
+    const attn_problem problem = random_problem();
+    const double ns = attn_call_ns(NULL, attn_registry_find("naive_c"), &problem);
+    if (!(ns >= 0 && (ns > 0 || problem.seq_q * problem.seq_k == 0) && !isinf(ns)))
+      fail_msg("%g ns for %d queries and %d keys", ns, (int)problem.seq_q, (int)problem.seq_k);
   }
 }
 

@@ -87,26 +87,35 @@ class CommandLine(FolderTest):
         text = self.tuning_file()
         if text is None:
             return
-        self.assertTrue(text.startswith("attn-tuning 4\ncpu "), text)
+        self.assertTrue(text.startswith("attn-tuning 5\ncpu "), text)
         everywhere = "dim=1..* group=1..* seq_k=0..* seq_q=0..*"
         rule = f"rule f32 full {everywhere} kernel=naive_c second=flash_c margin=2 low=2 high=2\n"
         path = self.written("b.tuning", text + rule)
-        self.expect(0, ["naive_c", "b.tuning, line", "flash_c took 2.00 times as long"], "explain", "-a", "seq=40",
+        self.expect(0, ["naive_c", "b.tuning, line", "flash_c takes 2.00 times as long"], "explain", "-a", "seq=40",
                     ATTN_TUNING=path)
-        self.expect(0, ["built-in rules", "with the file"], "tune", "--check", path, "--points", "3", "--budget", "100ms",
-                    "--csv", self.folder / "regret.csv")
+        self.expect(0, ["class  ", "without it  ", "built_in", "without_class", "tuned"], "tune", "--check", "--tuning", path,
+                    "--without-class", "--points", "3", "--budget", "100ms", "--csv", self.folder / "regret.csv")
         self.assertTrue((self.folder / "regret.csv").read_text(encoding="utf-8").startswith("dtype,mask,"))
         path = self.written("c.tuning", text.replace("cpu ", "cpu not "))
-        self.expect(4, ["was measured on another CPU"], "tune", "--check", path)
+        self.expect(4, ["was measured on another CPU"], "tune", "--check", "--tuning", path)
         self.expect(0, ["c.tuning is not used", "automatic"], "explain", ATTN_TUNING=path)
         self.expect(0, ["no plan: ATTN_TUNING: cannot read the tuning file missing"], "explain", ATTN_TUNING="missing")
+
+    def test_classes_of_cpus_are_named(self):
+        self.expect(0, ["by costs of amd-zen4 (ATTN_MACHINE)" if runs_here("flash_avx2") else "automatic"], "explain",
+                    ATTN_MACHINE="amd-zen4")
+        self.expect(0, ["no plan: ATTN_MACHINE is 'vax'; it must be a class of CPUs: amd-"], "explain",
+                    ATTN_MACHINE="vax")
 
     def test_tune_refuses_what_would_spoil_it(self):
         self.expect(2, ["-a seq=4: should be dtype, head_dim or causal"], "tune", "-a", "seq=4")
         self.expect(2, ["-a dtype=f32+bf16: should be f32, f16 or bf16"], "tune", "-a", "dtype=f32+bf16")
         self.expect(2, ["head_dim=2000000000: should be at most 16666666"], "tune", "-a", "head_dim=2000000000")
         self.expect(2, ["ATTN_KERNEL is set"], "tune", ATTN_KERNEL="naive_c")
-        self.expect(2, ["cannot read the tuning file"], "tune", "--check", "missing")
+        self.expect(2, ["ATTN_MACHINE is set"], "tune", ATTN_MACHINE="generic")
+        self.expect(2, ["cannot read the tuning file"], "tune", "--check", "--tuning", "missing")
+        for option in ["--tuning", "x"], ["--csv", "x"], ["--without-class"]:
+            self.expect(2, ["belong to --check, which is missing"], "tune", *option)
 
     def test_manual_pages_and_completion_come_from_the_tables(self):
         self.assertIn("compare", self.expect(0, [], "--help=words").stdout.split())
