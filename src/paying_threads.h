@@ -11,7 +11,8 @@ int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threa
 
 /* The same by costs: those of `tuning` if it is not NULL and has some for the kernel, or of this machine's class. `waves`:
  * how often the threads of one call meet, of attn_schedule. A kernel without costs is taken to be as quick as the quickest,
- * but for what kernels/tiers.def says of their tiers. The floating-point mode must be the default one, as for the next two. */
+ * but for the rates of their tiers (kernels/tiers.def). The floating-point mode must be the default one, as for the next
+ * two. */
 int attn_paying_threads(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem, int64_t waves,
                         int threads);
 

@@ -217,6 +217,8 @@ static attn_status read_terms(reader *r, attn_kernel_costs *c) {
     const int term = attn_term_find(c->kernel, word);
     snprintf(what, sizeof what, "%s has no term '%.60s'", c->kernel->info.name, word);
     if (term < 0) return fail(r, what, "one that attnbench tune writes");
+    snprintf(what, sizeof what, "the term '%.60s' stands twice", word);
+    if (c->ns[term] > 0) return fail(r, what, "one time a term");
     c->ns[term] = ns;
   }
   return at_end(r) ? ATTN_OK : fail(r, "a word is too long", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");

@@ -336,6 +336,17 @@ TEST(tiers_that_are_denied_are_left_out) {
     if (!attn_tier_unusable(tier, getenv("ATTN_MAX_ISA"))) check_choices(50);
 }
 
+TEST(a_problem_that_no_kernel_takes_has_all_reasons) {
+  attn_plan *plan;
+  const attn_problem problem = of_two_heads(1, 3, 50, 40);
+  denied_tier = "c";
+  const attn_status status = attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .max_isa = "c"), &plan);
+  denied_tier = NULL;
+  test_refused(status, ATTN_UNSUPPORTED,
+               "no kernel takes this problem here: ", "decode_portable (tier portable is above the cap",
+               "flash_c (refused by the test)");
+}
+
 /* Batch and threads do not move the choice. */
 TEST(the_choice_sees_one_sequence) {
   seed = 9;

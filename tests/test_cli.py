@@ -93,8 +93,9 @@ class CommandLine(FolderTest):
         path = self.written("b.tuning", text + rule)
         self.expect(0, ["naive_c", "b.tuning, line", "flash_c takes 2.00 times as long"], "explain", "-a", "seq=40",
                     ATTN_TUNING=path)
-        self.expect(0, ["class  ", "without it  ", "built_in", "without_class", "tuned"], "tune", "--check", "--tuning", path,
-                    "--without-class", "--points", "3", "--budget", "100ms", "--csv", self.folder / "regret.csv")
+        choices = ["class  ", "without it  ", "built_in", "without_class", "tuned"]
+        self.expect(0, choices, "tune", "--check", "--tuning", path, "--without-class", "--points", "3",
+                    "--budget", "100ms", "--csv", self.folder / "regret.csv")
         self.assertTrue((self.folder / "regret.csv").read_text(encoding="utf-8").startswith("dtype,mask,"))
         path = self.written("c.tuning", text.replace("cpu ", "cpu not "))
         self.expect(4, ["was measured on another CPU"], "tune", "--check", "--tuning", path)

@@ -22,6 +22,8 @@ bool bench_tune_has_costs(const bench_tune_result *result) {
   return false;
 }
 
+static const double LEAST_NS = 1e-6; /* of a term: times ten million elements it would be 10 ns */
+
 /* The error is what is left beside the slowness of moments, which all kernels of a problem share. */
 static void write_costs(FILE *file, const bench_tune_result *result, int kernel, attn_dtype dtype) {
   const bench_tune_cost *c = &result->costs[kernel][dtype];
@@ -29,7 +31,7 @@ static void write_costs(FILE *file, const bench_tune_result *result, int kernel,
   const attn_kernel *k = attn_registry_get(kernel);
   fprintf(file, "cost kernel=%s %s error=%.3f", k->info.name, bench_dtype_name(dtype), c->error);
   for (int i = 0; i < k->terms.count; i++)
-    if (c->ns[i] > 0) fprintf(file, " %s=%.4g", k->terms.names[i], c->ns[i]);
+    if (c->ns[i] >= LEAST_NS) fprintf(file, " %s=%.4g", k->terms.names[i], c->ns[i]);
   fputc('\n', file);
 }
 
