@@ -20,8 +20,9 @@ function(hash_files variable)
   set(${variable} ${hash} PARENT_SCOPE)
 endfunction()
 
-file(GLOB shared ${SOURCE}/kernels/common/* ${SOURCE}/kernels/library/* ${SOURCE}/kernels/ref/*.h
-                 ${SOURCE}/include/attn/kernel.h)
+file(GLOB_RECURSE common ${SOURCE}/kernels/common/*)
+file(GLOB shared ${SOURCE}/kernels/library/* ${SOURCE}/kernels/ref/*.h ${SOURCE}/include/attn/kernel.h)
+list(APPEND shared ${common})
 list(SORT shared)
 hash_files(shared_hash ${shared})
 

@@ -76,8 +76,8 @@ AREAS = (
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
          "harness/compare/*", "harness/tuning/*", "harness/data/tensors_output.c", "harness/cases/work.c",
          "harness/commands/session*.c", "harness/report/journal.c")
-# They say which lines of memory to fetch: a fault changes no value.
-HINTS = ("kernels/common/next_lines.h", "kernels/common/cold_lines.h")
+# They say which lines of memory to prefetch: a fault changes no value.
+PREFETCHES = ("kernels/common/decode/prefetch.h", "kernels/common/cold_lines.h")
 TRIES = 3  # of a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.
@@ -106,7 +106,7 @@ def read_options(arguments):
 def files_of(patterns):
     names = sorted(str(path.relative_to(ROOT)) for folder in ("src", "kernels", "harness")
                    for path in (ROOT / folder).rglob("*.[ch]"))
-    return [name for name in names if name not in HINTS and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    return [name for name in names if name not in PREFETCHES and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
 def mutations_in(names):

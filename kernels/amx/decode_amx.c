@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_amx: few query rows on bf16 inputs in the tile unit, keys split at fixed borders and merged, K and V read once per
- * KV head and in place. The loop is kernels/common/decode.h, the products few_rows_amx.h. */
+ * KV head and in place. The loop is kernels/common/decode/decode.h, the products few_rows_amx.h. */
 #include "few_rows_amx.h"
 
-#define DECODE_OWN_PRODUCTS
-#include "kernels/common/decode.h"
+#include "kernels/common/decode/decode.h"
+#include "kernels/common/terms.h"
 
 /* A tile of 16 rows of a KV head; K and V are copied where their widths do not fill tiles. */
 static void terms_of(const attn_problem *p, double *terms) {

@@ -6,7 +6,7 @@
  *                 P is paired with zeros. (0, p) finds the odd columns of 32, (p, 0) the even ones, and the unit has time to
  *                 spare. A float whose lower half is 0 is such a pair (0, p), because P is rounded to bfloat16.
  *
- * So K and V are not touched by vectors at all. Their tiles are loaded with the hint that they are used once, so that they
+ * So K and V are not touched by vectors at all. Their tiles are loaded as data that is used once, so that they
  * do not push what is written out of level 1. Columns of acc stand in the order that comes out, 16 even, 16 odd ones,
  * until the split is done.
  *
@@ -30,7 +30,9 @@ static inline vec round_p(vec p) {
 }
 #define ROUND_P(p) round_p(p)
 
-#include "kernels/common/next_lines.h"
+#define DECODE_KNOBS amx_knobs
+#include "kernels/common/decode/knobs.h"
+#include "kernels/common/decode/prefetch.h"
 #include "kernels/common/streaming_softmax.h"
 #include "tiles_amx.h"
 
@@ -45,7 +47,10 @@ enum {
   TILE_FLOATS = 256
 };
 
-/* Pairs of lines asked for beside the load of a tile, and for each tile of K beside the transposition of its scores: 16 for
+#define DECODE_PRODUCTS /* decode.h takes those of this file */
+static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS};
+
+/* Pairs of lines prefetched beside the load of a tile, and for each tile of K beside the transposition of its scores: 16 for
  * each tile of K and its tile of V, as many as they have. */
 enum { PAIRS_BESIDE_TILE = 7, PAIRS_BESIDE_SCORES = 2 };
 
@@ -73,7 +78,7 @@ typedef struct products {
   float *s;       /* S^T [64 keys][16 rows] */
   uint32_t *even; /* the pairs (p, 0) [16 rows][64 keys] */
   value_rows k[GROUPS], v[GROUPS];
-  next_lines next;
+  prefetch_lines next;
   int64_t first, begin, end; /* first: of the 64 keys */
   int from, to;              /* the groups that have keys */
   float scale;
@@ -196,13 +201,13 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->from = (int)(begin - work->first) / GROUP_KEYS;
   work->to = (int)ceil_div(end - work->first, GROUP_KEYS);
   work->next =
-      next_lines_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS, false);
+      prefetch_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS, PREFETCH_ONCE);
   take_groups(work, block, (value_rows){k, p->k_stride.s}, p->dim_qk, false, work->k_copy, work->k);
   take_groups(work, block, (value_rows){v, p->v_stride.s}, p->dim_v, picks, work->v_copy, work->v);
 }
 
-/* The first rows of a whole block ask memory for what comes next. */
-static bool asks_ahead(const products *work, int64_t tile_row) { return tile_row == 0 && is_whole(work); }
+/* The first rows of a whole block prefetch what comes next. */
+static bool prefetches(const products *work, int64_t tile_row) { return tile_row == 0 && is_whole(work); }
 
 /* The groups of a whole block lie evenly, also as copies. */
 static ALWAYS_INLINE value_rows group_at(const value_rows groups[GROUPS], int group, bool whole) {
@@ -215,7 +220,7 @@ static ALWAYS_INLINE value_rows group_at(const value_rows groups[GROUPS], int gr
 #define SCORE_GROUP(group, tile)                                          \
   if (whole || (group >= from && group < to)) {                           \
     const value_rows k = group_at(work->k, group, whole);                 \
-    if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                     \
+    if (ahead) prefetch_once(&next, PAIRS_BESIDE_TILE);                   \
     _tile_stream_loadd(tile, k.at + d, k.stride * (int)sizeof(uint16_t)); \
     _tile_dpbf16ps(SUM_##group, tile, ROWS_A);                            \
   }
@@ -224,7 +229,7 @@ static ALWAYS_INLINE value_rows group_at(const value_rows groups[GROUPS], int gr
 static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t dim_qk, const bool whole,
                                       const bool ahead) {
   const int from = work->from, to = work->to;
-  next_lines next = work->next;
+  prefetch_lines next = work->next;
   _tile_zero(SUM_0);
   _tile_zero(SUM_1);
   _tile_zero(SUM_2);
@@ -243,7 +248,7 @@ static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t
   _tile_stored(SUM_3, work->s + 3 * TILE_FLOATS, 64);
 }
 
-static NO_INLINE void score_fresh(products *work, const uint16_t *q, int64_t dim_qk) {
+static NO_INLINE void score_first(products *work, const uint16_t *q, int64_t dim_qk) {
   score_tiles(work, q, dim_qk, true, true);
 }
 static NO_INLINE void score_again(products *work, const uint16_t *q, int64_t dim_qk) {
@@ -256,16 +261,16 @@ static NO_INLINE void score_part(products *work, const uint16_t *q, int64_t dim_
 /* S of `rows` rows from tile_row on, to block->score. */
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   const int64_t dim_qk = block->problem->dim_qk;
-  const bool ahead = asks_ahead(work, tile_row);
+  const bool ahead = prefetches(work, tile_row);
   const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, ROW_VALUES);
   tiles_see_stores();
-  (!is_whole(work) ? score_part : ahead ? score_fresh : score_again)(work, q, dim_qk);
+  (!is_whole(work) ? score_part : ahead ? score_first : score_again)(work, q, dim_qk);
   tiles_see_stores();
   const vec scale = vec_set1(work->scale);
   const int64_t score_stride = block->score_stride;
   const float *from = work->s;
   for (float *to = block->score; to < block->score + DECODE_KEYS; to += GROUP_KEYS, from += TILE_FLOATS) {
-    for (int64_t d = 0; ahead && d < dim_qk; d += ROW_VALUES) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
+    for (int64_t d = 0; ahead && d < dim_qk; d += ROW_VALUES) prefetch_once(&work->next, PAIRS_BESIDE_SCORES);
     vec s[GROUP_KEYS];
     UNROLL
     for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(from + i * DECODE_TILE_ROWS);
@@ -280,7 +285,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
 
 /* P of 16 keys from `group` on times two times 32 columns, or 32. */
 #define ADD_COLUMNS(part, tile)                                                    \
-  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                                \
+  if (ahead) prefetch_once(&next, PAIRS_BESIDE_TILE);                              \
   _tile_stream_loadd(tile, v + (part)*ROW_VALUES, stride * (int)sizeof(uint16_t)); \
   if (part == 0) {                                                                 \
     _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                           \
@@ -294,7 +299,7 @@ static ALWAYS_INLINE void add_columns(products *work, const row_block *block, fl
                                       const bool whole, const bool ahead) {
   const int from = whole ? 0 : work->from, to = whole ? GROUPS : work->to;
   const int acc_bytes = (int)float_bytes(block->acc_stride), score_bytes = (int)float_bytes(block->score_stride);
-  next_lines next = work->next;
+  prefetch_lines next = work->next;
   acc += column;
   _tile_loadd(SUM_0, acc, acc_bytes);
   _tile_loadd(SUM_1, acc + 16, acc_bytes);
@@ -349,7 +354,7 @@ static void pair_p(uint32_t *even, const float *p, int64_t p_stride, int64_t row
 /* acc += P V for the same rows. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   float *acc = block->acc + tile_row * block->acc_stride;
-  const bool ahead = asks_ahead(work, tile_row);
+  const bool ahead = prefetches(work, tile_row);
   int64_t column = 0;
   pair_p(work->even, block->score, block->score_stride, rows);
   tiles_see_stores();

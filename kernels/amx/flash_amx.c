@@ -23,7 +23,7 @@ enum {
   ONE_SUPER_BYTES = 1 << 20, /* K and V of all keys, if they are one super-block: they stay in level 2 while tiles pass */
   SUPER_BYTES = 3 << 18,     /* of one of several super-blocks: the next one is fetched before this one ends */
   OUTPUT_BYTES = 1 << 19,    /* of the tiles of a task, if there are several super-blocks: their O^T waits in level 2, too */
-  BLOCKS_AHEAD = 3,          /* from the block at work to that whose bias or mask is asked for */
+  BLOCKS_AHEAD = 3,          /* from the block at work to that whose bias or mask is prefetched */
   JOBS = 3                   /* before, now, next */
 };
 
@@ -254,7 +254,7 @@ static void give_bias(attention *a, const job *now, const job *next, softmax_wor
 
 /* ---- Lines for later ---- */
 
-/* Lets softmax of `blocks` blocks ask for as many pairs of lines as it has pairs of keys: of each row the first two
+/* Lets softmax of `blocks` blocks prefetch as many pairs of lines as it has pairs of keys: of each row the first two
  * lines, next time the next two. False if there are none left. */
 static bool ask_for_rows(line_walk *from, int64_t blocks, softmax_work *x) {
   const int64_t rows = blocks * KEY_BLOCK / 2;
@@ -281,7 +281,7 @@ static void ask_for_terms(const attention *a, const walk *w, const job *now, con
   x->wanted_step = (uintptr_t)stride->q * size;
 }
 
-/* A share of K and V^T of the next super-block, which the last tiles of this one ask for: half of them for K, half for V^T,
+/* A share of K and V^T of the next super-block, which the last tiles of this one prefetch: half of them for K, half for V^T,
  * 4 KiB for each block. K by columns of two lines, the first half of its rows before the second. */
 static void ask_for_super(const attention *a, const walk *w, const job *now, softmax_work *x) {
   const int64_t super = round_down(now->block, w->per_super), block = now->block - super;

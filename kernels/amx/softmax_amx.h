@@ -18,7 +18,7 @@ typedef struct softmax_work {
   const float *bias[2];    /* of the first query and key of this block and of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
   float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
-  uintptr_t wanted;        /* adjacent lines that are used later: each pair of keys asks for two, or four if biased */
+  uintptr_t wanted;        /* adjacent lines that are used later: each pair of keys prefetches two, or four if biased */
   uintptr_t wanted_step;   /* bytes to those of the next pair; 0: none are wanted */
 } softmax_work;
 

@@ -1,13 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_avx2: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
- * The loop is kernels/common/decode.h, 8 floats wide, FMA (vec_avx2.h). */
+ * The loop is kernels/common/decode/decode.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"
 
-#define DECODE_EIGHT_ROWS /* K and V are loaded and converted once for 8 rows, whose queries come from memory */
-#define DECODE_ASKS_TWICE
-#define DECODE_WIDE_SUMS
-#define DECODE_GROUP_ROWS 4 /* 12 sums, 3 vectors of V and a P: all 16 registers */
-#include "kernels/common/decode.h"
+#define DECODE_KNOBS avx2_knobs
+#include "kernels/common/decode/knobs.h"
+
+static const decode_knobs avx2_knobs = {
+    .tile_rows = 8, /* K and V are loaded and converted once for 8 rows, whose queries come from memory */
+    .score_sums = VEC_LANES,
+    .group_rows = 4, /* 12 sums, 3 vectors of V and a P: all 16 registers */
+    .wide_sums = true,
+    .prefetches_twice = true,
+};
+
+#include "kernels/common/decode/group_rows.h"
+#include "kernels/common/decode/one_row.h"
+
+#include "kernels/common/decode/decode.h"
 
 const attn_kernel attn_decode_avx2 = {
     .info = {.name = "decode_avx2",

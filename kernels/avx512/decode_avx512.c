@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_avx512: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
- * The loop is kernels/common/decode.h, 16 floats wide (vec_avx512.h). */
+ * The loop is kernels/common/decode/decode.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"
 
-#define DECODE_EIGHT_ROWS /* 16 sums, 8 queries and a key fit into 32 registers */
-#define DECODE_ASKS_TWICE
-#define DECODE_GROUP_ROWS 8 /* 24 sums, 3 vectors of V and a P */
-#include "kernels/common/decode.h"
+#define DECODE_KNOBS avx512_knobs
+#include "kernels/common/decode/knobs.h"
+
+static const decode_knobs avx512_knobs = {
+    .tile_rows = 8, /* 16 sums, 8 queries and a key fit into 32 registers */
+    .score_sums = VEC_LANES,
+    .group_rows = 8, /* 24 sums, 3 vectors of V and a P */
+    .prefetches_twice = true,
+};
+
+#include "kernels/common/decode/group_rows.h"
+#include "kernels/common/decode/one_row.h"
+
+#include "kernels/common/decode/decode.h"
 
 const attn_kernel attn_decode_avx512 = {
     .info = {.name = "decode_avx512",

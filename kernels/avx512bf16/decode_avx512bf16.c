@@ -2,14 +2,24 @@
 /* decode_avx512bf16: few query rows on bf16 inputs by VDPBF16PS, keys split at fixed borders and merged, K and V read once
  * per KV head and in place. It is for CPUs where that is faster than widening: no value of K or V is converted, which takes
  * decode_avx512 longer than the products of a few rows.
- * The loop is kernels/common/decode.h, 16 pairs wide (pairs_avx512bf16.h). */
+ * The loop is kernels/common/decode/decode.h, 16 pairs wide (pairs_avx512bf16.h). */
 #include "pairs_avx512bf16.h"
 
-#define DECODE_EIGHT_ROWS /* 16 sums, 8 queries and a key fit into 32 registers */
-#define DECODE_PAIRS
-#define DECODE_ASKS_TWICE
-#define DECODE_GROUP_ROWS 8 /* 16 sums, 2 vectors of V and a P */
-#include "kernels/common/decode.h"
+#define DECODE_KNOBS avx512bf16_knobs
+#include "kernels/common/decode/knobs.h"
+
+static const decode_knobs avx512bf16_knobs = {
+    .tile_rows = 8, /* 16 sums, 8 queries and a key fit into 32 registers */
+    .score_sums = VEC_LANES,
+    .group_rows = 8, /* 16 sums, 2 vectors of V and a P */
+    .prefetches_twice = true,
+};
+
+#include "kernels/common/decode/few_pairs.h"
+
+#include "kernels/common/decode/group_rows.h"
+
+#include "kernels/common/decode/decode.h"
 
 const attn_kernel attn_decode_avx512bf16 = {
     .info = {.name = "decode_avx512bf16",

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Asking memory for what the next tasks of flash begin with, while the products of this one leave memory idle: the queries
+/* Prefetches what the next tasks of flash begin with, while the products of this one leave memory idle: the queries
  * of the next task, this task's share of K and V of the next unit or what a window brings in, and the rows of O that this
  * task will write. Packing K, loading queries and storing O are short loops that would wait for every line.
  *
- * Only calls whose tensors do not fit level 2 together ask for anything: in the others the lines are there already, and the
- * hints would cost up to 2 %. Parameters: those of tiles.h. */
+ * Only calls whose tensors do not fit level 2 together prefetch: in the others the lines are there already, and prefetches
+ * would cost up to 2 %. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_COLD_LINES_H
 #define ATTN_COMMON_COLD_LINES_H
 
-#include "next_lines.h"
+#include "decode/prefetch.h"
 #include "rows_io.h"
 
 enum {
@@ -37,7 +37,7 @@ static line_walk walk_of(const row_source *from, int64_t rows) {
                      .gap = (uintptr_t)(from->row_stride * bytes - lines * LINE_BYTES)};
 }
 
-static inline void fetch_lines(line_walk *walk) {
+static inline void prefetch_walk(line_walk *walk) {
   for (int i = 0; i < PANEL_LINES && walk->rows > 0; i++) {
     __builtin_prefetch((const void *)walk->next, 0, 2);
     walk->next += LINE_BYTES;
@@ -48,12 +48,12 @@ static inline void fetch_lines(line_walk *walk) {
   }
 }
 
-static inline void fetch_cold_lines(cold_lines *cold) {
+static inline void prefetch_cold_lines(cold_lines *cold) {
   if (!cold->any) return;
-  fetch_lines(&cold->q);
-  fetch_lines(&cold->k);
-  fetch_lines(&cold->v);
-  fetch_lines(&cold->o);
+  prefetch_walk(&cold->q);
+  prefetch_walk(&cold->k);
+  prefetch_walk(&cold->v);
+  prefetch_walk(&cold->o);
 }
 
 /* As floats: a call in 16 bits reads half as much, and packs the other half. */

@@ -29,9 +29,9 @@ typedef struct panel_work {
   bool settled;    /* every row has a reference */
 } panel_work;
 
-/* Asks for bias and mask of the panel's keys for row i of the next tile. Rows lie far apart: their first lines would come
+/* Prefetches bias and mask of the panel's keys for row i of the next tile. Rows lie far apart: their first lines would come
  * one latency after the other. */
-static ALWAYS_INLINE void fetch_shift(const panel_work w, const uint32_t uses, int64_t i) {
+static ALWAYS_INLINE void prefetch_shift(const panel_work w, const uint32_t uses, int64_t i) {
   const row_block *block = w.block;
   const int64_t row = w.tile_row + TILE_ROWS + i;
   if (row >= block->rows) return;
@@ -44,10 +44,10 @@ static ALWAYS_INLINE void fetch_shift(const panel_work w, const uint32_t uses, i
 }
 
 /* sum = Q K^T + shift - reference. The last two are the sums' starting value, so that the reference costs nothing.
- * `fetches`: the next tile's shifts are asked for on the way, row by row. All at once they would take every buffer for
+ * `prefetches`: the next tile's shifts are prefetched on the way, row by row. All at once they would take every buffer for
  * misses of level 1, and the product, which reads K from level 2, would wait for memory. */
 static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const uint32_t uses,
-                                          const shift_row *shift, const bool fetches, const int vecs) {
+                                          const shift_row *shift, const bool prefetches, const int vecs) {
   const row_block *block = w.block;
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
@@ -60,7 +60,7 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   }
   const float_rows q = {block->q + w.tile_row * block->q_stride, block->q_stride};
   const float_rows k = {block->keys.k + panel * dim_qk + (w.key - panel), PANEL_KEYS};
-  if (!fetches) {
+  if (!prefetches) {
     product(sum, q, k, dim_qk, vecs);
     return;
   }
@@ -68,7 +68,7 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   NO_UNROLL
   for (int i = 1; i <= TILE_ROWS; i++) {
     const int64_t end = i < TILE_ROWS ? round_down(dim_qk * i / TILE_ROWS, 4) : dim_qk; /* products take 4 steps at once */
-    fetch_shift(w, uses, i - 1);
+    prefetch_shift(w, uses, i - 1);
     product(sum, (float_rows){q.at + d, q.stride}, (float_rows){k.at + d * k.stride, k.stride}, end - d, vecs);
     d = end;
   }
@@ -173,8 +173,8 @@ static void any_shifted_panel(const panel_work *w, bool full) {
   } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1) {
     masked_panel(w);
   } else {
-    const bool fetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
-    for (int i = 0; fetches && i < TILE_ROWS; i++) fetch_shift(*w, uses, i);
+    const bool prefetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
+    for (int i = 0; prefetches && i < TILE_ROWS; i++) prefetch_shift(*w, uses, i);
     shifted_panel(w);
   }
 }
@@ -205,7 +205,7 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
     w.key = key;
     w.score = score + (key - keys.first);
     w.pending = key - first;
-    fetch_cold_lines(cold);
+    prefetch_cold_lines(cold);
     const bool full = key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end;
     if (block->shifted)
       any_shifted_panel(&w, full);

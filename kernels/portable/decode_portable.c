@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_portable: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
- * The loop is kernels/common/decode.h, 4 floats wide (vec_portable.h). */
+ * The loop is kernels/common/decode/decode.h, 4 floats wide (vec_portable.h). */
 #define PORTABLE_TILE_VECS 2
 #include "vec_portable.h"
 
-#include "kernels/common/decode.h"
+#include "kernels/common/decode/one_row.h"
+
+#include "kernels/common/decode/decode.h"
 
 const attn_kernel attn_decode_portable = {
     .info = {.name = "decode_portable",

@@ -5,7 +5,7 @@
  * split, all rows that share the KV head stream its keys as in flash_c, so K and V are read once for any number of query
  * heads. A split leaves (row_max, row_sum, acc). The merge phase rescales these to one reference and adds them up in the
  * order of the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
-#include "kernels/common/split_keys.h"
+#include "kernels/common/decode/split_keys.h"
 #include "streaming_c.h"
 
 _Static_assert((int)DECODE_ROWS <= (int)ROWS, "all rows of one query head are one row_block");

@@ -2,17 +2,20 @@
 /* decode of one query row without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and all whole
  * blocks in one function.
  *
- * One row waits for memory, and memory waits for the row: while a core works on arithmetic, it asks for nothing that lies
+ * One row waits for memory, and memory waits for the row: while a core works on arithmetic, it loads nothing that lies
  * beyond its window of some 450 instructions. So what counts is how few instructions stand between one load and the next,
  * and between a block's last load of K and its first of V. A row's bits are those of few_rows.h and softmax_row().
  *
- * Included by decode.h where lanes hold floats. Parameters: those of register_tile.h. */
-#ifndef ATTN_COMMON_ONE_ROW_H
-#define ATTN_COMMON_ONE_ROW_H
+ * A tier that has it, whose lanes hold floats, includes it before decode.h. Parameters: those of few_rows.h. */
+#ifndef ATTN_COMMON_DECODE_ONE_ROW_H
+#define ATTN_COMMON_DECODE_ONE_ROW_H
+
+#include "softmax.h"
+#include "stream.h"
 
 /* S of a block of keys that begin at element `key` of K. Key by key, because memory is read fastest in its own order. */
 static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim, const few_kind kind, float *score,
-                                      next_lines *next) {
+                                      prefetch_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   int64_t key = k.first;
   NO_UNROLL
@@ -20,7 +23,7 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim,
     vec sum[VEC_LANES];
     UNROLL
     for (int j = 0; j < VEC_LANES; j++) {
-      ask_ahead(next, kind, dim / two_lines, &next->v_again);
+      prefetch_ahead(next, kind.policy, dim / two_lines, &next->v_again);
       sum[j] = vec_zero();
       UNROLL
       for (int d = 0; d < dim; d += VEC_LANES)
@@ -34,7 +37,7 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim,
 
 /* acc += P V for the same keys, as many columns at a time as there are registers for. */
 static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int dim, const few_kind kind, float *acc,
-                                           next_lines *next) {
+                                           prefetch_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, values = vecs * VEC_LANES;
   const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;
@@ -47,7 +50,7 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
     NO_UNROLL
     for (int j = 0; j < DECODE_KEYS; j++, at += v.stride) {
       const vec_factor weight = vec_factor_at(p + j);
-      if (j % between == 0) ask_ahead(next, kind, pairs, &next->k_again);
+      if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
       UNROLL
       for (int c = 0; c < vecs; c++)
         sum[c] = vec_fma_factor(weight, load_elements(v.data, kind.dtype, at + c * VEC_LANES, VEC_LANES), sum[c]);
@@ -58,15 +61,16 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
 }
 
 /* The blocks from key `key` up to `end`. */
-static ALWAYS_INLINE void stream_blocks(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
+static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, int64_t end, const int dim,
                                         const few_kind kind) {
+  const row_block *block = stream->block;
   const attn_problem *p = block->problem;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
-  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, kind.ahead == twice);
+  prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
   for (; key < end; key += DECODE_KEYS) {
-    score_block(q, k, dim, kind, block->score, &next);
+    score_block(stream->q, k, dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     accumulate_block(block->score, v, dim, kind, block->acc, &next);
     k.first += DECODE_KEYS * k_stride;
@@ -74,33 +78,23 @@ static ALWAYS_INLINE void stream_blocks(const row_block *block, const float *q, 
   }
 }
 
-#define DEFINE_STREAM(dim, dtype, ahead)                                                                                   \
-  static NO_INLINE void stream_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, int64_t end, \
-                                                         group_softmax *state) {                                           \
-    (void)state;                                                                                                           \
-    stream_blocks(block, q, key, end, dim, (few_kind){1, dtype, ahead});                                                   \
+/* The functions of one_row.def. */
+#define ONE_ROW(name, dim, type, policy)                                      \
+  static NO_INLINE void name(row_stream *stream, int64_t key, int64_t end) {  \
+    stream_blocks(stream, key, end, dim, (few_kind){1, ATTN_##type, policy}); \
   }
-#define DTYPE(constant, ...)                  \
-  DEFINE_STREAM(64, ATTN_##constant, cached)  \
-  DEFINE_STREAM(128, ATTN_##constant, cached) \
-  DEFINE_STREAM(64, ATTN_##constant, fresh)   \
-  DEFINE_STREAM(128, ATTN_##constant, fresh)  \
-  ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
-#include LANE_DTYPES
-#undef DTYPE
+#include "one_row.def"
+#undef ONE_ROW
 
-/* NULL for other head dimensions. `ahead`: cached, fresh or twice. */
-static stream_function *one_row_of(const attn_problem *p, int ahead) {
-  static stream_function *const functions[][3][2] = {
-#define DTYPE(constant, ...)                                                                      \
-  [ATTN_##constant] = {{stream_64_ATTN_##constant##_cached, stream_128_ATTN_##constant##_cached}, \
-                       {stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh},   \
-                       ASKS_TWICE({stream_64_ATTN_##constant##_twice, stream_128_ATTN_##constant##_twice})},
-#include LANE_DTYPES
-#undef DTYPE
+/* NULL for other head dimensions. */
+static stream_function *one_row_of(const attn_problem *p, prefetch_policy policy) {
+  static stream_function *const functions[ATTN_DTYPE_COUNT][2][2] = {
+#define ONE_ROW(name, dim, type, policy) [ATTN_##type][(dim) / 128][(policy) != PREFETCH_NONE] = name,
+#include "one_row.def"
+#undef ONE_ROW
   };
   if (p->dim_qk != p->dim_v || (p->dim_qk != 64 && p->dim_qk != 128)) return NULL;
-  return functions[p->dtype_kv][ahead][p->dim_qk / 128];
+  return functions[p->dtype_kv][p->dim_qk / 128][policy != PREFETCH_NONE];
 }
 
 #endif

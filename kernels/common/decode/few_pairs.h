@@ -5,21 +5,23 @@
  * Pairs begin at even keys, whatever keys a block has, so that a row's bits depend on its own keys alone. A key that lacks
  * its neighbour shares its lane with a P of 0.
  *
- * Parameters: those of register_tile.h, of which vec_fma_factor() multiplies pairs, too, and
- *   vec dot_pairs(vec a, vec b, vec sum)               adds the products of both values of each lane to the lane's sum
- *   vec narrow(vec low, vec high)                      floats to the nearest bf16 values: lanes of `low`, then of `high`
- *   vec load_pairs(const uint16_t *from, int64_t n)    adjacent values of which the first n are there, 0 beyond
- *   void zip_pairs(vec even, vec odd, vec pairs[2])    values of two keys to pairs; what order pairs[] has,
- *   void unzip_columns(vec low, vec high, vec sum[2])  of sums that are in this order: in the order of the values */
-#ifndef ATTN_COMMON_FEW_PAIRS_H
-#define ATTN_COMMON_FEW_PAIRS_H
+ * A tier whose products are of pairs includes it before other headers of decode. Parameters: those of register_tile.h, of
+ * which vec_fma_factor() multiplies pairs, too, and vec dot_pairs(vec a, vec b, vec sum)               adds the products of
+ * both values of each lane to the lane's sum vec narrow(vec low, vec high)                      floats to the nearest bf16
+ * values: lanes of `low`, then of `high` vec load_pairs(const uint16_t *from, int64_t n)    adjacent values of which the
+ * first n are there, 0 beyond void zip_pairs(vec even, vec odd, vec pairs[2])    values of two keys to pairs; what order
+ * pairs[] has, void unzip_columns(vec low, vec high, vec sum[2])  of sums that are in this order: in the order of the values
+ */
+#ifndef ATTN_COMMON_DECODE_FEW_PAIRS_H
+#define ATTN_COMMON_DECODE_FEW_PAIRS_H
 
-#include "pair_weights.h"
-#include "rows_io.h"
+#include "kernels/common/pair_weights.h"
+#include "kernels/common/rows_io.h"
 
 enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 
-#define LANE_DTYPES "bf16.def" /* of K and V */
+#define LANES_TAKE(dtype) ((dtype) == ATTN_BF16)
+#define LANE_DTYPES       "kernels/common/bf16.def" /* of K and V */
 
 static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
   (void)dtype;

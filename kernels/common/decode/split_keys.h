@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Splits over keys, the same for the decode kernels of all tiers. Borders are absolute key indices, so bits do not depend on
  * which thread computes which split. */
-#ifndef ATTN_COMMON_SPLIT_KEYS_H
-#define ATTN_COMMON_SPLIT_KEYS_H
+#ifndef ATTN_COMMON_DECODE_SPLIT_KEYS_H
+#define ATTN_COMMON_DECODE_SPLIT_KEYS_H
 
 #include <stdio.h>
 
 #include "attn/kernel.h"
-#include "indexing.h"
+#include "kernels/common/indexing.h"
 
 enum {
   DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */

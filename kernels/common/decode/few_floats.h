@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Floats in the lanes of few_rows.h: a value of Q or K, and P and V of a key. few_pairs.h has the same names for pairs. */
-#ifndef ATTN_COMMON_FEW_FLOATS_H
-#define ATTN_COMMON_FEW_FLOATS_H
+/* Floats in the lanes of few_rows.h: a value of Q or K, and P and V of a key. few_pairs.h has the same names for pairs.
+ * Parameters: those of rows_io.h. */
+#ifndef ATTN_COMMON_DECODE_FEW_FLOATS_H
+#define ATTN_COMMON_DECODE_FEW_FLOATS_H
 
-#include "rows_io.h"
+#include "kernels/common/rows_io.h"
 
 enum { LANE_VALUES = 1, FLOAT_QUERIES = true };
 
-#define LANE_DTYPES "dtypes.def" /* of K and V */
+#define LANES_TAKE(dtype) true
+#define LANE_DTYPES       "kernels/common/dtypes.def" /* of K and V */
 
 /* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes. */
 static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {

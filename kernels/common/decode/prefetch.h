@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/* Prefetches K and V ahead of their use.
+ *
+ * The loops use K and V in turns, block by block, and neither during softmax. Memory is faster if both are read side by side
+ * all the time. So lines are prefetched in an order of their own, while any lines are used: one of K, one of V, and so on,
+ * in the order in which they lie. Measured orders: docs/performance-log.md.
+ *
+ * Zen 5 drops prefetches that come faster than memory delivers (a quarter of them at full speed), and loads that wait for
+ * memory are few beside the arithmetic of several rows. There lines are prefetched twice (prefetch_twice), into level 1: V
+ * of a block while its K is read, K of the next block while V is read. Where two blocks of K and V exceed level 1 of 48 KiB,
+ * a line may be gone before its use if it is prefetched a block ahead, so both times are nearer; blocks above 32 KiB lose by
+ * it. */
+#ifndef ATTN_COMMON_DECODE_PREFETCH_H
+#define ATTN_COMMON_DECODE_PREFETCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/common/arithmetic.h"
+#include "kernels/common/unroll.h"
+
+enum {
+  LINE_BYTES = 64,
+  LEAST_DISTANCE = 8192, /* the least distance from what is read to what is prefetched, in K and in V */
+  /* Other distances, of both times, where lines are prefetched twice and K and V of a block have so many bytes. */
+  FIRST_DISTANCE = 12288,
+  SECOND_DISTANCE = 8192,
+  NEARER_ABOVE = 24 << 10,
+  NEARER_UP_TO = 32 << 10
+};
+
+/* None: K and V that other rows have just read, or that the CPU fetches by itself. Any: in code for all of them, whatever
+ * prefetch_lines says. */
+typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY } prefetch_policy;
+
+/* Rows of K or V: `bytes` each, `stride` bytes apart. */
+typedef struct line_rows {
+  const void *at;
+  int64_t bytes, stride;
+} line_rows;
+
+/* The next line of K and of V to prefetch. They may lie beyond the tensors: prefetches never fault. */
+typedef struct prefetch_lines {
+  prefetch_policy policy;
+  uintptr_t k, v;
+  int64_t left, row;          /* lines of either up to the ends of their rows, 0 unless once; in a whole row */
+  uintptr_t k_gap, v_gap;     /* bytes from the end of a row to the next row */
+  uintptr_t k_again, v_again; /* for prefetch_twice(): what follows of the next block's K and this block's V */
+  bool nearer;                /* prefetch_twice() prefetches lines that are SECOND_DISTANCE ahead instead */
+} prefetch_lines;
+
+/* From what is read to what is prefetched. `block`: bytes from one block of keys to the next. */
+static inline uintptr_t prefetch_distance(int64_t block, bool nearer) {
+  return (uintptr_t)(nearer ? FIRST_DISTANCE : block > 0 ? round_up(LEAST_DISTANCE, block) : 0);
+}
+
+/* Lines ahead of blocks of `keys` keys. */
+static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys, prefetch_policy policy) {
+  const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
+  const bool nearer = policy == PREFETCH_TWICE && k_block + v_block > NEARER_ABOVE && k_block + v_block <= NEARER_UP_TO;
+  prefetch_lines next = {
+      .policy = policy, .left = policy == PREFETCH_ONCE ? INT64_MAX : 0, .row = INT64_MAX, .nearer = nearer};
+  next.k = (uintptr_t)k.at + prefetch_distance(k_block, nearer);
+  next.v = (uintptr_t)v.at + prefetch_distance(v_block, nearer);
+  next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
+  next.v_again = (uintptr_t)v.at;
+  if (policy != PREFETCH_ONCE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
+  next.left = next.row = (max64(k.bytes, v.bytes) + LINE_BYTES - 1) / LINE_BYTES;
+  next.k_gap = (uintptr_t)(k.stride - next.row * LINE_BYTES);
+  next.v_gap = (uintptr_t)(v.stride - next.row * LINE_BYTES);
+  return next;
+}
+
+/* Prefetches `pairs` lines of K and as many of V, into level 2. None of them is the last of a row. */
+static ALWAYS_INLINE void prefetch_inside(prefetch_lines *next, const int pairs) {
+  UNROLL
+  for (int i = 0; i < pairs; i++) {
+    __builtin_prefetch((const void *)(next->k + (uintptr_t)i * LINE_BYTES), 0, 2);
+    __builtin_prefetch((const void *)(next->v + (uintptr_t)i * LINE_BYTES), 0, 2);
+  }
+  next->k += (uintptr_t)pairs * LINE_BYTES;
+  next->v += (uintptr_t)pairs * LINE_BYTES;
+  next->left -= pairs;
+}
+
+/* The same over the end of a row. */
+static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs) {
+  NO_UNROLL
+  for (int i = 0; i < pairs; i++) {
+    __builtin_prefetch((const void *)next->k, 0, 2);
+    __builtin_prefetch((const void *)next->v, 0, 2);
+    next->k += LINE_BYTES;
+    next->v += LINE_BYTES;
+    if (--next->left > 0) continue;
+    next->left = next->row;
+    next->k += next->k_gap;
+    next->v += next->v_gap;
+  }
+}
+
+/* The same into level 1, for rows without gaps, and again for as many nearer ones: from *again on, or SECOND_DISTANCE ahead.
+ */
+static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, uintptr_t *again) {
+  const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES);
+  const uintptr_t one = next->nearer ? next->k - (FIRST_DISTANCE - SECOND_DISTANCE) : *again;
+  const uintptr_t other = next->nearer ? next->v - (FIRST_DISTANCE - SECOND_DISTANCE) : *again + bytes;
+  UNROLL
+  for (uintptr_t i = 0; i < bytes; i += LINE_BYTES) {
+    __builtin_prefetch((const void *)(next->k + i), 0, 3);
+    __builtin_prefetch((const void *)(next->v + i), 0, 3);
+  }
+  UNROLL
+  for (uintptr_t i = 0; i < bytes; i += LINE_BYTES) {
+    __builtin_prefetch((const void *)(one + i), 0, 3);
+    __builtin_prefetch((const void *)(other + i), 0, 3);
+  }
+  next->k += bytes;
+  next->v += bytes;
+  *again += 2 * bytes;
+}
+
+/* `pairs` lines of K and V each, by `policy`; both are constants. `again`: as for prefetch_twice(). The test for the end of
+ * a row tells the policies apart where any is possible, so that lines are prefetched once as quickly as without a choice. */
+static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const int pairs,
+                                         uintptr_t *again) {
+  if (policy == PREFETCH_NONE) return;
+  if (policy == PREFETCH_TWICE)
+    prefetch_twice(next, pairs, again);
+  else if (__builtin_expect(next->left > pairs, 1))
+    prefetch_inside(next, pairs);
+  else if (next->left > 0)
+    prefetch_across(next, pairs);
+  else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE)
+    prefetch_twice(next, pairs, again);
+}
+
+/* The same, once. */
+static ALWAYS_INLINE void prefetch_once(prefetch_lines *next, const int pairs) {
+  prefetch_ahead(next, PREFETCH_ONCE, pairs, NULL);
+}
+
+#endif

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/* decode's products on vectors as its tasks call them: rows and keys of a block to the functions of few_rows.def. A tier
+ * with products of its own brings the same names, and DECODE_PRODUCTS, before decode.h (few_rows_amx.h).
+ *
+ * Parameters: those of few_rows.h. */
+#ifndef ATTN_COMMON_DECODE_PRODUCTS_H
+#define ATTN_COMMON_DECODE_PRODUCTS_H
+#define DECODE_PRODUCTS
+
+#include "few_rows.h"
+#include "kernels/common/cpu_prefetch.h"
+#include "kernels/common/terms.h"
+
+/* acc += P V for all columns of the rows, as many vectors at a time as there are registers for their sums: too few sums
+ * could not hide the latency of multiply-add. */
+static ALWAYS_INLINE void accumulate_keys(const few_rows *t, const few_kind kind) {
+  const few_rows left = rows_left(t);
+  int64_t column = 0;
+  prefetch_lines next = *t->next;
+#ifdef ATTN_COMMON_DECODE_WIDE_SUMS_H
+  if (DECODE_KNOBS.wide_sums && kind.rows >= DECODE_KNOBS.group_rows) {
+    accumulate_wide_vecs(left, &column, kind, 3, &next);
+    accumulate_wide_vecs(left, &column, kind, 2, &next);
+    accumulate_wide_vecs(left, &column, kind, 1, &next);
+    *t->next = next;
+    return;
+  }
+#endif
+  accumulate_vecs(left, &column, kind, 16, &next);
+  accumulate_vecs(left, &column, kind, 8, &next);
+  accumulate_vecs(left, &column, kind, 4, &next);
+  accumulate_vecs(left, &column, kind, 2, &next);
+  accumulate_vecs(left, &column, kind, 1, &next);
+  *t->next = next;
+}
+
+/* ---- The functions of few_rows.def ---- */
+
+/* Whether a line is for this tier. */
+#define HAS_ROWS(rows, policy, type) \
+  ((rows) <= DECODE_KNOBS.tile_rows && ((policy) != PREFETCH_TWICE || DECODE_KNOBS.prefetches_twice) && LANES_TAKE(type))
+#define FEW_ROWS(rows, policy, type, scores, sums)                                                          \
+  static NO_INLINE void scores(const few_rows *t) { score_keys(t, (few_kind){rows, ATTN_##type, policy}); } \
+  static NO_INLINE void sums(const few_rows *t) { accumulate_keys(t, (few_kind){rows, ATTN_##type, policy}); }
+#include "few_rows.def"
+#undef FEW_ROWS
+
+enum {
+#define FEW_ROWS(...) +1
+  FEW_ROWS_FUNCTIONS = 0
+#include "few_rows.def"
+#undef FEW_ROWS
+};
+_Static_assert(FEW_ROWS_FUNCTIONS == 9 * ATTN_DTYPE_COUNT, "few_rows.def has 9 lines for each type");
+
+/* Tells the functions apart. */
+#define FEW_KEY(rows, policy, type) (((type)*4 + (policy)) * 16 + (rows))
+static int64_t few_key(const few_rows *t, int64_t rows) {
+  const prefetch_policy policy = t->next->policy;
+  return FEW_KEY(rows, rows > 1 && policy == PREFETCH_NONE ? PREFETCH_ONCE : policy, (int64_t)t->keys.dtype);
+}
+
+static void score_by_rows(const few_rows *t, int64_t rows) {
+  switch (few_key(t, rows)) {
+#define FEW_ROWS(count, policy, type, scores, sums)      \
+  case FEW_KEY(count, policy, ATTN_##type):              \
+    if (HAS_ROWS(count, policy, ATTN_##type)) scores(t); \
+    break;
+#include "few_rows.def"
+#undef FEW_ROWS
+    default: assert(false);
+  }
+}
+
+static void accumulate_by_rows(const few_rows *t, int64_t rows) {
+  switch (few_key(t, rows)) {
+#define FEW_ROWS(count, policy, type, scores, sums)    \
+  case FEW_KEY(count, policy, ATTN_##type):            \
+    if (HAS_ROWS(count, policy, ATTN_##type)) sums(t); \
+    break;
+#include "few_rows.def"
+#undef FEW_ROWS
+    default: assert(false);
+  }
+}
+
+/* Calls one of these for all `rows` rows. `read`: other rows have already read the keys. */
+static ALWAYS_INLINE void for_few_rows(void (*const call)(const few_rows *, int64_t), few_rows *t, int64_t rows, bool read) {
+  prefetch_lines none = {.policy = PREFETCH_NONE};
+  for (int64_t step; t->row < rows; t->row += step, read = true) {
+    step = rows_at_once(rows - t->row);
+    if (read) t->next = &none;
+    call(t, step);
+  }
+}
+
+/* ---- What tasks call ---- */
+
+/* A thread's memory for products, and the block of keys at work. */
+typedef struct products {
+  float *q_tiles, *v_copy;
+  key_rows k, v;
+  prefetch_lines next;
+  int64_t begin, end;
+  bool picks; /* V of a key is read only for rows that may see it */
+  prefetch_policy policy;
+  float factor;
+} products;
+
+/* Offsets in bytes, and the size. */
+typedef struct products_layout {
+  int64_t q_tiles, v, total;
+} products_layout;
+
+static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_KNOBS.tile_rows); }
+static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_VALUES); }
+
+static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
+  const memory_part parts[] = {{&at->q_tiles, capacity, float_bytes(lanes_of(p->dim_qk))},
+                               {&at->v, DECODE_KEYS, float_bytes(lanes_of(p->dim_v))}};
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
+}
+
+/* How K and V of a call are prefetched. Twice on CPUs that drop prefetches, if they are too large to be in a cache and have
+ * no gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the same
+ * size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with prefetches into level 2. Not at all where a
+ * single row reads K and V in their order and level 3 may hold them: Zen 4 takes up to 1.7 times as long with prefetches. */
+static prefetch_policy policy_of(const row_block *block) {
+  const attn_problem *p = block->problem;
+  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
+  const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+  const double bytes = elements * (double)attn_dtype_bytes(p->dtype_kv);
+  if (DECODE_KNOBS.prefetches_twice && dense && bytes > 8 << 20 && attn_cpu_drops_prefetches()) return PREFETCH_TWICE;
+  return block->rows == 1 && bytes <= 16 << 20 && attn_cpu_prefetches_alone() ? PREFETCH_NONE : PREFETCH_ONCE;
+}
+
+/* Called once the block's queries are loaded. */
+static products start_products(const row_block *block, const products_layout *at, void *memory) {
+  const products work = {.q_tiles = floats_at(memory, at->q_tiles),
+                         .v_copy = floats_at(memory, at->v),
+                         .policy = policy_of(block),
+                         .factor = score_factor(block->problem)};
+  tile_queries(block, work.q_tiles);
+  return work;
+}
+
+/* Copies V of the block's keys to rows of whole vectors, with zeros for keys that `row` may not see, unless that is
+ * negative. */
+static key_rows copy_values(const products *work, const row_block *block, int64_t row) {
+  const key_rows v = work->v;
+  const int64_t columns = block->acc_stride, dim_v = block->problem->dim_v;
+  float *to = work->v_copy;
+  for (int64_t j = 0; j < work->end - work->begin; j++) {
+    const bool used = row < 0 || row_sees(block, row, work->begin + j);
+    for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
+      vec_store(to, load_lanes(v.data, v.dtype, v.first + j * v.stride + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+  }
+  return (key_rows){work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : v.dtype, 0, columns};
+}
+
+/* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that a row may not see must not touch it. */
+static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
+  const attn_problem *p = block->problem;
+  const attn_args *args = block->args;
+  work->begin = begin;
+  work->end = end;
+  work->picks = picks;
+  work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
+  work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
+  work->next = prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy);
+  const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
+  if (!whole && !picks) work->v = copy_values(work, block, -1);
+}
+
+static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
+  return (few_rows){.keys = keys,
+                    .next = &work->next,
+                    .count = work->end - work->begin,
+                    .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
+                    .before = work->begin % LANE_VALUES,
+                    .factor = work->factor,
+                    .q = work->q_tiles + tile_row * lanes_of(block->problem->dim_qk),
+                    .score = block->score + work->begin % DECODE_KEYS,
+                    .acc = block->acc + tile_row * block->acc_stride,
+                    .dim_qk = block->problem->dim_qk,
+                    .acc_stride = block->acc_stride,
+                    .columns = keys.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
+}
+
+/* S of `rows` rows from tile_row on, to block->score. */
+static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
+  few_rows tile = few_rows_of(work, block, tile_row, work->k);
+  for_few_rows(score_by_rows, &tile, rows, tile_row > 0);
+}
+
+/* acc += P V for the same rows. Where V of single keys counts, each row reads a copy of its own. */
+static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
+  const int64_t first = work->begin % DECODE_KEYS, step = work->picks ? 1 : rows;
+  for (int64_t i = 0; i < rows; i++) join_weights(block->score + i * DECODE_SCORE_STRIDE, first + work->end - work->begin);
+  for (int64_t i = 0; i < rows; i += step) {
+    const key_rows v = work->picks ? copy_values(work, block, tile_row + i) : work->v;
+    few_rows tile = few_rows_of(work, block, tile_row + i, v);
+    tile.score = block->score + i * DECODE_SCORE_STRIDE + first / LANE_VALUES;
+    for_few_rows(accumulate_by_rows, &tile, step, tile_row > 0 || v.data == work->v_copy);
+  }
+}
+
+/* After a split's last block: puts the columns of acc in their order. */
+static void end_products(const products *work, const row_block *block) {
+  (void)work;
+  for (int64_t i = 0; i < block->rows; i++)
+    for (int64_t c = 0; c < block->acc_stride; c += VEC_VALUES) order_columns(block->acc + i * block->acc_stride + c);
+}
+
+/* ---- Their time ---- */
+
+static inline void decode_terms_of(const attn_problem *p, double *terms) {
+  attn_decode_terms(p, (term_widths){VEC_LANES, VEC_VALUES}, terms);
+}
+
+#define DECODE_KERNEL_TERMS \
+  { DECODE_TERM_COUNT, attn_decode_term_names, decode_terms_of }
+
+#endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/* The keys of one split, block by block or as streams. Parameters: those of products.h. */
+#ifndef ATTN_COMMON_DECODE_SPLIT_H
+#define ATTN_COMMON_DECODE_SPLIT_H
+
+#include "plan.h"
+#include "softmax.h"
+
+/* ---- One block of keys ---- */
+
+static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
+  for (int64_t i = 0; i < block->rows; i++)
+    if (block->range[i].begin > begin || block->range[i].end < end) return false;
+  return true;
+}
+
+static void decode_block(const row_block *block, products *work, int64_t begin, int64_t end) {
+  const attn_problem *p = block->problem;
+  const int64_t first = round_down(begin, DECODE_KEYS);
+  assert(begin < end && end - first <= DECODE_KEYS);
+  const bool selects = selects_keys(p) || !all_rows_see(block, begin, end);
+  const bool plain = !selects && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
+  take_keys(work, block, begin, end, block->careful && selects);
+  for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_KNOBS.tile_rows) {
+    const int64_t rows = min64(DECODE_KNOBS.tile_rows, block->rows - tile_row);
+    score_rows(work, block, tile_row, rows);
+    for (int64_t i = 0; i < rows; i++)
+      softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, block->score + i * block->score_stride, plain);
+    accumulate_rows(work, block, tile_row, rows);
+  }
+}
+
+/* ---- Streams: all whole blocks of rows without a mask ---- */
+
+#ifdef ATTN_COMMON_DECODE_STREAM_H
+
+enum { STREAMS = DECODE_ROWS / MOST_TILE_ROWS + 2 /* whole tiles, and 5 rows more: 4 and 1 */ };
+
+/* NULL if the tier has no function for them. */
+static stream_function *stream_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
+  (void)policy;
+#ifdef ATTN_COMMON_DECODE_ONE_ROW_H
+  if (rows == 1) return one_row_of(p, policy);
+#endif
+#ifdef ATTN_COMMON_DECODE_GROUP_ROWS_H
+  if (rows > 1) return group_of(p, rows, policy);
+#endif
+  return NULL;
+}
+
+/* Splits the block into streams. Returns how many they are, 0 if not all of its rows are what group_rows.h or one_row.h is
+ * for. */
+static int64_t streams_of(const row_block *block, const products *work, row_stream streams[STREAMS]) {
+  const attn_problem *p = block->problem;
+  const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
+  int64_t count = 0;
+  for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
+    row_stream *stream = &streams[count];
+    stream->rows = rows_at_once(block->rows - row);
+    stream->run = stream_of(p, stream->rows, work->policy);
+    if (!stream->run) return 0;
+    stream->policy = work->policy;
+    stream->block = row > 0 ? &stream->part : block;
+    stream->q = work->q_tiles + row * lanes_of(p->dim_qk);
+    if (row == 0) continue;
+    stream->part = *block;
+    stream->part.acc += row * block->acc_stride;
+    stream->part.row_max += row;
+    stream->part.row_sum += row * VEC_LANES;
+  }
+  return count;
+}
+
+/* Move the state of softmax between the block's rows and groups of them. */
+static void start_groups(row_stream *streams, int64_t count) {
+#ifdef ATTN_COMMON_DECODE_GROUP_ROWS_H
+  for (row_stream *s = streams; s < streams + count; s++)
+    if (s->rows > 1) start_group(s->block, s->rows, &s->state);
+#else
+  (void)streams, (void)count;
+#endif
+}
+static void store_groups(row_stream *streams, int64_t count) {
+#ifdef ATTN_COMMON_DECODE_GROUP_ROWS_H
+  for (row_stream *s = streams; s < streams + count; s++)
+    if (s->rows > 1) store_sums(s->block, s->rows, &s->state);
+#else
+  (void)streams, (void)count;
+#endif
+}
+
+/* All whole blocks from `key` on that all rows see, up to `end`. Returns the first key that is left. */
+static int64_t run_streams(const row_block *block, row_stream *streams, int64_t count, int64_t key, int64_t end) {
+  for (int64_t i = 0; i < block->rows; i++) {
+    if (count == 0 || block->range[i].begin > key) return key;
+    end = min64(end, block->range[i].end);
+  }
+  end -= (end - key) % DECODE_KEYS;
+  if (end <= key) return key;
+  start_groups(streams, count);
+  for (int64_t stop; key < end; key = stop) {
+    stop = count > 1 ? key + DECODE_KEYS : end; /* the next stream finds K and V in a cache */
+    for (row_stream *s = streams; s < streams + count; s++) s->run(s, key, stop);
+  }
+  store_groups(streams, count);
+  return key;
+}
+#endif
+
+/* ---- All keys ---- */
+
+/* Inline, because as a call it takes 10 ns of those that attend to a few keys. */
+static ALWAYS_INLINE void attend_keys(const row_block *block, products *work, attn_key_range keys) {
+#ifdef ATTN_COMMON_DECODE_STREAM_H
+  row_stream streams[STREAMS];
+  const int64_t count = streams_of(block, work, streams);
+#endif
+  for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
+#ifdef ATTN_COMMON_DECODE_STREAM_H
+    if (key >= keys.begin) key = run_streams(block, streams, count, key, keys.end);
+#endif
+    if (key < keys.end) decode_block(block, work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
+  }
+}
+
+#endif
