@@ -86,10 +86,13 @@ static void accumulate_by_rows(const few_rows *t, int64_t rows) {
 
 /* Calls one of these for all `rows` rows. `read`: other rows have already read the keys. */
 static ALWAYS_INLINE void for_few_rows(void (*const call)(const few_rows *, int64_t), few_rows *t, int64_t rows, bool read) {
-  prefetch_lines none = {.policy = PREFETCH_NONE};
+  prefetch_lines none; /* not initialised before it is needed: that would take 10 ns of every call */
   for (int64_t step; t->row < rows; t->row += step, read = true) {
     step = rows_at_once(rows - t->row);
-    if (read) t->next = &none;
+    if (read) {
+      none = (prefetch_lines){.policy = PREFETCH_NONE};
+      t->next = &none;
+    }
     call(t, step);
   }
 }
