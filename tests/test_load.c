@@ -20,7 +20,7 @@ static const char *plugin(const char *name) {
 TEST(wrong_plugins_are_refused_in_words) {
   static const char *const wrong[][3] = {
       {"entry", "is no plug-in: it does not export attn_plugin_entry"},
-      {"abi", "is built for version 99 of the kernel interface, and libattn ", " has version 1; build it"},
+      {"abi", "is built for version 99 of the kernel interface, and libattn ", " has version 2; build it"},
       {"size", "an attn_kernel has ", "and in libattn "},
       {"name", "kernel 1 of ", " is called 'Test-kernel'; a name has small letters"},
       {"taken", "has a kernel 'flash_c', and libattn itself has one of that name already"},

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/float_mode.h"
 #include "commands/options.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
@@ -206,7 +207,10 @@ static bool output_is_the_checked_one(const open_trial *now) {
  * are on inputs that none has seen: they must be right, and not take longer. False: the verdict says why. */
 static bool is_as_quick_on_others(open_trial *now, double time_ns) {
   bench_trial *t = now->trial, other = *t;
-  bench_sampler sampler = {.meter = &bench_machine_meter, .sample_ns = OTHER_SAMPLE_NS, .random = (uint64_t)now->start_ns};
+  bench_sampler sampler = {.meter = &bench_machine_meter,
+                           .sample_ns = OTHER_SAMPLE_NS,
+                           .random = (uint64_t)now->start_ns,
+                           .float_mode = bench_float_mode()};
   bench_slices slices = {.loop = NULL};
   double least_ns = INFINITY;
   other.peak = NULL;
