@@ -1,19 +1,48 @@
 /* SPDX-License-Identifier: MIT */
-/* malloc() fails when `allocations_left` have succeeded. For programs that are linked with --wrap=malloc. */
+/* Allocations fail when `allocations_left` have succeeded; `blocks_held` counts those that are not freed. For programs that
+ * are linked with --wrap= for each function. */
 #ifndef TESTS_FAILING_MALLOC_H
 #define TESTS_FAILING_MALLOC_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 static int allocations_left = -1; /* -1: no limit */
+static _Atomic int blocks_held;
 
 void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void __real_free(void *block);
 void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+void __wrap_free(void *block);
 
-void *__wrap_malloc(size_t bytes) {
-  if (allocations_left == 0) return NULL;
-  if (allocations_left > 0) allocations_left--;
-  return __real_malloc(bytes);
+static bool may_allocate(void) { return allocations_left < 0 || (allocations_left > 0 && allocations_left--); }
+
+static void *hold(void *block) {
+  blocks_held += block != NULL;
+  return block;
+}
+
+void *__wrap_malloc(size_t bytes) { return may_allocate() ? hold(__real_malloc(bytes)) : NULL; }
+void *__wrap_calloc(size_t count, size_t bytes) { return may_allocate() ? hold(__real_calloc(count, bytes)) : NULL; }
+void *__wrap_realloc(void *old, size_t bytes) {
+  void *block = may_allocate() ? __real_realloc(old, bytes) : NULL;
+  blocks_held += block && !old;
+  return block;
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+  return may_allocate() ? hold(__real_aligned_alloc(alignment, bytes)) : NULL;
+}
+
+void __wrap_free(void *block) {
+  blocks_held -= block != NULL;
+  __real_free(block);
 }
 
 #endif

@@ -47,11 +47,11 @@ typedef struct script {
   int interrupt_in;      /* in this round the user presses Ctrl-C; 0 = never */
 } script;
 
-typedef enum event_kind { CALL, RENEW, POISON, RESTORE, HASH, FRESHEN, LOOK, LOOK_CLOSELY, PEAK, READ } event_kind;
+typedef enum event_kind { CALL, FRESHEN, LOOK, RENEW, POISON, RESTORE, HASH, LOOK_CLOSELY, PEAK, READ, DISMISS } event_kind;
 
 typedef struct event {
   event_kind kind;
-  const bench_trial *trial; /* NULL: PEAK */
+  const bench_trial *trial; /* NULL: PEAK, DISMISS */
   const attn_peak_loop *loop;
   int64_t turn;
   double rate;
@@ -83,8 +83,11 @@ static struct {
   int disturb; /* so many of the next calls take a hundred times as long */
   double luck; /* standard deviation of the log-times of placements; 0: all are alike */
   const void *place[3 * MOST_ROUNDS],
-      *owner[3 * MOST_ROUNDS];   /* workspaces in the order of their first calls; whose each is */
-  int places, shared;            /* so many calls were in the workspace of another trial */
+      *owner[3 * MOST_ROUNDS]; /* workspaces in the order of their first calls; whose each is */
+  int places, shared;          /* so many calls were in the workspace of another trial */
+  const void *filled;          /* the last workspace that was, */
+  size_t filled_bytes;
+  int filled_by;                 /* and by how many threads */
   int core_looks, looks_a_round; /* at the core's share; looks_a_round 0: it is not known */
   uint64_t disturbed;            /* rounds in which one of these looks finds a neighbour, as bits */
 } sim;
@@ -106,7 +109,16 @@ static bench_team team(int threads) {
   return (bench_team){sim.threads, sim.cpus ? sim.cpus : threads};
 }
 
-static void dismiss(void) { sim.threads = 1; }
+static void dismiss(void) {
+  note((event){.kind = DISMISS});
+  sim.threads = 1;
+}
+
+void __wrap_bench_pages_fill(void *memory, int byte, size_t bytes, int threads);
+void __wrap_bench_pages_fill(void *memory, int byte, size_t bytes, int threads) {
+  memset(memory, byte, bytes);
+  sim.filled = memory, sim.filled_bytes = bytes, sim.filled_by = threads;
+}
 
 /* The output of a right call for this version of the inputs. */
 static uint64_t right_output(int version) { return CHECKED + 1000 * (uint64_t)version; }
@@ -116,7 +128,11 @@ static double luck_of(const bench_trial *trial) {
   int at = 0;
   if (sim.luck <= 0 || trial->workspace == trial->home.workspace) return 1; /* before the rounds */
   while (at < sim.places && sim.place[at] != trial->workspace) at++;
-  if (at == sim.places) sim.place[sim.places] = trial->workspace, sim.owner[sim.places++] = trial;
+  if (at == sim.places) {
+    assert_true(sim.filled == trial->workspace && sim.filled_bytes == trial->workspace_bytes && sim.filled_bytes > 1);
+    assert_int_equal(sim.filled_by, trial->threads);
+    sim.place[sim.places] = trial->workspace, sim.owner[sim.places++] = trial;
+  }
   assert_true(sim.places < (int)COUNT(sim.place));
   sim.shared += sim.owner[at] != trial;
   uint64_t state = (uint64_t)at + 1;
@@ -271,8 +287,10 @@ static script steady(const char *name, double ns) {
 
 static script any; /* of tests that need no other one */
 
+static int blocks_before; /* the test; it keeps none */
+
 static int begin(void **state) {
-  (void)state;
+  if (state) blocks_before = blocks_held;
   memset(&sim, 0, sizeof sim);
   sim.now_ns = 1e9;
   sim.resolution_ns = 1;
@@ -338,12 +356,6 @@ static void assert_close(double a, double b) {
   if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
 }
 
-static int count_events(event_kind kind, const bench_trial *trial) {
-  int count = 0;
-  for (int i = 0; i < sim.events; i++) count += sim.log[i].kind == kind && (!trial || sim.log[i].trial == trial);
-  return count;
-}
-
 /* ---- Calls and samples ----------------------------------------------------------------------------------------------- */
 
 /* A call takes 100 ns, a sample 2 ms. The calibration tries 1, 100 and 10000 calls, then 1.2 times as many as are needed. */
@@ -400,11 +412,6 @@ TEST(a_sample_and_its_slices_are_guessed) {
   assert_close(bench_sample_guess_ns(&trial), 200e3 + 4 * 3 * 200e3);
 }
 
-static int next_of_kind(event_kind kind, int e) {
-  while (e < sim.events && sim.log[e].kind != kind) e++;
-  return e;
-}
-
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
 static void expect_error(const script *s, const char *part) {
@@ -435,34 +442,6 @@ TEST(remembered_answers_are_wrong) {
   script s = steady("remembers", 700);
   s.remembers = true;
   expect_error(&s, "wrong in a row");
-}
-
-/* In every round: a call to warm up, another V, and other inputs. Then calls, each on inputs that no call has seen, and a
- * look at each output; at one of them a close one, and one call on known inputs, whose output is poisoned before and all
- * compared after it. */
-TEST(no_call_sees_inputs_for_a_second_time) {
-  const script s = steady("steady", 300);
-  SET_UP(7, &s);
-  run_well();
-  static const event_kind known[] = {RESTORE, POISON, CALL, HASH, FRESHEN};
-  int e = next_of_kind(RENEW, 0) - 1;
-  for (int r = 0; r < 7; r++) {
-    int close = 0, restored = 0;
-    assert_int_equal(sim.log[e++].kind, CALL);
-    assert_int_equal(sim.log[e++].kind, RENEW);
-    assert_int_equal(sim.log[e++].kind, FRESHEN);
-    for (int64_t i = 0; i < t.trial[0].samples.iterations; i++) {
-      assert_int_equal(sim.log[e++].kind, CALL);
-      assert_int_equal(sim.log[e++].kind, LOOK);
-      if (sim.log[e].kind == LOOK_CLOSELY) close++, e++;
-      assert_int_equal(sim.log[e++].kind, FRESHEN);
-      if (sim.log[e].kind != RESTORE) continue;
-      for (int k = 0; k < (int)COUNT(known); k++) assert_int_equal(sim.log[e++].kind, known[k]);
-      restored++;
-    }
-    assert_true(close >= 1 && restored <= 1);
-  }
-  assert_int_equal(e, sim.events);
 }
 
 TEST(a_failing_call_is_an_error) {
@@ -595,140 +574,144 @@ TEST(slow_trials_run_three_times_at_least) {
 
 /* ---- Order ----------------------------------------------------------------------------------------------------------- */
 
-TEST(positions_are_those_of_the_samples) {
-  enum { TRIALS = 5, ROUNDS = 2 * TRIALS };
-  script s[TRIALS];
-  const script *scripts[TRIALS];
-  for (int i = 0; i < TRIALS; i++) s[i] = steady("one of five", 1000 + 100 * i), scripts[i] = &s[i];
-  set_up(scripts, TRIALS, ROUNDS);
-  run_well();
-  int samples = 0, seen[TRIALS][TRIALS] = {{0}}, order[ROUNDS * TRIALS];
-  for (int block = 0; block < 2; block++)
-    assert_true(bench_latin_square(order + block * TRIALS * TRIALS, TRIALS, t.options.seed, block));
-  for (int e = 0; e < sim.events; e++) {
-    if (sim.log[e].kind != RENEW) continue; /* one per sample */
-    const int round = samples / TRIALS, place = samples % TRIALS, trial = (int)(sim.log[e].trial - t.trial);
-    assert_int_equal(t.trial[trial].samples.position[round], place);
-    assert_int_equal(order[samples++], trial);
-    seen[trial][place]++;
+static int at, orders; /* in the log; calls that do not follow their neighbour */
+static int64_t turn;   /* of the rotation */
+
+/* The tensors of the next event, which must be of this kind. */
+static int64_t expect(event_kind kind, const bench_trial *trial) {
+  const event *e = &sim.log[at++];
+  if (at > sim.events || e->kind != kind || e->trial != trial) fail_msg("event %d: kind %d, not %d", at - 1, e->kind, kind);
+  return e->turn;
+}
+
+/* Two slices of the trial's loop; 0 without one. */
+static void expect_slices(const bench_trial *trial, double *rate) {
+  for (int i = 0; i < BENCH_SLICES; i++) {
+    const event *e = &sim.log[at];
+    rate[i] = trial->reads || trial->peak ? e->rate : 0;
+    if (trial->reads) assert_int_equal(expect(READ, trial), turn % trial->tensor_count);
+    if (trial->reads) turn += BENCH_READ_ORDERS * trial->samples.iterations;
+    if (trial->peak) assert_true(expect(PEAK, NULL) == 0 && e->loop == trial->peak);
   }
-  assert_int_equal(samples, TRIALS * ROUNDS);
-  for (int i = 0; i < TRIALS; i++)
-    for (int place = 0; place < TRIALS; place++) assert_int_equal(seen[i][place], 2); /* two Latin squares */
 }
 
-/* ---- Rotation -------------------------------------------------------------------------------------------------------- */
+/* In its turn, where caches are cold. */
+static int64_t expect_tensors(event_kind kind, const bench_trial *trial) {
+  const int64_t tensors = expect(kind, trial);
+  if (trial->cold) assert_int_equal(tensors, turn++ % trial->tensor_count);
+  return tensors;
+}
 
-/* Copies that are to be cold: each call takes the next one, across the samples of all trials, so that a copy is used again
- * only after all others. There is no warm-up. */
-TEST(trials_share_one_rotation) {
-  enum { COPIES = 7 };
-  const script a = steady("a", 300), b = steady("b", 600);
-  SET_UP(9, &a, &b);
-  for (int i = 0; i < 2; i++) t.trial[i].tensor_count = COPIES, t.trial[i].turn = &t.turn, t.trial[i].cold = true;
-  run_well();
-  int64_t turn = 0, used[COPIES] = {0}, freshened[COPIES] = {0};
-  for (int e = 0; e < sim.events; e++) {
-    const event *now = &sim.log[e];
-    if (now->kind == FRESHEN) freshened[now->turn]++;
-    if (now->kind != CALL) continue;
-    assert_int_equal(now->turn, turn++ % COPIES);
-    assert_true(freshened[now->turn] > used[now->turn]++);
+/* Calls, each on tensors of its own with inputs that no call has seen; a look at each output, and maybe a close one. Returns
+ * the tensors as bits. */
+static int expect_group(const bench_trial *trial, int64_t count, int *close) {
+  const int first = at;
+  int used = 0;
+  for (int64_t i = 0, last = -1, tensors; i < count; i++, last = tensors) {
+    tensors = expect_tensors(CALL, trial);
+    assert_false(used >> tensors & 1);
+    used |= 1 << tensors;
+    orders += !trial->cold && tensors != last + 1;
   }
-  assert_int_equal(count_events(RENEW, NULL), 9 * 2); /* one of the copies of each sample */
+  for (int i = 0; i < count; i++) assert_int_equal(expect(LOOK, trial), sim.log[first + i].turn);
+  if (sim.log[at].kind == LOOK_CLOSELY) assert_true(++*close && used >> expect(LOOK_CLOSELY, trial) & 1);
+  for (int i = 0; i < count; i++) assert_int_equal(expect(FRESHEN, trial), sim.log[first + i].turn);
+  return used;
 }
 
-/* Tensors that stay in the caches are used in groups between two readings of the clock, in random order. */
-TEST(short_calls_share_readings_of_the_clock) {
-  enum { SETS = 4 };
-  const script s = steady("short", 300);
-  SET_UP(9, &s);
-  t.options.min_sample_s = 1e-4;
-  t.trial[0].tensor_count = SETS;
-  run_well();
-  assert_int_equal(t.trial[0].group, SETS);
-  int orders = 0, last = -1;
-  for (int e = next_of_kind(RENEW, 0); e < sim.events; e++) {
-    int set[SETS] = {0};
-    if (sim.log[e].kind != CALL || sim.log[e + 1].kind != CALL) continue;
-    for (int i = 0; i < SETS && sim.log[e + i].kind == CALL; i++) assert_int_equal(set[sim.log[e + i].turn]++, 0);
-    orders += sim.log[e].turn != last;
-    last = (int)sim.log[e].turn;
+/* Where caches are warm and calls short, one on each of the tensors to warm up; then another V, and other inputs. Calls, and
+ * one at most on known inputs, whose output is poisoned before and compared after it. Where caches are cold, another V. */
+static void expect_sample(const bench_trial *trial, int round) {
+  static const event_kind kinds[] = {POISON, CALL, HASH, FRESHEN};
+  int close = 0, known = 0, used = 0;
+  const int64_t warm = trial->cold ? 0 : trial->tensor_count;
+  for (int64_t i = 0; i < warm && trial->call_ns < 20e6; i++) assert_int_equal(expect(CALL, trial), i);
+  for (int64_t i = 0; i < warm; i++) assert_true(expect(RENEW, trial) == i && expect(FRESHEN, trial) == i);
+  for (int64_t left = trial->samples.iterations; left > 0; left -= trial->group) {
+    used |= expect_group(trial, left < trial->group ? left : trial->group, &close);
+    if (sim.log[at].kind != RESTORE) continue;
+    const int64_t tensors = expect_tensors(RESTORE, trial);
+    for (size_t i = 0; i < COUNT(kinds); i++) assert_int_equal(expect(kinds[i], trial), tensors);
+    used |= 1 << tensors;
+    known++;
   }
-  assert_true(orders > 20);
+  if (trial->cold) assert_true(used >> expect(RENEW, trial) & 1);
+  assert_true((close >= 1 || round >= 8) && close <= 4 && known <= 1);
 }
 
-/* ---- Loops beside the samples ---------------------------------------------------------------------------------------- */
-
-static int compare_doubles(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
+static void expect_team(const bench_trial *trial, int *team) {
+  if (trial->threads < *team) (void)expect(DISMISS, NULL);
+  *team = trial->threads;
 }
 
-static double median_of_four(const event *before, const event *after) {
-  double rates[] = {before[0].rate, before[1].rate, after[0].rate, after[1].rate};
-  qsort(rates, 4, sizeof *rates, compare_doubles);
-  return (rates[1] + rates[2]) / 2;
-}
-
-static bool is_slice(const event *e) { return e->kind == PEAK || e->kind == READ; }
-
-/* Two slices of the trial's own loop come right before every sample and two right after; the median of the four counts. */
-TEST(peak_slices_surround_each_sample) {
+/* Trials in the order of Latin squares, with threads, loops and tensors of their own. A larger team goes before fewer
+ * threads; slices come right before and after a sample, and their median counts. The slices behind a sample serve the next
+ * trial, too, if it has the same loop. */
+TEST(rounds_have_their_order) {
+  enum { TRIALS = 5, ROUNDS = 10 };
   static const attn_peak_loop loops[] = {{.isa = "c", .dtype = "f32", .flops = 1},
                                          {.isa = "avx2", .dtype = "f32", .flops = 1}};
-  const script a = steady("a", 500), b = steady("b", 600), c = steady("c", 700), d = steady("d", 800);
-  SET_UP(8, &a, &b, &c, &d);
-  for (int i = 0; i < 4; i++) t.trial[i].threads = 3;
-  for (int i = 0; i < 3; i++) t.trial[i].peak = &loops[i / 2];
-  run_well();
-  int samples[4] = {0};
-  for (int e = next_of_kind(RENEW, 0); e < sim.events; e = next_of_kind(RENEW, e + 1)) {
-    const int begin = e - 1, i = (int)(sim.log[e].trial - t.trial); /* after a call to warm up */
-    int end = e;
-    while (end + 1 < sim.events && !is_slice(&sim.log[end + 1])) end++;
-    const double rate = t.trial[i].samples.loop_rate[samples[i]++];
-    if (i == 3) {
-      assert_true(rate == 0); /* it has no loop */
-      continue;
+  static const double call_ns[] = {300, 900, 2100, 2e7};
+  uint64_t random = 1;
+  for (int n = 0; n < 40; n++) {
+    const script s[TRIALS] = {steady("a", call_ns[n % 4]), steady("b", 300), steady("c", 500), steady("d", 600),
+                              steady("e", 700)};
+    int team = 1, order[TRIALS * TRIALS];
+    begin(NULL);
+    set_up((const script *const[]){&s[0], &s[1], &s[2], &s[3], &s[4]}, TRIALS, ROUNDS);
+    t.options.min_sample_s = 5e-6;
+    for (int i = 0; i < TRIALS; i++) {
+      bench_trial *trial = &t.trial[i];
+      const int loop = i + 1 < TRIALS ? (int)(bench_random(&random) % 4) : 1; /* the last one: where its calibration ends */
+      trial->threads = n < 4 ? 1 : 1 + (int)(bench_random(&random) % 3);
+      trial->peak = loop < 2 ? &loops[loop] : NULL;
+      trial->reads = loop == 2;
+      trial->tensor_count = 1 + n % 7;
+      trial->turn = &t.turn;
+      trial->cold = n & 1;
+      if (trial->threads > team) team = trial->threads;
     }
-    assert_int_equal(t.trial[i].slice.threads, 3);
-    for (int k = 1; k <= 2; k++) {
-      assert_true(is_slice(&sim.log[begin - k]) && sim.log[begin - k].loop == t.trial[i].peak);
-      assert_true(is_slice(&sim.log[end + k]) && sim.log[end + k].loop == t.trial[i].peak);
+    run_well();
+    at = 0, turn = 0;
+    if (team == 1) (void)expect(DISMISS, NULL);
+    for (int i = 0; i < TRIALS; i++) { /* the calibration */
+      const bench_trial *trial = &t.trial[i];
+      expect_team(trial, &team);
+      for (int64_t k = 0; k < trial->tensor_count; k++) assert_int_equal(expect(FRESHEN, trial), k);
+      for (; sim.log[at].trial == trial && sim.log[at].kind <= LOOK; at++) turn += trial->cold && sim.log[at].kind == CALL;
+      assert_int_equal(trial->group, fmin(trial->tensor_count, ceil(BENCH_GROUP_NS / s[i].call_ns[0])));
     }
-    assert_close(rate, median_of_four(&sim.log[begin - 2], &sim.log[end + 1]));
+    for (int r = 0; r < ROUNDS; r++) {
+      const attn_peak_loop *last = NULL;
+      double rates[2 * BENCH_SLICES] = {0};
+      assert_true(bench_latin_square(order, TRIALS, t.options.seed, r / TRIALS));
+      for (int place = 0; place < TRIALS; place++) {
+        const bench_trial *trial = &t.trial[order[r % TRIALS * TRIALS + place]];
+        expect_team(trial, &team);
+        if (last && last == trial->peak)
+          memcpy(rates, rates + BENCH_SLICES, sizeof rates / 2);
+        else
+          expect_slices(trial, rates);
+        expect_sample(trial, r);
+        expect_slices(trial, rates + BENCH_SLICES);
+        last = trial->peak;
+        assert_close(trial->samples.loop_rate[r], bench_median((double[]){rates[0], rates[1], rates[2], rates[3]}, 4));
+        assert_int_equal(trial->samples.position[r], place);
+        if (trial->peak) assert_int_equal(trial->slice.threads, trial->threads);
+      }
+    }
+    assert_int_equal(at, sim.events);
+    assert_int_equal(turn % t.trial[0].tensor_count, t.turn);
   }
-  for (int i = 0; i < 4; i++) assert_int_equal(samples[i], 8);
-}
-
-/* A slice of the read loop reads as many tensors as a sample, in the same rotation as the calls. */
-TEST(read_slices_read_as_much_as_a_sample) {
-  const script s = steady("reads", 300);
-  SET_UP(7, &s);
-  t.trial[0].tensor_count = 8;
-  t.trial[0].turn = &t.turn;
-  t.trial[0].cold = true;
-  t.trial[0].reads = true;
-  t.trial[0].threads = 2;
-  run_well();
-  const int64_t iterations = t.trial[0].samples.iterations;
-  int64_t turn = 0;
-  event read[4 * 7];
-  for (int e = 0, n = 0; e < sim.events; e++) {
-    if (sim.log[e].kind == READ && n < (int)COUNT(read)) read[n++] = sim.log[e];
-    if (sim.log[e].kind == READ || sim.log[e].kind == CALL) assert_int_equal(sim.log[e].turn, turn % 8);
-    if (sim.log[e].kind == READ || sim.log[e].kind == CALL) turn += sim.log[e].kind == READ ? iterations : 1;
-  }
-  assert_int_equal(count_events(READ, NULL), 4 * 7);
-  for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.loop_rate[r], median_of_four(&read[4 * r], &read[4 * r + 2]));
+  assert_true(orders > 1000);
 }
 
 /* ---- From trials to rows --------------------------------------------------------------------------------------------- */
 
 static bench_setup setup; /* the current case with scripted trials; only its id is real. end() clears it after each test */
 static bench_row rows[MOST_TRIALS];
-static bench_row goal_row; /* of the last goal; end() clears it, too */
+static bench_row goal_row;    /* of the last goal; end() clears it, too */
+static bench_goal_list goals; /* that goal; likewise */
 
 static void clear_setup(void) {
   for (int i = 0; i < setup.count; i++) bench_row_clear(&rows[i]);
@@ -743,7 +726,9 @@ static int end(void **state) {
   clear();
   clear_setup();
   bench_row_clear(&goal_row);
+  bench_goals_clear(&goals);
   t = (timing){.count = 0};
+  if (blocks_held != blocks_before) fail_msg("%d blocks are kept", blocks_held - blocks_before);
   return 0;
 }
 
@@ -995,7 +980,6 @@ static void hear(void *context, const char *what, const char *kernel) {
 
 /* Measures flash_c on a case as a goal; a speedup is over one thread. */
 static bench_goal_row measure(int metric, const char *axes, const script *s) {
-  static bench_goal_list goals;
   static bench_goal_line lines[2];
   char error[200];
   const bench_case_settings settings = {.timed = true,
@@ -1084,7 +1068,6 @@ TEST(goals_of_memory_are_those_of_plans) {
   const attn_kernel_info *const kernels[] = {attn_kernel_find("flash_c"), &unknown};
   const bench_goal_line lines[2] = {
       {.metric = &bench_metrics[BENCH_WORKSPACE], .kernels = "flash_c", .axes = small, .against = ""}};
-  bench_goal_list goals = {0};
   char error[200];
   bench_row found[2];
   assert_true(bench_goals_make(lines, &goals, error, sizeof error));
@@ -1116,7 +1099,6 @@ TEST(goals_are_guessed_from_their_cases) {
       {.metric = &bench_metrics[BENCH_NS], .kernels = "flash_c", .axes = small, .against = ""},
       {.metric = &bench_metrics[BENCH_TIME], .kernels = "flash_c", .axes = small, .against = "seq=512"},
       {.metric = &bench_metrics[BENCH_WORKSPACE], .kernels = "flash_c", .axes = small, .against = ""}};
-  bench_goal_list goals = {0};
   char error[200] = "";
   double guess[3];
   assert_true(bench_goals_make(lines, &goals, error, sizeof error));
@@ -1144,9 +1126,12 @@ TEST(goals_are_shares_of_the_loops_beside) {
   goal = measure_goal(BENCH_READS, &any);
   double share[11];
   for (int r = 0, e = 0; r < 11; r++) {
-    const event *before = &sim.log[e = next_of_kind(READ, e)], *after = &sim.log[e = next_of_kind(READ, e + 2)];
-    share[r] = 100 * 4 * 2 * 64 * 32 * sizeof(float) / 2e-5 / median_of_four(before, after);
-    e += 2;
+    double rates[2 * BENCH_SLICES];
+    for (int i = 0; i < 2 * BENCH_SLICES; i++, e++) {
+      while (sim.log[e].kind != READ) e++;
+      rates[i] = sim.log[e].rate;
+    }
+    share[r] = 100 * 4 * 2 * 64 * 32 * sizeof(float) / 2e-5 / bench_median(rates, 4);
   }
   assert_close(goal.measured.median, bench_median(share, 11));
   assert_true(goal.measured.median > 33 && goal.measured.median < 105);
