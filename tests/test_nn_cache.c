@@ -227,6 +227,8 @@ TEST(steps_check_arguments) {
   test_invalid(attn_kv_cache_step(cache, 2, NULL, a, a, a, o), "sequence 0 holds 49 of 50 tokens; 2 more do not fit");
   assert_int_equal(attn_kv_cache_lengths(cache)[1], LONG - 1);
   assert_int_equal(attn_kv_cache_lengths(cache)[0], LONG - 1);
+  test_ok(attn_kv_cache_truncate(cache, 0));
+  test_ok(attn_kv_cache_step(cache, LONG, NULL, a, a, a, o)); /* as many as it holds */
   test_invalid(attn_kv_cache_truncate(cache, -1), "length is -1");
   test_invalid(attn_kv_cache_truncate(NULL, 0), "cache is NULL");
   attn_kv_cache_destroy(cache);

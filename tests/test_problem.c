@@ -2,6 +2,7 @@
 /* attn_problem: defaults, and every check of attn_problem_validate(). The refusal of a wrong field must name the field, its
  * value and what would be right. */
 #include <math.h>
+#include <string.h>
 
 #include "support.h"
 
@@ -200,6 +201,18 @@ TEST(null_problem_is_refused) {
   assert_null(plan);
   const attn_problem problem = valid_problem();
   test_invalid(attn_plan_create(&problem, NULL, NULL), "plan", "NULL");
+}
+
+/* Of a whole batch, counted without overflow. */
+TEST(rows_and_keys_are_at_most_2_to_the_60) {
+  for (int keys = 0; keys < 2; keys++)
+    for (int bits = 59; bits <= 64; bits++) {
+      attn_problem p;
+      attn_problem_init(&p, 1 << 22, 1 << 21, 1 << 21, 1, 1, 1, 1);
+      *(keys ? &p.seq_k : &p.seq_q) = 1 << (bits - 43);
+      const bool refused = attn_problem_validate(&p) != ATTN_OK && strstr(attn_last_error(), "at most 2^60 rows");
+      assert_int_equal(refused, bits > 60);
+    }
 }
 
 /* A product of sizes that overflows must not become a small workspace. */
