@@ -951,6 +951,7 @@ TEST(threads_are_counted) {
   sim.cpus = 1;
   judge(two_threads, &s, 1e6);
   test_contains(rows[1].warnings, "threads: 2 share 1 CPU");
+  assert_null(strstr(rows[1].warnings, "1 CPUs"));
 }
 
 TEST(fewer_threads_than_asked_for_are_an_error) {
