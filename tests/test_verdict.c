@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "compare/compare.h"
+#include "failing_malloc.h"
 #include "support.h"
 
 static void assert_near(double a, double b, double relative) {
@@ -416,22 +417,15 @@ TEST(rows_are_sorted) {
   bench_matches_clear(&m);
 }
 
-static bool memory_is_short;
-
-void *__real_realloc(void *old, size_t bytes);
-void *__wrap_realloc(void *old, size_t bytes);
-
-void *__wrap_realloc(void *old, size_t bytes) { return memory_is_short ? NULL : __real_realloc(old, bytes); }
-
 /* A row that memory has no room for is no row that was left out in silence. */
 TEST(rows_without_memory_are_told) {
   const bench_comparison c = one_run(100, 0, 100, 0);
   const bench_row timed = {.time.n = 7}, skipped = {.verdict.status = BENCH_SKIP};
   bench_matches m = {.unpaired = NULL};
-  memory_is_short = true;
+  allocations_left = 0;
   const bool added = bench_matches_add(&m, &c), told = bench_matches_add_unpaired(&m, NULL, &timed);
   const bool left_out = bench_matches_add_unpaired(&m, NULL, &skipped); /* on purpose */
-  memory_is_short = false;
+  allocations_left = -1;
   assert_true(!added && !told && left_out && m.table.count == 0 && m.unpaired_count == 0);
   assert_true(bench_matches_add(&m, &c) && bench_matches_add_unpaired(&m, NULL, &timed));
   assert_true(m.table.count == 1 && m.unpaired_count == 1 && m.unpaired[0].b == &timed);
