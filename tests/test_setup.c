@@ -274,6 +274,13 @@ TEST(trials_see_what_calls_wrote) {
       test_ok(bench_trial_call(t, 0));
       assert_int_equal(bench_trial_output_hash(t, 0), t->verdict.output_hash);
     }
+    float *o = layer ? NULL : s->tensors[0].args.o;
+    for (int row = 0; row < 2 * 12 && !layer; row++) { /* any row may be looked at closely */
+      const float right = o[8 * row];
+      o[8 * row] += 1;
+      for (random = 0; !bench_trial_look_closely(t, 0, random, text, sizeof text); random++) assert_true(random < 300);
+      o[8 * row] = right;
+    }
     bench_setup_close(s);
   }
 }
