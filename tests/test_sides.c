@@ -109,6 +109,18 @@ TEST(threads_that_differ_are_told) {
   expect_told(a, c, false, BENCH_EXIT_USAGE, "threads differ: 1 and 4\n" REFUSED);
 }
 
+/* A row without a time on the other side is not compared. */
+TEST(rows_need_times_on_both_sides) {
+  const bench_side *a = SIDE(0, "k B:1", "k B:2"), *b = SIDE(1, "k B:1", "l B:2");
+  const bench_row *x = results[0].rows.item, *y = results[1].rows.item;
+  bench_matches m;
+  results[1].rows.item[0].time.n = 0;
+  assert_true(bench_match(a, b, 0.01, false, &m) && m.table.count == 0 && m.unpaired_count == 3);
+  assert_true(m.unpaired[0].a == &x[0] && m.unpaired[0].b == &y[0] && m.unpaired[1].a == &x[1] && !m.unpaired[1].b);
+  assert_true(!m.unpaired[2].a && m.unpaired[2].b == &y[1]);
+  bench_matches_clear(&m);
+}
+
 /* ---- What could decide ------------------------------------------------------------------------------------------------ */
 
 static void expect_advice(const bench_side *a, const bench_side *b, const bench_matches *m, const char *wanted) {
@@ -146,11 +158,13 @@ TEST(the_first_undecided_row_is_timed_again) {
 /* ---- --fail-on -------------------------------------------------------------------------------------------------------- */
 
 static void expect_known(const char *text, bool known, const char *wanted) {
-  const cli_list texts = {.item = {"slower", text}, .count = 2};
-  test_listen(stderr);
-  const bool got = bench_failures_known(&texts);
-  assert_string_equal(test_heard(), wanted);
-  assert_int_equal(got, known);
+  for (int first = 0; first < 2; first++) {
+    const cli_list texts = {.item = {first ? text : "slower", first ? "slower" : text}, .count = 2};
+    test_listen(stderr);
+    const bool got = bench_failures_known(&texts);
+    assert_string_equal(test_heard(), wanted);
+    assert_int_equal(got, known);
+  }
 }
 
 TEST(gates_are_words_and_shares) {

@@ -417,6 +417,23 @@ TEST(rows_are_sorted) {
   bench_matches_clear(&m);
 }
 
+TEST(csv_files_hold_every_number) {
+  const bench_row a = {.kernel = "k", .case_id = "c,1", .time.median = 3}, b = {.time.median = 4};
+  bench_comparison item = {
+      .verdict = BENCH_FASTER, .a = &a, .b = &b, .ratio = 1.5, .ci_lo = 1.25, .ci_hi = 2, .p = 0.5, .rounds = 7};
+  bench_matches m = {.table = {.item = &item, .count = 1, .mean = {.verdict = BENCH_SAME, .ratio = 1, .ci_hi = 1.125}}};
+  bench_comparison_report report = {.matches = &m};
+  char *text;
+  size_t bytes;
+  FILE *file = open_memstream(&text, &bytes);
+  bench_comparison_write_csv(&report, file);
+  (void)fclose(file);
+  assert_string_equal(text,
+                      "verdict,kernel,case_id,ratio,ratio_ci_lo,ratio_ci_hi,p,time_ns_a,time_ns_b,rounds,reason\n"
+                      "FASTER,k,\"c,1\",1.5,1.25,2,0.5,3,4,7,\nSAME,geometric mean,,1,0,1.125,0,,,,\n");
+  free(text);
+}
+
 /* A row that memory has no room for is no row that was left out in silence. */
 TEST(rows_without_memory_are_told) {
   const bench_comparison c = one_run(100, 0, 100, 0);
