@@ -396,23 +396,27 @@ TEST(levels_hold_what_threads_read) {
  * outputs. */
 TEST(warm_groups_have_tensors_that_fit_a_cache) {
   for (int cache = 3000; cache < 66000; cache += 500) {
-    bench_setup *s = open_case(small, "naive_c", NULL, &checked);
-    assert_true(bench_setup_check(s) && s->bytes == 3072);
+    bench_setup *s = open_case(cache % 1000 ? small : "heads:2/seq:12/head_dim:8/lse:on", "naive_c", NULL, &checked);
+    assert_true(bench_setup_check(s));
     s->trials[0].call_ns = 1; /* a group is as large as it may be */
     feigned.cache = cache;
     bench_setup_rotate(s);
     const bench_tensors *t = s->tensors;
     const int count = s->rotations, most = BENCH_MOST_GROUP;
     const bool shares = t[count - 1].args.k == t[0].args.k;
-    const double level = 0.75 * cache, own = (double)(t->buffers[BENCH_Q].bytes + t->buffers[BENCH_O].bytes),
-                 each = count > 1 && shares ? own : 3072, held = 3072 + (count - 1) * each;
+    const double level = 0.75 * cache,
+                 own = (double)(t->buffers[BENCH_Q].bytes + t->buffers[BENCH_O].bytes + t->buffers[BENCH_LSE].bytes),
+                 each = count > 1 && shares ? own : s->bytes, held = s->bytes + (count - 1) * each;
     assert_int_equal(s->trials[0].tensor_count, count);
     assert_true(count == 1 || (count <= most && held <= level));
-    if (level >= 3072) assert_true(count == most || held + own > level);
-    if (level >= most * 3072) assert_true(count == most && !shares);
+    if (level >= s->bytes) assert_true(count == most || held + own > level);
+    if (level >= most * s->bytes) assert_true(count == most && !shares);
     for (int n = 1; n < count; n++) {
       assert_true((t[n].args.k == t[0].args.k) == shares && (t[n].args.v == t[0].args.v) == shares);
-      for (int of = 0; of < n; of++) assert_true(t[n].args.q != t[of].args.q && t[n].args.o != t[of].args.o);
+      for (int of = 0; of < n; of++) {
+        assert_true(t[n].args.q != t[of].args.q && t[n].args.o != t[of].args.o);
+        assert_true(!t[n].args.lse || t[n].args.lse != t[of].args.lse);
+      }
     }
     feigned.cache = 0;
     bench_setup_close(s);
