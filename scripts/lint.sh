@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Checks the sources: format, suspicious code, line length, spelling, licence lines, commit subjects.
+# Checks the sources: format, suspicious code, line length, spelling, plain English, licence lines, commit subjects.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -16,6 +16,7 @@ Runs the given checks, or all:
   python     ruff prints no warning (ruff.toml)
   shell      shellcheck prints no warning
   spelling   codespell finds no misspelling (.codespellrc)
+  words      comments, docs and commit subjects are plain English (scripts/words.txt), sentences have 40 words at most
   length     no line of C, Python, shell or CMake is longer than 125 characters
   licence    every source file names its licence in its first lines
   size       no tracked file is larger than 200 KB, unless scripts/large_files.txt names it
@@ -42,6 +43,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 first_commit=3e7509d # earlier subjects are published and cannot change
+first_plain=36a3d84  # and so are earlier words
 
 # Prints the sources that match a pattern: from git, or without git all files outside build folders and virtual environments.
 sources() {
@@ -102,6 +104,14 @@ check_spelling() {
   sources '\.([chs]|md|py|sh|def|cmake|cpp|in|txt|cff)$|^LICENSE$' | xargs codespell
 }
 
+check_words() {
+  local result=0
+  sources '\.([ch]|cpp|hpp|def|py|sh|cmake|md)$|(^|/)CMakeLists\.txt$' | grep -vE '^(docs/kernels\.md|notebook/.*|scripts/words\.py)$' |
+    xargs python3 scripts/words.py || result=1
+  ! git cat-file -e "$first_plain^{commit}" 2>/dev/null || python3 scripts/words.py --subjects "$first_plain.." || result=1
+  return "$result"
+}
+
 # Rows of tables cannot be wrapped; docs/kernels.md is generated.
 check_length() {
   ! {
@@ -139,7 +149,7 @@ check_subjects() {
 
 logs=$root/build/log
 mkdir -p "$logs"
-[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy ${long:+analyzer} python shell spelling length licence size subjects)
+[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy ${long:+analyzer} python shell spelling words length licence size subjects)
 status=0
 for check in "${chosen[@]}"; do
   [ "$(type -t "check_$check")" = function ] || { warn "lint.sh: no check '$check' (see --help)" && exit 2; }

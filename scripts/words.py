@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Checks the English of comments, documents and commit subjects, for `scripts/lint.sh words`.
+
+    words.py FILE...            comments of C, CMake, shell and Python, text of Markdown
+    words.py --subjects RANGE   subjects of commits, such as main~20..main
+
+Prints what the words of words.txt stand for, comments that begin with a word that needs a noun before it, and sentences of more
+than 40 words. The exit code is 1 if anything was printed."""
+import argparse
+import io
+import pathlib
+import re
+import subprocess
+import sys
+import tokenize
+
+MOST_WORDS = 40
+OPENINGS = ("of", "that", "what", "by", "as", "between")
+WORDS = pathlib.Path(__file__).with_name("words.txt")
+
+
+def read_words():
+    rows = [line.split("\t") for line in WORDS.read_text().splitlines() if line and not line.startswith("#")]
+    return [(re.compile(rf"\b{pattern}\b", re.I), better) for pattern, better in rows]
+
+
+def block_comments(text):
+    """(line, text) of C's comments; one that another follows on the next line at the same column goes on there."""
+    for match in re.finditer(r'"(?:\\.|[^"\\\n])*"|/\*(.*?)\*/|//([^\n]*)', text, re.S):
+        body = match[1] if match[1] is not None else match[2]
+        if body is None:
+            continue
+        lines = [re.sub(r"^\s*\* ?", "", line) for line in body.lstrip("*!<").split("\n")]
+        own_line = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
+        yield text.count("\n", 0, match.start()) + 1, "\n".join(lines), own_line
+
+
+def line_comments(text):
+    """(line, text) of runs of lines that begin with #."""
+    start, run = 0, []
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        match = re.match(r"\s*#(?!!| SPDX) ?(.*)", line)
+        if match:
+            start = start if run else number
+            run.append(match[1])
+        elif run:
+            yield start, "\n".join(run), True
+            run = []
+
+
+def python_comments(text):
+    yield from line_comments(text)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""')) and token.line.strip().startswith(("\"", "r\"")):
+            yield token.start[0], token.string.strip('r"'), False
+
+
+def paragraphs(text):
+    """(line, text) of Markdown's paragraphs, items and cells, without code."""
+    text = re.sub(r"```.*?```", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+    for match in re.finditer(r"(?:[^\n]+\n?)+", text):
+        line = text.count("\n", 0, match.start()) + 1
+        for part in re.split(r"\n(?=\s*(?:[-*|#>]|\d+\.) ?)", match[0]):
+            for cell in part.split("|") if part.lstrip().startswith("|") else [part]:
+                yield line, cell, False
+            line += part.count("\n") + 1
+
+
+READERS = {".c": block_comments, ".h": block_comments, ".cpp": block_comments, ".hpp": block_comments, ".def": block_comments,
+           ".py": python_comments, ".sh": line_comments, ".cmake": line_comments, ".txt": line_comments, ".md": paragraphs}
+
+
+def sentences(text):
+    """What ends with a full stop, or at an empty line or an indented block; code in backticks counts as a word."""
+    text = re.sub(r"`[^`\n]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )|\n(?= {3})|:\n", text):
+        yield from re.split(r"(?<=[.!?;:])\s+", paragraph)
+
+
+def faults(text, words, is_comment):
+    for pattern, better in words:
+        for match in pattern.finditer(text):
+            yield text.count("\n", 0, match.start()), f"'{match[0]}': write {better}"
+    first = re.match(r"\s*([A-Z][a-z]+)\b", text)
+    if is_comment and first and first[1].lower() in OPENINGS:
+        yield 0, f"a comment begins with '{first[1]}'"
+    for sentence in sentences(text):
+        count = len(re.findall(r"[A-Za-z][\w'-]*", sentence))
+        if count > MOST_WORDS:
+            yield text.count("\n", 0, max(text.find(sentence[:20]), 0)), f"a sentence of {count} words: {sentence[:50]!r}"
+
+
+def check_files(names, words):
+    found = 0
+    for name in names:
+        path = pathlib.Path(name)
+        reader = READERS.get(path.suffix, line_comments)
+        for line, text, is_comment in reader(path.read_text(encoding="utf-8")):
+            for offset, fault in faults(text, words, is_comment):
+                print(f"{name}:{line + offset}: {fault}")
+                found += 1
+    return found
+
+
+def check_subjects(revisions, words):
+    subjects = subprocess.run(["git", "log", "--no-merges", "--format=%h %s", revisions], check=True, text=True,
+                              capture_output=True).stdout.splitlines()
+    found = 0
+    for subject in subjects:
+        for _, fault in faults(subject, words, False):
+            print(f"{subject}: {fault}")
+            found += 1
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Checks the English of comments, documents and commit subjects.")
+    parser.add_argument("files", nargs="*", metavar="FILE")
+    parser.add_argument("--subjects", metavar="RANGE", help="of commits, in place of files")
+    asked = parser.parse_args()
+    words = read_words()
+    found = check_subjects(asked.subjects, words) if asked.subjects else check_files(asked.files, words)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
