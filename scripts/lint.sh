@@ -106,7 +106,8 @@ check_spelling() {
 
 check_words() {
   local result=0
-  sources '\.([ch]|cpp|hpp|def|py|sh|cmake|md)$|(^|/)CMakeLists\.txt$' | grep -vE '^(docs/kernels\.md|notebook/.*|scripts/words\.py)$' |
+  sources '\.([ch]|cpp|hpp|def|py|sh|cmake|md)$|(^|/)CMakeLists\.txt$' |
+    grep -vE '^(docs/kernels\.md|notebook/.*|scripts/words\.py)$' |
     xargs python3 scripts/words.py || result=1
   ! git cat-file -e "$first_plain^{commit}" 2>/dev/null || python3 scripts/words.py --subjects "$first_plain.." || result=1
   return "$result"

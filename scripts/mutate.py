@@ -80,7 +80,7 @@ SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harne
 PREFETCHES = ("kernels/common/decode/prefetch.h", "kernels/common/cold_lines.h")
 TRIES = 3  # of a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
-# Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.
+# glibc fills the memory that programs in C allocate, and checks the bytes behind it when it is freed.
 MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 
 

@@ -5,8 +5,8 @@
     words.py FILE...            comments of C, CMake, shell and Python, text of Markdown
     words.py --subjects RANGE   subjects of commits, such as main~20..main
 
-Prints what the words of words.txt stand for, comments that begin with a word that needs a noun before it, and sentences of more
-than 40 words. The exit code is 1 if anything was printed."""
+Prints what to write for the words of words.txt, comments that begin with a word that needs a noun before it, and sentences
+of more than 40 words. The exit code is 1 if anything was printed."""
 import argparse
 import io
 import pathlib
@@ -52,7 +52,8 @@ def line_comments(text):
 def python_comments(text):
     yield from line_comments(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""')) and token.line.strip().startswith(("\"", "r\"")):
+        starts_line = token.line.strip().startswith(('"', 'r"'))
+        if token.type == tokenize.STRING and starts_line and token.string.startswith(('"""', 'r"""')):
             yield token.start[0], token.string.strip('r"'), False
 
 
@@ -67,14 +68,13 @@ def paragraphs(text):
             line += part.count("\n") + 1
 
 
-READERS = {".c": block_comments, ".h": block_comments, ".cpp": block_comments, ".hpp": block_comments, ".def": block_comments,
-           ".py": python_comments, ".sh": line_comments, ".cmake": line_comments, ".txt": line_comments, ".md": paragraphs}
+READERS = {**dict.fromkeys((".c", ".h", ".cpp", ".hpp", ".def"), block_comments), ".py": python_comments, ".md": paragraphs}
 
 
 def sentences(text):
     """What ends with a full stop, or at an empty line or an indented block; code in backticks counts as a word."""
     text = re.sub(r"`[^`\n]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )|\n(?= {3})|:\n", text):
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )|\n(?= {2})|:\n", text):
         yield from re.split(r"(?<=[.!?;:])\s+", paragraph)
 
 
