@@ -67,7 +67,7 @@ extern "C" {
 
 /* ---- Status ------------------------------------------------------------------------------------------------------ */
 
-/** What a call returns. Every value but ATTN_OK comes with a sentence from attn_last_error(). */
+/** The status that a call returns. Every value but ATTN_OK comes with a sentence from attn_last_error(). */
 typedef enum attn_status {
   ATTN_OK = 0,              /**< Done. */
   ATTN_INVALID_ARGUMENT,    /**< A field holds what it must not hold. */
@@ -262,7 +262,7 @@ typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
  * never two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
-/** What a tuning file says (attn_tuning_load()). Immutable. */
+/** The contents of a tuning file, read by attn_tuning_load(). Immutable. */
 typedef struct attn_tuning attn_tuning;
 
 /** How a plan or a layer is to be made. A field that is 0 is the default, and so is a NULL pointer in place of options. */
@@ -322,7 +322,7 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 
 /* ---- Which kernel is quickest here -------------------------------------------------------------------------------- */
 
-/** What attn_tune() measured of one kernel with one number of threads. */
+/** The result of attn_tune() for one kernel with one number of threads. */
 typedef struct attn_tune_entry {
   const char *kernel; /**< Its name; lives as long as the process. */
   int32_t threads;    /**< That a call used. */
@@ -337,7 +337,7 @@ typedef struct attn_tune_entry {
 
 enum { ATTN_TUNE_ENTRIES = 64 /**< That a report has room for. */ };
 
-/** What attn_tune() measured. */
+/** The result of attn_tune(): its measurements, quickest first. */
 typedef struct attn_tune_report {
   size_t struct_size;    /**< Bytes of this struct; attn_tune() sets it. */
   int32_t count;         /**< Entries: quickest first, those that were not timed at the end. */
@@ -407,7 +407,7 @@ ATTN_API size_t attn_tuning_head(char *text, size_t bytes);
 
 /* ---- The registry ------------------------------------------------------------------------------------------------- */
 
-/** What a kernel declares about its rounding. The error limits of docs/numerics.md are computed from it. */
+/** The rounding that a kernel declares. The error limits of docs/numerics.md are computed from it. */
 typedef struct attn_numerics {
   double exp_error;  /**< Largest relative error of its exp. */
   double p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8
@@ -415,7 +415,7 @@ typedef struct attn_numerics {
   double input_flush; /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
 } attn_numerics;
 
-/** What can be known about a kernel without running it. */
+/** Facts about a kernel that are known without running it. */
 typedef struct attn_kernel_info {
   const char *name;       /**< "flash_avx512" */
   const char *algorithm;  /**< "flash" */

@@ -39,7 +39,7 @@ namespace attn {
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------- */
 
-/** What failed: the status, and one sentence with the field, its value and what would be right. */
+/** A failure: its status, and one sentence with the field, its value and what would be right. */
 class failure {
  public:
   /** The last failure of this thread in the C library. */
@@ -48,7 +48,7 @@ class failure {
   failure(attn_status status, const char *sentence) noexcept : status_(status) {
     std::snprintf(text_, sizeof text_, "%s", sentence);
   }
-  /** What the C call returned, or would have. */
+  /** The status that the C call returned, or would have returned. */
   attn_status status() const noexcept { return status_; }
   /** The sentence. */
   const char *what() const noexcept { return text_; }
@@ -63,7 +63,7 @@ class error : public std::runtime_error {
  public:
   /** Throws what a try_ form would return. */
   explicit error(const failure &f) : std::runtime_error(f.what()), status_(f.status()) {}
-  /** What the C call returned. */
+  /** The status that the C call returned. */
   attn_status status() const noexcept { return status_; }
 
  private:
@@ -376,7 +376,7 @@ class size_check {
 
 /* ---- Options, plans, one call ------------------------------------------------------------------------------------- */
 
-/** What a tuning file says, attn_tuning_load(). Must live as long as what is made with options that hold it. */
+/** The contents of a tuning file, read by attn_tuning_load(). Must outlive all that is made with options that hold it. */
 class tuning {
  public:
   /** Reads the file. */
@@ -453,7 +453,7 @@ class plan {
   std::size_t workspace_bytes() const noexcept { return attn_plan_workspace(plan_.get()); }
   /** The kernel that was chosen. */
   const char *kernel() const noexcept { return attn_plan_kernel(plan_.get()); }
-  /** What was decided, and why. */
+  /** The decisions in words, and why they were made. */
   const char *describe() const noexcept { return attn_plan_describe(plan_.get()); }
   /** The C handle. */
   const attn_plan *get() const noexcept { return plan_.get(); }
@@ -480,7 +480,7 @@ inline void sdpa(const problem &p, const args &a) { try_sdpa(p, a).value(); }
 
 /* ---- Which kernel is quickest here -------------------------------------------------------------------------------- */
 
-/** What attn_tune() measured. As a range it is the entries that were timed, quickest first. */
+/** The result of attn_tune(). As a range it is the entries that were timed, quickest first. */
 struct tune_report : attn_tune_report {
   /** The quickest. */
   const attn_tune_entry *begin() const noexcept { return entry; }
@@ -545,11 +545,11 @@ inline void merge(const std::vector<part> &parts, std::int64_t rows, std::int64_
 /** A kernel of this build. */
 class kernel {
  public:
-  /** What attn_kernel_get() or attn_kernel_find() returned; not NULL. */
+  /** A kernel from what attn_kernel_get() or attn_kernel_find() returned; not NULL. */
   explicit kernel(const attn_kernel_info *info) noexcept : info_(info) {}
   /** Its name: "flash_avx2". */
   const char *name() const noexcept { return info_->name; }
-  /** What the C library knows of it. */
+  /** The C library's facts about it. */
   const attn_kernel_info *operator->() const noexcept { return info_; }
   /** Why this CPU cannot run it, or nothing. */
   std::optional<std::string> unusable() const { return reason(attn_kernel_unusable(info_)); }
@@ -647,7 +647,7 @@ class mha {
   std::size_t workspace_bytes() const noexcept { return attn_mha_workspace(layer_.get()); }
   /** The kernel of its attention. */
   const char *kernel() const noexcept { return attn_mha_kernel(layer_.get()); }
-  /** What was decided, and why. */
+  /** The decisions in words, and why they were made. */
   const char *describe() const noexcept { return attn_mha_describe(layer_.get()); }
   /** The C handle. */
   const attn_mha *get() const noexcept { return layer_.get(); }

@@ -39,13 +39,14 @@ enum {
 /** The steps around a library's products (kernels/library/score_steps.h of the source): for libattn's own plug-ins. */
 struct attn_score_steps;
 
-/** What plan() may use to decide, beside the problem. It steers speed only, never which keys go together. */
+/** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
+ * together. */
 typedef struct attn_machine {
   int threads;                          /**< That may work at once. */
   const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
 } attn_machine;
 
-/** What the plan knows about its work. plan() fills in what is not marked as set by the plan. */
+/** Phases, tasks and memory of a plan. plan() fills in the fields that are not marked as set by the plan. */
 typedef struct attn_schedule {
   attn_problem problem; /**< Set by the plan. */
 
@@ -72,8 +73,8 @@ typedef struct attn_task {
   int64_t item; /**< 0 .. items[phase] - 1. */
 } attn_task;
 
-/** What the time of a kernel is a sum of: how often its loops do what. A class of CPU (kernels/machines) or a tuning file
- * says what each term takes; the kernel with the smallest sum is chosen. */
+/** The terms of a kernel's expected time: how often its loops do each kind of work. A class of CPU (kernels/machines) or a
+ * tuning file says how long each term takes; the kernel with the smallest sum of terms times costs is chosen. */
 typedef struct attn_kernel_terms {
   int count;                /**< At most ATTN_MAX_TERMS; 0: the kernel ranks behind all that have terms. */
   const char *const *names; /**< `count` names of a-z, 0-9 and _, as tuning files write them. */
@@ -117,7 +118,7 @@ typedef struct attn_kernel {
 /** Version of everything in this header that a plug-in and the library share. It changes when a plug-in has to change. */
 #define ATTN_KERNEL_ABI 2
 
-/** What the library offers to a plug-in. Tiers are numbered, low to high within an architecture. */
+/** Facts and functions of the library that a plug-in may use. Tiers are numbered, low to high within an architecture. */
 typedef struct attn_host {
   size_t struct_size;  /**< sizeof(attn_host) of the library; later versions add members at the end. */
   const char *version; /**< attn_version(). */
@@ -131,7 +132,7 @@ typedef struct attn_host {
 
 struct attn_product_kernel;
 
-/** What a plug-in brings: its exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
+/** The contents of a plug-in: its exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
  * it. It and all it points to live as long as the process: a plug-in that has been loaded is never unloaded, because plans
  * and threads may still need it. */
 typedef struct attn_plugin {

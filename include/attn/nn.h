@@ -44,7 +44,7 @@ extern "C" {
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out);
 
-/** What layer normalisation learns. */
+/** The parameters of layer normalisation. */
 typedef struct attn_norm {
   const float *gain; /**< [width]; NULL = 1 */
   const float *bias; /**< [width]; NULL = 0 */

@@ -24,7 +24,7 @@ extern "C" {
  * workspace. */
 typedef struct attn_product attn_product;
 
-/** What W is. Everything is copied: nothing here has to outlive attn_product_create(). */
+/** The matrix W of a product. Everything is copied: nothing here has to outlive attn_product_create(). */
 typedef struct attn_product_weights {
   size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t depth;         /**< Rows of W = length of a row of X, >= 1. */
