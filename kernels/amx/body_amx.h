@@ -43,7 +43,7 @@ typedef struct softmax_pace {
   bool too_many, masked, biased;
 } softmax_pace;
 
-/* What comes before product `slot` of a step. */
+/* Runs the share of softmax that comes before product `slot` of a step: 0 to 3. */
 static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
   for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
     if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked, pace.biased);
@@ -221,7 +221,7 @@ EVEN_BODY(biased_body_4, 4, false, true)
 ANY_BODY(biased_body_few, 8, false, true)
 ANY_BODY(biased_body_many, 3, false, true)
 
-/* What softmax does with scores: nothing more, hide those of some keys, add bias. */
+/* How softmax takes scores: PLAIN as they are, MASKED without those of hidden keys, BIASED with the bias added. */
 typedef enum score_kind { PLAIN, MASKED, BIASED, SCORE_KINDS } score_kind;
 
 /* With 12 steps or more, 3 pairs of keys a step are enough; with the fewest, 4, it takes 8. */

@@ -227,7 +227,7 @@ static output_work output_of(const attention *a, const job *before, const job *n
                        .p = p};
 }
 
-/* Of scores as they are, if they are adjusted already. */
+/* The softmax of a job's scores. Adjusted scores are scaled already. */
 static softmax_work softmax_of(const attention *a, const job *j, const float *s, uint16_t *p, float *sum, bool adjusted) {
   return (softmax_work){.s = s,
                         .p = p,
@@ -300,7 +300,8 @@ static void ask_for_super(const attention *a, const walk *w, const job *now, sof
   }
 }
 
-/* What is wanted first comes first. */
+/* Gives softmax the lines that it prefetches: those of the bias or mask, or of the next super-block, which are needed
+ * soonest. If there are none, they are cold lines of O, V, K or Q. */
 static void give_lines(attention *a, const walk *w, const job *now, int64_t blocks, softmax_work *x) {
   const attn_problem *p = a->block->problem;
   cold_lines *cold = &a->cold;

@@ -20,7 +20,7 @@ static uint16_t *packed_v(const attn_problem *p, uint16_t *unit, int64_t block) 
   return unit + block * block_values(p->dim_v);
 }
 
-/* Of an in-place K only the last block is packed. */
+/* The packed block of K. If K is read in place, only its last block is packed. */
 static uint16_t *packed_k(const attn_problem *p, uint16_t *unit, int64_t block) {
   return packed_v(p, unit, blocks_of(p->seq_k)) + (k_in_place(p) ? 0 : block) * block_values(p->dim_qk);
 }

@@ -142,7 +142,7 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
 
 /* ---- Scores that are more than dot products ---- */
 
-/* What is added to the dot products of 16 rows and 16 keys, and where it stands. */
+/* Further terms of the scores of 16 rows and 16 keys: bias, softcap and ALiBi. */
 typedef struct further_terms {
   const float *bias; /* of the first row and key, NULL if there is none */
   int64_t row_stride, key_stride;
@@ -228,7 +228,7 @@ static __mmask16 sees_block(const uint32_t *visible, int half) {
   return _mm512_test_epi32_mask(both, both);
 }
 
-/* Of each query of a half the largest score among the keys it sees. `visible`: NULL if all. */
+/* For each query of a half, the largest score among the keys that it sees. `visible`: NULL if it sees all. */
 static vec largest_scores(const float *s, const uint32_t *visible, int half) {
   vec best = vec_set1(-INFINITY);
   for (int key = 0; key < KEY_BLOCK; key++) {
@@ -352,7 +352,7 @@ static void store_empty(const row_block *block, const query_tile *t, int64_t i) 
   store_lse(block, t->row + i, -INFINITY);
 }
 
-/* What becomes of the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may
+/* Settles the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may
  * have met NaN or infinity in V of a key that no query of the tile sees, whose weight is 0: `again` asks for a careful
  * second try without those. What is not finite then either (another query's key, an input, an overflow) is computed on its
  * own in double precision, from its allowed keys alone. */

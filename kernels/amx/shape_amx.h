@@ -2,10 +2,12 @@
 /* Shapes of flash_amx's tiles and of what stands in memory, in the order in which the tile unit walks through it. All values
  * are bfloat16 but for the sums; dimensions are zero up to a multiple of 32.
  *
- *   left   K    rows in place, or [key / 32][dim / 32][32 keys][32 dims]    V^T  [key / 64][dim / 32][key / 32][32 dims][32
- * keys] right  Q^T  [dim / 32][16 pairs of dims][32 queries][2]                 P^T  [key / 32][16 pairs of keys][32
- * queries][2] sums   S^T  [key / 32][32 keys][32 queries]                             O^T  [dim / 32][32 dims][32
- * queries] */
+ *   left   K    rows in place, or [key / 32][dim / 32][32 keys][32 dims]
+ *          V^T  [key / 64][dim / 32][key / 32][32 dims][32 keys]
+ *   right  Q^T  [dim / 32][16 pairs of dims][32 queries][2]
+ *          P^T  [key / 32][16 pairs of keys][32 queries][2]
+ *   sums   S^T  [key / 32][32 keys][32 queries]
+ *          O^T  [dim / 32][32 dims][32 queries] */
 #ifndef ATTN_SHAPE_AMX_H
 #define ATTN_SHAPE_AMX_H
 

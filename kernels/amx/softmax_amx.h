@@ -38,7 +38,7 @@ typedef struct softmax {
 } softmax;
 
 static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
-  /* Of each pair of words the high one, in the place of the low one. */
+  /* Byte indices that move the high word of each pair to the place of the low one. */
   static const uint8_t odd_words[64] = {2,  3,  0,  0,  6, 7, 0,  0,  10, 11, 0, 0, 14, 15, 0, 0, 2,  3,  0,  0,  6, 7,
                                         0,  0,  10, 11, 0, 0, 14, 15, 0,  0,  2, 3, 0,  0,  6, 7, 0,  0,  10, 11, 0, 0,
                                         14, 15, 0,  0,  2, 3, 0,  0,  6,  7,  0, 0, 10, 11, 0, 0, 14, 15, 0,  0};
@@ -131,7 +131,7 @@ static ALWAYS_INLINE void turn_bias_ahead(const softmax *x) {
 static const float FIRST_REFERENCE = -20, LEAST_SUM = 64 * 1.01f, MOST_SUM = 0x1p60f;
 
 /* The queries of a half whose references do not suit the sums of their block; `total`: of the blocks before. NaN suits: no
- * reference would mend it. */
+ * reference would fix it. */
 static ALWAYS_INLINE __mmask16 misfits(vec total, vec block_sum, __mmask16 seen) {
   const __mmask16 new = _mm512_cmp_ps_mask(total, vec_zero(), _CMP_EQ_OQ);
   const __mmask16 low = _mm512_cmp_ps_mask(block_sum, vec_set1(LEAST_SUM), _CMP_LT_OQ);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What library-backed kernels need around their products, in avx2. */
+/* The steps of library-backed kernels around their products, in avx2. */
 #include "vec_avx2.h"
 
 #include "kernels/library/score_steps_tier.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What library-backed kernels need around their products, in avx512. */
+/* The steps of library-backed kernels around their products, in avx512. */
 #include "vec_avx512.h"
 
 #include "kernels/library/score_steps_tier.h"

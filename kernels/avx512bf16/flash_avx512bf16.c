@@ -191,9 +191,9 @@ static NO_INLINE void weigh_waiting(waiting_panel *w) {
   w->vecs = 0;
 }
 
-/* What a panel's scores need. PLAIN_PAIRS: no more than their references, which all rows have. EDGE_PAIRS: also what rows
- * may see, and first references. SHIFTED_PAIRS: bias, ALiBi or a mask as well. ADJUSTED_PAIRS: relative_rows() does all of
- * it. */
+/* Kinds of panels, by what turns their scores into P. PLAIN_PAIRS: only their references, which all rows have. EDGE_PAIRS:
+ * also the range of keys that each row may see, and first references. SHIFTED_PAIRS: bias, ALiBi or a mask as well.
+ * ADJUSTED_PAIRS: relative_rows() does all of it. */
 typedef enum panel_kind { PLAIN_PAIRS, EDGE_PAIRS, SHIFTED_PAIRS, ADJUSTED_PAIRS } panel_kind;
 
 /* sum = Q K^T. `beside`: the waiting panel, which is whole, becomes P meanwhile. */
@@ -343,7 +343,7 @@ static void accumulate_unseen(const row_block *block, unseen_tile *t) {
 
 /* ---- The loop ---- */
 
-/* What one tile leaves for the next one to work on beside its own first product. */
+/* Work that one tile leaves to the next one, which does it beside its own first product. */
 typedef struct left_over {
   waiting_panel waiting;
   unseen_tile tile;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels on OpenBLAS share: its product, its name, and its threads. */
+/* The interface of the kernels to OpenBLAS: its product, its name, and its threads. */
 #ifndef ATTN_BLAS_OPENBLAS_H
 #define ATTN_BLAS_OPENBLAS_H
 

@@ -56,7 +56,8 @@ static inline void prefetch_cold_lines(cold_lines *cold) {
   prefetch_walk(&cold->o);
 }
 
-/* As floats: a call in 16 bits reads half as much, and packs the other half. */
+/* Whether the call's tensors, counted as floats, fit level 2: a call in 16 bits reads half as much, and packs the other
+ * half. */
 static bool fits_level_2(const attn_problem *p) {
   const int64_t dims = p->dim_qk + p->dim_v, heads = p->heads_q * p->seq_q + p->heads_kv * p->seq_k;
   return p->batch * heads <= WARM_BYTES / (int64_t)sizeof(float) / dims;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What is known of each storage type: dtypes.def as a table. */
+/* Facts of each storage type: dtypes.def as a table. */
 #ifndef ATTN_COMMON_DTYPES_H
 #define ATTN_COMMON_DTYPES_H
 

@@ -63,7 +63,7 @@ static double score_of(const exact_row *row, int64_t j) {
   return score;
 }
 
-/* What the weights exp(score - shift) / sum need. */
+/* Results of a first pass over the scores, for the weights exp(score - shift) / sum and for LSE. */
 typedef struct softmax {
   double shift; /* the largest score, or the sink where that is larger */
   double sum;   /* of exp(score - shift), sink included; undefined if shift is infinite */

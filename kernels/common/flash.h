@@ -125,8 +125,8 @@ static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TI
   }
 }
 
-/* What is added to scores: nothing, what the problem uses, or, where keys lie side by side and every row may see all of the
- * panel, a bias alone or a mask alone. */
+/* Terms that are added to scores: none, all that the problem uses, or, where keys lie side by side and every row may see all
+ * of the panel, a bias alone or a mask alone. */
 typedef enum panel_shift { UNSHIFTED, SHIFTED, BIASED, MASKED } panel_shift;
 
 /* The first `vecs` vectors of the panel. `edge`: not every row may see all of it. */

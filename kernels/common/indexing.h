@@ -148,7 +148,7 @@ static inline int64_t attn_lse_offset(const attn_problem *problem, const attn_se
   return attn_row_offset(problem, &problem->lse_stride, b, h, seq->first_q + i);
 }
 
-/* Of an element of bias, mask or scores: always indexed by batch, also with VARLEN. */
+/* The offset of an element of bias, mask or scores: always indexed by batch, also with VARLEN. */
 static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_t b, int64_t h, int64_t i, int64_t j) {
   return b * stride->b + h * stride->h + i * stride->q + j * stride->k;
 }

@@ -224,7 +224,7 @@ static ALWAYS_INLINE bool store_divided(const row_block *block, int64_t i, float
   return true;
 }
 
-/* What acc of row i is divided by, given its sum of P. */
+/* The divisor of row i of acc: its sum of P, plus the weight of its sink if there are sinks. */
 static ALWAYS_INLINE float denominator_of(const row_block *block, int64_t i, float sum) {
   if (!attn_uses(block->problem, ATTN_USE_SINKS)) return sum;
   return sum + exp2f(block->args->sinks[problem_row_of(block, i).head] * LOG2_E - block->row_max[i]);

@@ -14,7 +14,7 @@ static double padded(double count, int of) { return of * whole(count, of); }
 
 static bool rows_are_ragged(const attn_problem *p) { return (p->window_left >= 0 || p->window_right >= 0) && p->seq_q > 1; }
 
-/* As far as it is known before the data. */
+/* The sequence as it is expected before the data are known. */
 static attn_sequence planned_sequence(const attn_problem *p) {
   const bool top_left = p->align == ATTN_ALIGN_TOP_LEFT;
   return (attn_sequence){

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the loops of flash and decode do, counted: the terms of attn_kernel.terms that kernels of several tiers share.
+/* Counts of what the loops of flash and decode do: the terms of attn_kernel.terms that kernels of several tiers share.
  *
  * Terms are known before the data: sequences have the problem's lengths, and offsets that args bring are taken as
  * ATTN_ALIGN_BOTTOM_RIGHT would have them. Widths are counted in whole vectors of the tier, so that a vector costs about the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tiled algorithms share around their loops: the plan and the two phases, pack and compute. Parameters: those of
- * tiles.h. */
+/* The frame that tiled algorithms share around their loops: the plan and the two phases, pack and compute. Parameters: those
+ * of tiles.h. */
 #ifndef ATTN_COMMON_TWO_PHASE_H
 #define ATTN_COMMON_TWO_PHASE_H
 
@@ -32,7 +32,7 @@ static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, in
 /* Visits the tiles of a row block and finishes its rows; false as finish_row. */
 typedef bool attend_function(const attn_schedule *schedule, const row_block *block, int64_t capacity);
 
-/* What sets the compute phases of tiled algorithms apart. */
+/* The parts of the compute phase in which tiled algorithms differ. */
 typedef struct tiled_algorithm {
   int64_t score_rows, score_stride; /* of S that is kept */
   attend_function *attend;

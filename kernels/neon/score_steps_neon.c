@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What library-backed kernels need around their products, in neon. */
+/* The steps of library-backed kernels around their products, in neon. */
 #define NEON_TILE_VECS 4 /* panels of 16 keys: score_steps.h promises that they divide 64 */
 #include "vec_neon.h"
 

@@ -43,7 +43,7 @@ typedef struct bf16_layout {
   int64_t q, p, scratch_bytes;
 } bf16_layout;
 
-/* Of tasks of `rows` rows. False if a size overflows. */
+/* The memory of tasks of `rows` rows. False if a size overflows. */
 static bool bf16_layout_of(const attn_problem *p, int64_t rows, bf16_layout *at) {
   const int64_t value = sizeof(uint16_t);
   const memory_part unit[] = {{&at->k, key_quads(p) * QUAD, quads(p->dim_qk) * QUAD * value},
@@ -234,7 +234,8 @@ static void copy_allowed_v(const row_block *block, int64_t i, int64_t key, int64
   }
 }
 
-/* Of the tile at tile_row: `steps` quads of keys from `key` on, at most STRIP_KEYS keys, whose P are at `score`. */
+/* acc += P V for the tile at tile_row and `steps` quads of keys from `key` on, at most STRIP_KEYS keys. Their P are at
+ * `score`. */
 static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t key, int64_t steps, const float *score,
                             const bf16_memory *m) {
   const attn_problem *problem = block->problem;

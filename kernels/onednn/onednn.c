@@ -129,7 +129,7 @@ const char *attn_onednn_unusable(const char *cap) {
   return reason ? reason : threads_unusable();
 }
 
-/* By mmap, because malloc would from then on keep as much for itself when it is freed. */
+/* Tries mmap: malloc, once such a block is freed, would from then on keep as much memory for itself. */
 bool attn_onednn_can_create(void) {
   void *memory = mmap(NULL, ONEDNN_CODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return memory != MAP_FAILED && munmap(memory, ONEDNN_CODE_BYTES) == 0;

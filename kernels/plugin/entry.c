@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a plug-in of libattn exports: the kernels and products that plugin_built.def names, which CMake makes for each
+/* The export of a plug-in of libattn: the kernels and products that plugin_built.def names, which CMake makes for each
  * plug-in from kernels.def and the files of its folder. */
 #include "host.h"
 #include "kernels/product.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What library-backed kernels need around their products, where the CPU has no tier above plain C. */
+/* The steps of library-backed kernels around their products, for CPUs that have no tier above plain C. */
 #include "vec_c.h"
 
 #include "kernels/library/score_steps_tier.h"

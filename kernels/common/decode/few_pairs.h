@@ -5,13 +5,13 @@
  * Pairs begin at even keys, whatever keys a block has, so that a row's bits depend on its own keys alone. A key that lacks
  * its neighbour shares its lane with a P of 0.
  *
- * A tier whose products are of pairs includes it before other headers of decode. Parameters: those of register_tile.h, of
- * which vec_fma_factor() multiplies pairs, too, and vec dot_pairs(vec a, vec b, vec sum)               adds the products of
- * both values of each lane to the lane's sum vec narrow(vec low, vec high)                      floats to the nearest bf16
- * values: lanes of `low`, then of `high` vec load_pairs(const uint16_t *from, int64_t n)    adjacent values of which the
- * first n are there, 0 beyond void zip_pairs(vec even, vec odd, vec pairs[2])    values of two keys to pairs; what order
- * pairs[] has, void unzip_columns(vec low, vec high, vec sum[2])  of sums that are in this order: in the order of the values
- */
+ * A tier whose products are of pairs includes it before other headers of decode. Parameters: those of register_tile.h, whose
+ * vec_fma_factor() multiplies pairs, too, and
+ *   vec dot_pairs(vec a, vec b, vec sum)               adds the products of both values of each lane to the lane's sum
+ *   vec narrow(vec low, vec high)                      rounds floats to bf16: lanes of `low`, then of `high`
+ *   vec load_pairs(const uint16_t *from, int64_t n)    loads n adjacent values; those beyond are 0
+ *   void zip_pairs(vec even, vec odd, vec pairs[2])    pairs the values of two keys, in an order that the tier chooses
+ *   void unzip_columns(vec low, vec high, vec sum[2])  brings sums from that order into the order of the values */
 #ifndef ATTN_COMMON_DECODE_FEW_PAIRS_H
 #define ATTN_COMMON_DECODE_FEW_PAIRS_H
 
