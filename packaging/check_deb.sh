@@ -27,7 +27,7 @@ if command -v lintian >/dev/null; then
 fi
 apt-get install --simulate "${debs[@]}" >"$scratch/apt.log" 2>&1 || { tail -n 20 "$scratch/apt.log" && exit 1; }
 
-# What the packages need is in the real root: here its absence is no error.
+# The packages depend on others that only the real root has, so their absence here is no error.
 mkdir -p "$scratch/root/var/lib/dpkg/"{info,updates,triggers}
 touch "$scratch/root/var/lib/dpkg/status"
 # CPack's scripts call ldconfig; the real one is not asked.

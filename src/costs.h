@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* What kernels are expected to take: their terms (attn/kernel.h), times what each term takes by a machine class or a tuning
- * file. */
+/* The times that kernels are expected to take: their terms (attn/kernel.h) times the cost of each term, which a machine
+ * class or a tuning file holds. */
 #ifndef ATTN_COSTS_H
 #define ATTN_COSTS_H
 
 #include "attn/kernel.h"
 
-/* What each term of a kernel takes, as it was measured. */
+/* The measured cost of each term of a kernel. */
 typedef struct attn_kernel_costs {
   const attn_kernel *kernel;
   attn_dtype dtype;          /* of K and V */

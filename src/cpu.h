@@ -24,7 +24,7 @@ enum {
 uint32_t attn_cpu_features(void);
 
 #if defined(__x86_64__)
-/* What CPUID says: ECX of leaf 1; EBX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says nothing. */
+/* Answers of CPUID: ECX of leaf 1; EBX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says nothing. */
 typedef struct attn_cpuid {
   uint32_t leaf1_c, leaf7_b, leaf7_d, leaf7_1_a;
   uint64_t xcr0;

@@ -120,7 +120,8 @@ static bool choose_by_costs(const attn_problem *problem, const attn_tuning *sour
   return true;
 }
 
-/* By the first rule of the file that holds the problem. False if there is none, or if it names a kernel that cannot run. */
+/* Chooses by the first rule of the file whose box holds the problem. False if there is none, or if it names a kernel that
+ * cannot run. */
 static bool choose_by_rule(const attn_problem *problem, attn_choice *choice) {
   const attn_tuning_rule *rule = attn_tuning_find(choice->tuning, problem);
   const attn_kernel *kernel = rule ? attn_registry_find(rule->kernel) : NULL;

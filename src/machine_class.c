@@ -48,7 +48,7 @@ static const double MOST_NS = 2e4; /* that a call of a kernel may be expected to
 static const probed PROBLEMS[] = {
     {1, 1, 48, 128, 64}, {1, 1, 1, 128, 64}, {4, 1, 1, 384, 128}, {1, 1, 6, 256, 32}, {8, 1, 1, 512, 64}};
 
-/* What kernels read and write; all zeros take as long as other numbers. */
+/* Memory that probed kernels read and write. It holds zeros, which take as long as other numbers. */
 typedef struct probe_memory {
   float q[MOST_ELEMENTS], k[MOST_ELEMENTS], v[MOST_ELEMENTS], o[MOST_ELEMENTS];
   _Alignas(ATTN_MEMORY_ALIGN) char unit[MOST_BYTES], scratch[MOST_BYTES];

@@ -41,7 +41,7 @@ static bool takes_problem(const attn_kernel *kernel, void *context) {
   return !attn_tier_unusable(tier_of(kernel), NULL) && !kernel->rejects(context, buffer, sizeof buffer);
 }
 
-/* Of one sequence; 0 if the costs say nothing. */
+/* The time that a kernel takes for one sequence; 0 if the costs say nothing. */
 static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
   int count;
   attn_expected best[2];
@@ -50,8 +50,8 @@ static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, 
   return best[0].costs ? best[0].ns : 0;
 }
 
-/* What the quickest takes; kernels of our own as much longer as their tier is slower. Libraries choose their instructions
- * themselves. */
+/* The time of a kernel without costs: that of the quickest kernel, and for kernels of our own as much longer as their tier
+ * is slower. Libraries choose their instructions themselves. */
 static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
   int count;
   attn_expected best[2];

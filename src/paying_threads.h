@@ -16,7 +16,7 @@ int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threa
 int attn_paying_threads(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem, int64_t waves,
                         int threads);
 
-/* What a kernel takes for all sequences of the problem on one thread, by the same costs, in nanoseconds; 0 if nothing is
+/* Nanoseconds that a kernel takes for all sequences of the problem on one thread, by the same costs; 0 if nothing is
  * known. */
 double attn_call_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the library and its tests do with plans beyond attn.h. */
+/* Functions on plans that only the library and its tests use, beside those of attn.h. */
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 

@@ -13,8 +13,9 @@ void attn_plugins_load_named(void);
 /* The same; then ATTN_OK, or the error of what could not be loaded. */
 attn_status attn_plugins_check_named(void);
 
-/* As attn_load_kernels() of a path, but each kernel NAME becomes NAME + suffix, so that several versions of one plug-in, or
- * copies of it, stand side by side. Its products are left out. `name` is what the plug-in is called. */
+/* Loads a plug-in from a path as attn_load_kernels() does, but each kernel NAME becomes NAME + suffix, so that several
+ * versions of one plug-in, or copies of it, stand side by side. Its products are left out. `name` is what the plug-in is
+ * called. */
 attn_status attn_plugins_load_as(const char *path, const char *suffix, const char *name);
 
 #endif

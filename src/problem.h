@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a caller gives, as copies of this library's size (include/attn/extend.h), and checked. */
+/* Reads the structs of callers: checks them, and copies them at this library's size (include/attn/extend.h). */
 #ifndef ATTN_PROBLEM_H
 #define ATTN_PROBLEM_H
 

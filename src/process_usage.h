@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the threads of this process have used of the CPUs: by that a call shows whether other programs took them from it. */
+/* CPU time and preemptions of the threads of this process: they show whether other programs took CPUs from a call. */
 #ifndef ATTN_PROCESS_USAGE_H
 #define ATTN_PROCESS_USAGE_H
 

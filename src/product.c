@@ -213,7 +213,7 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* What one thread works in: [X of a depth block][sums], for blocks of `rows` and strips of `columns`. */
+/* The memory of one thread: [X of a depth block][sums], for blocks of `rows` and strips of `columns`. */
 typedef struct thread_memory {
   int64_t x_at, sum_at, bytes;
   int64_t x_stride, sum_stride; /* floats from row to row */
@@ -326,7 +326,7 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
   if (product->gelu) product->gelu(row, count);
 }
 
-/* What a task works on: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
+/* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
 typedef struct strip {
   int64_t first_row, rows, first_panel, panels, begin, end;
   float *x, *sum; /* [rows up to whole tiles][stride]: X of the depth block, and the sums */

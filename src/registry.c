@@ -27,7 +27,7 @@ static const attn_kernel *const kernels[] = {
 
 enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
 
-/* What kernels.def names and is no part of libattn: not built for a reason, or in a plug-in. */
+/* A kernel that kernels.def names, but libattn does not hold: not built for a reason, or in a plug-in. */
 typedef struct missing_kernel {
   const char *name, *reason, *plugin;
 } missing_kernel;

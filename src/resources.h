@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the system still gives this process. */
+/* CPUs and threads that the system still gives this process. */
 #ifndef ATTN_RESOURCES_H
 #define ATTN_RESOURCES_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the loader of this system does: the only file that knows dlopen. */
+/* The loader of this system, behind one interface for all systems: no other file knows dlopen. */
 #ifndef ATTN_SHARED_OBJECT_H
 #define ATTN_SHARED_OBJECT_H
 

@@ -89,8 +89,8 @@ static candidate *automatic_of(session *s) {
   return c;
 }
 
-/* By costs, or, for a kernel that has none, multiply-adds by what a core of the tier usually does: right within a factor of
- * a few. */
+/* Guesses the time of a call: by costs, or, for a kernel that has none, by its multiply-adds and the usual speed of a core
+ * of its tier. Right within a factor of a few. */
 static double guess_ns(const session *s, const attn_kernel_info *info, int threads) {
   const attn_problem *p = s->problem;
   const attn_kernel *kernel = attn_registry_find(info->name);
@@ -159,7 +159,7 @@ static void sort_by_guess(session *s) {
       swap(&s->candidates[j], &s->candidates[j - 1]);
 }
 
-/* What the library would take, then every kernel with all threads, with one, and with powers of two between. */
+/* Adds the library's own choice, then every kernel with all threads, with one, and with powers of two between. */
 static attn_status add_candidates(session *s) {
   attn_plan *automatic;
   const attn_status status = attn_plan_create(s->problem, &s->options, &automatic);

@@ -10,7 +10,7 @@
 
 enum { ATTN_TUNING_FORMAT = 5 };
 
-/* What a kernel's code is, as tuning files name it. */
+/* The version of a kernel's code, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
 
 /* One rule: what was quickest in a box of problems. Borders are inclusive; INT64_MAX = open. */
@@ -33,7 +33,7 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_p
 /* The costs of the file: `*count` of them. Those of kernels that are not here were left out. */
 const attn_kernel_costs *attn_tuning_costs(const attn_tuning *tuning, int *count);
 
-/* What a thread has to save in each wave to pay, in nanoseconds; 0 = not measured. */
+/* Nanoseconds that a thread has to save in each wave to pay; 0 = not measured. */
 double attn_tuning_least_ns(const attn_tuning *tuning);
 
 /* The class that the file is of, and its tiers, from low to high: "c portable avx2". NULL, if it is one machine's. */

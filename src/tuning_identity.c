@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What a tuning file is good for: this CPU, this version of the library, and kernels of this code. */
+/* The head of a tuning file, which names what the file is good for: this CPU, this version of the library, and kernels of
+ * this code. */
 #include <stdio.h>
 #include <string.h>
 

@@ -167,7 +167,7 @@ def _set_masks(attention, causal, align, window, uses):
         attention.uses |= getattr(C, _USES[name][0])
 
 
-# What calls may bring -> its bit, its shape, its dtype
+# Optional array of a call -> its bit, its shape, its dtype
 _USES = {"mask": ("ATTN_USE_MASK", "bhqk", "bool"), "bias": ("ATTN_USE_BIAS", "bhqk", "float32"),
          "kv_len": ("ATTN_USE_KV_LEN", "b", "int32"), "q_len": ("ATTN_USE_Q_LEN", "b", "int32"),
          "alibi_slopes": ("ATTN_USE_ALIBI", "h", "float32"), "sinks": ("ATTN_USE_SINKS", "h", "float32")}

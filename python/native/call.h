@@ -40,7 +40,7 @@ typedef struct settings {
   int32_t offset;
 } settings;
 
-/* What one interpreter of Python has: objects of one must not be used in another, nor after its end. */
+/* The objects of one interpreter of Python: they must not be used in another one, nor after its end. */
 typedef struct interpreter {
   arrays *arrays;
   PyObject *unsupported; /* its libattn.Unsupported */
@@ -59,7 +59,7 @@ typedef struct call {
   PyObject *out, *lse; /* owned */
 } call;
 
-/* What the present interpreter needs (arrays_new() explains the arguments). NULL with an exception. */
+/* Makes the objects of the present interpreter (arrays_new() explains the arguments). NULL with an exception. */
 interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject *spec);
 
 /* Call in the interpreter that made it. */

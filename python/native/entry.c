@@ -65,7 +65,7 @@ static PyObject *sdpa_without_gradients(PyObject *self, PyObject *const *args, P
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
-/* What a bound function keeps. */
+/* The data of a bound function. */
 typedef struct bound {
   settings set;
   planned *plan;

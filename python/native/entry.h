@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What libattn/_native.py gets: functions as objects of Python's own kind, made without a module.
+/* The entries that libattn/_native.py calls: they make functions as objects of Python's own kind, without a module.
  *
  * ctypes loads this library and calls attn_python_functions() once, with the GIL. The functions that it returns are called
  * as any built-in function is, by METH_FASTCALL, and cost no more. The library needs no Python.h, and one binary serves all
@@ -19,7 +19,7 @@ EXPORT PyObject *attn_python_functions(PyObject *unsupported, PyObject *allocate
  */
 EXPORT const char *attn_python_keyword(int index);
 
-/* What read_headers.py found in libattn's headers, and what the compiler says of it. */
+/* The layouts, constants and functions that read_headers.py found in libattn's headers, as the compiler sees them. */
 EXPORT const char *attn_python_headers(const int64_t **layouts, const int64_t **values, void (*const **functions)(void));
 
 #endif

@@ -359,8 +359,8 @@ static bool read_array_struct(arrays *of, PyObject *object, const char *name, te
   return read;
 }
 
-/* Of an array that gives capsules. The capsule keeps the data until the call ends, and its destructor then calls the
- * deleter, because it is not renamed to "used_dltensor". */
+/* Reads an array that gives DLPack capsules. The capsule keeps the data until the call ends, and its destructor then calls
+ * the deleter, because it is not renamed to "used_dltensor". */
 static bool read_dlpack(PyObject *object, const char *name, holdings *held, tensor *out) {
   PyObject *capsule = PyObject_CallMethodObjArgs(object, held->of->name[DLPACK], NULL);
   if (!capsule || !hold(held, capsule)) return false;

@@ -43,10 +43,10 @@ typedef struct tensor {
   bool is_copy;     /* the object is a lazy view, and data its numbers, computed: to be read only */
 } tensor;
 
-/* What one interpreter of Python has for arrays: the types it has met, names, functions. */
+/* The state of one interpreter of Python for arrays: the types it has met, names, functions. */
 typedef struct arrays arrays;
 
-/* What has to stay until the call ends: at most so many objects and buffers. */
+/* Objects, blocks of memory and buffers that have to stay until the call ends: at most MOST_HELD of each. */
 enum { MOST_HELD = 32 };
 typedef struct holdings {
   arrays *of;
@@ -78,8 +78,8 @@ PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *
 
 const char *dtype_name(dtype type);
 
-/* What the present interpreter needs before anything else. `allocate(like, shape, dtype)` is Python's way to make arrays of
- * libraries that have none of the quick ways; `spec` is the class libattn.Spec. NULL with an exception. */
+/* Makes the state of the present interpreter, before anything else. `allocate(like, shape, dtype)` is Python's way to make
+ * arrays of libraries that have none of the quick ways; `spec` is the class libattn.Spec. NULL with an exception. */
 arrays *arrays_new(PyObject *allocate, PyObject *spec);
 
 /* Call in the interpreter that made them. NULL is fine. */

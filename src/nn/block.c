@@ -70,7 +70,7 @@ void(attn_cross_attention_init)(attn_mha_problem *theirs, int64_t batch, int64_t
   attn_struct_write(&attn_mha_problem_layout, &p, theirs);
 }
 
-/* What both kinds of block have; the caller fills in the attentions. */
+/* The configuration that both kinds of block begin with; the caller fills in the attentions. */
 static attn_block_config start_config(int64_t width, int64_t hidden) {
   const attn_norm norm = {.epsilon = 1e-5f};
   return (attn_block_config){

@@ -10,7 +10,7 @@
 /* For the reader of the config, and of the configs that hold one. */
 static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT(attn_feed_forward_config, second);
 
-/* What a map applies to its output. */
+/* The function that a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
 
 /* One map of a layer. */
