@@ -161,19 +161,19 @@ typedef struct attn_problem {
   int64_t dim_qk;   /**< Elements of a query and of a key, >= 1. */
   int64_t dim_v;    /**< Elements of a value and of an output, >= 1. */
 
-  attn_dtype dtype_q;  /**< Of q: ATTN_F32, or the same as dtype_kv. */
-  attn_dtype dtype_kv; /**< Of k and v. */
-  attn_dtype dtype_o;  /**< Of o: ATTN_F32, or the same as dtype_q. */
+  attn_dtype dtype_q;  /**< Type of q: ATTN_F32, or the same as dtype_kv. */
+  attn_dtype dtype_kv; /**< Type of k and v. */
+  attn_dtype dtype_o;  /**< Type of o: ATTN_F32, or the same as dtype_q. */
 
-  attn_strides q_stride; /**< Of q. With VARLEN .b is ignored and .s walks the packed tokens, here and in the next four. */
-  attn_strides k_stride; /**< Of k. */
-  attn_strides v_stride; /**< Of v. */
-  attn_strides o_stride; /**< Of o. */
+  attn_strides q_stride; /**< Strides of q. With VARLEN .b is ignored and .s walks packed tokens, also in the next four. */
+  attn_strides k_stride; /**< Strides of k. */
+  attn_strides v_stride; /**< Strides of v. */
+  attn_strides o_stride; /**< Strides of o. */
 
-  attn_strides lse_stride;          /**< Of lse; .d is ignored. */
-  attn_score_strides bias_stride;   /**< Of bias. */
-  attn_score_strides mask_stride;   /**< Of mask. */
-  attn_score_strides scores_stride; /**< Of scores. */
+  attn_strides lse_stride;          /**< Strides of lse; .d is ignored. */
+  attn_score_strides bias_stride;   /**< Strides of bias. */
+  attn_score_strides mask_stride;   /**< Strides of mask. */
+  attn_score_strides scores_stride; /**< Strides of scores. */
 
   attn_score score; /**< The score function; default ATTN_SCORE_DOT. */
   float scale;      /**< Factor of dot scores, default 1/sqrt(dim_qk). 0 and negative are legal; NaN and inf are errors. */
@@ -325,8 +325,8 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 /** The result of attn_tune() for one kernel with one number of threads. */
 typedef struct attn_tune_entry {
   const char *kernel; /**< Its name; lives as long as the process. */
-  int32_t threads;    /**< That a call used. */
-  int32_t rounds;     /**< In which it was timed. 0 = it was not, and what follows is 0: the report's not_timed says why. */
+  int32_t threads;    /**< Threads of a call. */
+  int32_t rounds;     /**< Rounds that timed it. 0 = none, and what follows is 0: the report's not_timed says why. */
   double time_ns;     /**< Nanoseconds of a call: the median over the rounds. */
   double time_low_ns; /**< From here to time_high_ns the median lies with a probability of 95 %, whatever the distribution */
   double time_high_ns; /**< is (order statistics); 0 and INFINITY where fewer than six rounds give no such interval. */
@@ -335,7 +335,7 @@ typedef struct attn_tune_entry {
   double ratio_high;   /**< Its end. */
 } attn_tune_entry;
 
-enum { ATTN_TUNE_ENTRIES = 64 /**< That a report has room for. */ };
+enum { ATTN_TUNE_ENTRIES = 64 /**< Entries that a report has room for. */ };
 
 /** The result of attn_tune(): its measurements, quickest first. */
 typedef struct attn_tune_report {
@@ -343,10 +343,10 @@ typedef struct attn_tune_report {
   int32_t count;         /**< Entries: quickest first, those that were not timed at the end. */
   int32_t timed;         /**< Entries that were timed: at least 1. */
   int32_t left_out;      /**< Pairs of a kernel and a number of threads beyond ATTN_TUNE_ENTRIES, which were not tried. */
-  int32_t rounds;        /**< That there were. Entries far behind the first were not in all of them. */
-  double seconds;        /**< That it took. */
+  int32_t rounds;        /**< Rounds of the whole call. Entries far behind the first were not in all of them. */
+  double seconds;        /**< Seconds that the call took. */
   const char *automatic; /**< The kernel that the library would have chosen; it is among the entries. */
-  int32_t automatic_threads;                /**< With as many threads. */
+  int32_t automatic_threads;                /**< Threads that the library would have chosen. */
   int32_t reserved;                         /**< 0 */
   attn_tune_entry entry[ATTN_TUNE_ENTRIES]; /**< [count] */
   const char *not_timed[ATTN_TUNE_ENTRIES]; /**< [count] Why an entry has no time, in words; lives as long as the process.

@@ -34,10 +34,10 @@ typedef struct attn_struct_part {
 
 struct attn_struct_layout {
   const char *name;              /**< "attn_args" */
-  const char *maker;             /**< What sets its size: "ATTN_STRUCT(attn_args, ...)". */
+  const char *maker;             /**< The macro that sets its size: "ATTN_STRUCT(attn_args, ...)". */
   size_t bytes;                  /**< Its size here. */
   size_t least;                  /**< No caller's is smaller. */
-  size_t unsized;                /**< What struct_size 0 stands for: its size in version 0.1; 0 = it is refused. */
+  size_t unsized;                /**< The size that struct_size 0 stands for: that of version 0.1; 0 = it is refused. */
   const attn_struct_part *parts; /**< In the order of their offsets; NULL = none. */
 };
 

@@ -31,8 +31,8 @@ extern "C" {
 
 /** Limits that a kernel may rely on. */
 enum {
-  ATTN_MAX_PHASES = 3,   /**< Of a schedule. */
-  ATTN_MAX_TERMS = 64,   /**< Of a kernel's time. */
+  ATTN_MAX_PHASES = 3,   /**< Phases of a schedule. */
+  ATTN_MAX_TERMS = 64,   /**< Terms of a kernel's time. */
   ATTN_MEMORY_ALIGN = 64 /**< Bytes to which the memory of units and threads is aligned. */
 };
 
@@ -42,8 +42,8 @@ struct attn_score_steps;
 /** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
  * together. */
 typedef struct attn_machine {
-  int threads;                          /**< That may work at once. */
-  const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
+  int threads;                          /**< Threads that may work at once. */
+  const struct attn_score_steps *steps; /**< Steps of the highest tier that CPU and cap allow. */
 } attn_machine;
 
 /** Phases, tasks and memory of a plan. plan() fills in the fields that are not marked as set by the plan. */
@@ -60,10 +60,10 @@ typedef struct attn_schedule {
   int64_t row_block; /**< Query rows of one compute task. */
   int64_t key_block; /**< Keys scored before P is used. */
 
-  int most_threads;                     /**< That may work at once: a library's limit; 0 = any number. */
+  int most_threads;                     /**< Threads that may work at once: a library's limit; 0 = any number. */
   const struct attn_score_steps *steps; /**< For kernels on a library: what plan() took from the machine. */
 
-  void *library_state; /**< What open() made: the plan's own, only read by run(); NULL for hand-written kernels. */
+  void *library_state; /**< The plan's own object, made by open(), only read by run(); NULL for hand-written kernels. */
 } attn_schedule;
 
 /** One task of a phase. */
@@ -85,7 +85,7 @@ typedef struct attn_kernel_terms {
 
 /** A kernel: what is known about it, and its functions. */
 typedef struct attn_kernel {
-  attn_kernel_info info; /**< What attn_kernel_find() returns. */
+  attn_kernel_info info; /**< The info that attn_kernel_find() returns. */
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.

@@ -41,12 +41,12 @@ typedef struct attn_mha_problem {
   int64_t width_memory; /**< Elements of a row of the memory; = width in self-attention. */
   int64_t width_out;    /**< Elements of a row of y, >= 1. */
 
-  attn_strides x_stride; /**< Of x [batch][seq_q][width]; .h is not read. With VARLEN [tokens][width]; .b is not read. */
-  attn_strides memory_stride; /**< Of the memory [batch][seq_k][width_memory], likewise. */
-  attn_strides y_stride;      /**< Of y [batch][seq_q][width_out], likewise. */
+  attn_strides x_stride; /**< Strides of x [batch][seq_q][width]; .h is not read. With VARLEN [tokens][width]; nor is .b. */
+  attn_strides memory_stride; /**< Strides of the memory [batch][seq_k][width_memory], likewise. */
+  attn_strides y_stride;      /**< Strides of y [batch][seq_q][width_out], likewise. */
 
   bool want_weights;                 /**< attn_mha_attention_weights() will be called: costs workspace, and nothing else. */
-  attn_score_strides weights_stride; /**< Of what it writes, [batch][heads_q][seq_q][seq_k]. */
+  attn_score_strides weights_stride; /**< Strides of the weights that it writes, [batch][heads_q][seq_q][seq_k]. */
 } attn_mha_problem;
 
 /** The usual layer: dim_qk = dim_v = width / heads, as many KV heads as query heads, the memory as wide as x, everything
@@ -76,17 +76,17 @@ typedef enum attn_weight_layout {
  * optional, each on its own. */
 typedef struct attn_mha_weights {
   size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  attn_weight_layout layout; /**< Of every matrix here. */
-  attn_dtype dtype;          /**< Of every matrix here; f16 and bf16 are widened to float32. */
+  attn_weight_layout layout; /**< Layout of every matrix here. */
+  attn_dtype dtype;          /**< Type of every matrix here; f16 and bf16 are widened to float32. */
   const void *w_qkv;  /**< width x (heads_q dim_qk + heads_kv dim_qk + heads_kv dim_v), or NULL: then the next three. */
   const void *w_q;    /**< width x heads_q dim_qk */
   const void *w_k;    /**< width_memory x heads_kv dim_qk */
   const void *w_v;    /**< width_memory x heads_kv dim_v */
   const void *w_o;    /**< heads_q dim_v x width_out */
-  const float *b_qkv; /**< As many as w_qkv has columns, or NULL; with w_qkv only. */
-  const float *b_q;   /**< As many as w_q has columns, or NULL. */
-  const float *b_k;   /**< As many as w_k has columns, or NULL. */
-  const float *b_v;   /**< As many as w_v has columns, or NULL. */
+  const float *b_qkv; /**< [columns of w_qkv], or NULL; with w_qkv only. */
+  const float *b_q;   /**< [columns of w_q], or NULL. */
+  const float *b_k;   /**< [columns of w_k], or NULL. */
+  const float *b_v;   /**< [columns of w_v], or NULL. */
   const float *b_o;   /**< [width_out], or NULL. */
 } attn_mha_weights;
 
@@ -94,8 +94,8 @@ typedef struct attn_mha_weights {
 typedef struct attn_mha_options {
   size_t struct_size;            /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const attn_options *attention; /**< Kernel of the attention; tier, threads and pool of the whole layer; or NULL. */
-  const char *product; /**< Of the projections, as attn_product_create() takes it: "product_avx2", "product_openblas", ...;
-                          NULL = our own, of the highest tier. */
+  const char *product; /**< Kernel of the projections, as attn_product_create() takes it: "product_avx2", "product_openblas",
+                          ...; NULL = our own, of the highest tier. */
 } attn_mha_options;
 
 /** A layer: plan and packed weights. Immutable: any number of threads may run it at once, each with its own workspace. */
@@ -120,8 +120,8 @@ typedef struct attn_mha_args {
   const float *x;             /**< [batch][seq_q][width] by x_stride. */
   const float *memory;        /**< [batch][seq_k][width_memory] by memory_stride; NULL = x: self-attention, seq_k = seq_q. */
   float *y;                   /**< [batch][seq_q][width_out] by y_stride; may not overlap x or memory. */
-  const attn_args *attention; /**< What problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o are not
-                                 read. NULL = nothing. */
+  const attn_args *attention; /**< Arrays that problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o
+                                 are not read. NULL = nothing. */
   attn_mha_profile *profile;  /**< Times are added to it; NULL = take no times. */
 } attn_mha_args;
 

@@ -112,7 +112,7 @@ typedef struct attn_kv_cache_shape {
   int64_t dim_qk;     /**< Elements of a query and of a key, >= 1. */
   int64_t dim_v;      /**< Elements of a value, >= 1. */
   int64_t capacity;   /**< Most tokens that a sequence may have. */
-  attn_dtype dtype;   /**< Of q, k and v, as given and as kept; outputs are float32. */
+  attn_dtype dtype;   /**< Type of q, k and v, as given and as kept; outputs are float32. */
 } attn_kv_cache_shape;
 
 /** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose
@@ -392,7 +392,7 @@ typedef struct attn_block_args {
   float *y;                    /**< Output, shaped as x; may be x. */
   const attn_args *self;       /**< Masks and lengths that self.attention.uses asks for, or NULL; its q, k, v and o are not
                                   read. */
-  const attn_args *cross;      /**< What cross.attention.uses asks for, likewise. */
+  const attn_args *cross;      /**< Masks and lengths that cross.attention.uses asks for, likewise. */
   attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
 } attn_block_args;
 

@@ -32,7 +32,7 @@ typedef struct attn_product_weights {
   const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
   int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
   int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
-  attn_dtype dtype;      /**< Of weight. f16 and bf16 are widened to float32 when packed. */
+  attn_dtype dtype;      /**< Type of weight. f16 and bf16 are widened to float32 when packed. */
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
@@ -49,10 +49,10 @@ typedef struct attn_product_args {
   int64_t batch;         /**< >= 0 */
   int64_t rows;          /**< Rows of each batch, >= 0. */
   const float *x;        /**< [batch][rows][depth] by x_stride. */
-  attn_strides x_stride; /**< Of x. */
+  attn_strides x_stride; /**< Strides of x. */
   int64_t x_head_dim;    /**< Columns of a head of x; 0 = all. */
   float *y;              /**< [batch][rows][columns] by y_stride. */
-  attn_strides y_stride; /**< Of y. */
+  attn_strides y_stride; /**< Strides of y. */
   int64_t y_head_dim;    /**< Columns of a head of y; 0 = all. */
 } attn_product_args;
 
