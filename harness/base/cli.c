@@ -49,7 +49,7 @@ const char *cli_nearest(const char *word, const char *const *names) {
   return best;
 }
 
-/* What separates "attnbench" from the command's name: nothing where that is "" or "-gbench", as in attnbench-gbench. */
+/* The separator between "attnbench" and the command's name: none before "" and "-gbench", as in attnbench-gbench. */
 static const char *joint(const char *command) { return *command == '-' || !*command ? "" : " "; }
 
 int cli_fail(int code, const char *command, const char *format, ...) {

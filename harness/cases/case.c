@@ -156,7 +156,7 @@ static void tidy(bench_case *bench) {
   if (!is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) bench_spec_set(spec, AXIS_OFFSET, "");
 }
 
-/* What attn_problem_validate() cannot know. */
+/* Names a contradiction between axes that attn_problem_validate() cannot see in the problem; NULL without one. */
 static const char *contradiction(const bench_case *bench) {
   const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
   if (strlen(bench->case_id) + 1 == BENCH_NAME) return "its case_id is cut off: too many axes have long values";

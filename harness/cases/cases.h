@@ -86,7 +86,7 @@ const bench_preset *bench_preset_named(const char *command, const char *name);
 bool bench_preset_read(const char *text, bench_grids *grids, char *error, size_t error_bytes);
 void bench_grids_clear(bench_grids *grids);
 
-/* What the preset says about itself: the first line of its text without "# ". */
+/* Copies the preset's summary into `text`: its first line without "# ". */
 void bench_preset_summary(const bench_preset *preset, char *text, size_t bytes);
 
 #endif

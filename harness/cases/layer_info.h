@@ -46,7 +46,7 @@ typedef struct bench_layer_info {
   bench_layer_axis axes[BENCH_LAYER_MOST_AXES + 1]; /* ended by value NULL */
 } bench_layer_info;
 
-/* By name: NULL if no layer has it. Of a case: NULL for plain attention. */
+/* Find the layer by its name, NULL if none has it, and the layer of a case, NULL for plain attention. */
 const bench_layer_info *bench_layer_find(const char *name);
 const bench_layer_info *bench_layer_of(const bench_case *bench);
 

@@ -283,7 +283,7 @@ static bool open_reference(bench_reference *r, const bench_expected *expected, c
 
 /* ---- Comparison ------------------------------------------------------------------------------------------------------ */
 
-/* What both kernels may err in a row, together. */
+/* The error limits for the difference of both kernels' answers in a row: the sum of what each kernel may err. */
 static bench_row_limits limits_of(const bench_reference *r, const bench_expected *e, const attn_numerics *numerics,
                                   int64_t keys, double lse) {
   attn_oracle_row facts = r->largest;
@@ -311,7 +311,7 @@ static bool agrees(const bench_reference *r, const bench_expected *e, const attn
   return bench_lse_ratio(&limits, lse, (double)args->lse[bench_row_place(p, args, &p->lse_stride, row)]) <= 1;
 }
 
-/* What the oracle says of one row. Where it is right, the reference learns how large a row's facts may be. */
+/* Compares one row with the oracle's answer. Unless it is wrong, the reference learns how large a row's facts may be. */
 static bench_verdict ask_oracle(bench_reference *r, const bench_expected *e, const attn_args *args,
                                 const attn_numerics *numerics, const bench_expected_row *row) {
   bench_verdict verdict = {.status = BENCH_PASS};

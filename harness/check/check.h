@@ -23,8 +23,8 @@ typedef struct bench_reference {
   float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V */
   bool has_m;                     /* m is computed, and the oracle's rows are learnt */
 
-  /* Of the rows that the oracle has computed so far: the largest of each fact, and of W / M * sqrt(n). They stand for the
-   * facts of the others. */
+  /* The largest value of each fact, and of W / M * sqrt(n), over the rows that the oracle has computed so far. They stand
+   * for the facts of the other rows. */
   attn_oracle_row largest;
   double spread;
 } bench_reference;
@@ -56,7 +56,7 @@ int64_t bench_row_place(const attn_problem *problem, const attn_args *args, cons
 
 /* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
 
-/* What a row's limits share; see docs/numerics.md for the meaning of every term. */
+/* The terms from which the error limits of a row's outputs are computed; docs/numerics.md explains each of them. */
 typedef struct bench_row_limits {
   double proven, sharp; /* a_proven, a_sharp: relative error of the row's p */
   double lost, lse;     /* underflow; limit of the LSE's error */
@@ -73,8 +73,8 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
 /* The limits of the difference between two answers, each with its own limits. */
 bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits other);
 
-/* What a kernel declares may widen its limits only so far: an exp error or a rounding of P of more than bf16's roundoff, or
- * flushing beyond denormals, is no attention. NULL, or which of them it is ("an exp error"). */
+/* A declared error widens the kernel's limits, but only up to a cap: bf16's roundoff for the errors of exp and of rounding
+ * P, and flushing of no more than denormal inputs. Returns the error that exceeds its cap ("an exp error"), or NULL. */
 const char *bench_beyond_cap(const attn_numerics *numerics);
 
 /* Unit roundoff of P by this kernel beside V of the problem's type: a kernel that narrows P narrows it to that type. */

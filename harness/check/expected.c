@@ -102,9 +102,9 @@ void bench_expected_destroy(bench_expected *e) {
 }
 
 /* ---- Which rows the oracle computes ------------------------------------------------------------------------------- */
-/* Of small problems: all. Of larger ones: the rows where kernels change their path (first and last row, borders of common
- * tile heights, borders of masks and lengths), and seeded rows in between. Where even these would take seconds, each head
- * gets some of them. */
+/* Small problems get every row checked. Larger ones get the rows where kernels change their path (first and last row,
+ * borders of common tile heights, borders of masks and lengths), and seeded rows in between. Where even these would take
+ * seconds, each head gets some of them. */
 
 static const double ALL_ROWS_COST = 1e8; /* multiply-adds up to which every row is checked */
 static const double MOST_COST = 4e8;     /* multiply-adds of the oracle for one problem: one or two seconds of one core */

@@ -195,7 +195,7 @@ bench_outcome bench_structure_permutation(bench_structure *s) {
   return bench_view_check(s, &view, BENCH_WITHIN_LIMITS, "with keys in another order");
 }
 
-/* As many KV heads as query heads, all of them the same: a stride of 0 repeats them. */
+/* The view repeats one KV head, by a stride of 0, until there are as many KV heads as query heads. */
 bench_outcome bench_structure_heads(bench_structure *s) {
   if (s->tensors->problem.heads_q == s->tensors->problem.heads_kv) return BENCH_NOT_APPLICABLE;
   bench_view view = bench_view_of_kv_head(s);

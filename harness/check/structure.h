@@ -2,7 +2,7 @@
 /* Structural tests: what must hold between several runs of one kernel, whatever the right answer is.
  *
  * Each runs a part of the case's problem, or the same problem in another form (other threads, one sequence alone, fewer
- * rows, keys in another order ...), and compares the answers, bit by bit or within the limits of docs/numerics.md.
+ * rows, keys in another order ...). It compares the answers bit by bit or within the limits of docs/numerics.md.
  * bench_check() already compares two runs on the same inputs. */
 #ifndef BENCH_STRUCTURE_H
 #define BENCH_STRUCTURE_H

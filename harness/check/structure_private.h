@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What the structural tests share: structure.c has those on other sizes, on reordered and divided keys, and the loop over
- * all of them, structure_inputs.c those with poison, NaN and equal scores in the inputs; structure_view.c makes views, runs
- * and compares them. */
+/* Declarations that the files of the structural tests share. structure.c has the tests on other sizes, on reordered and
+ * divided keys, and the loop over all tests. structure_inputs.c has those with poison, NaN and equal scores in the inputs.
+ * structure_view.c makes, runs and compares views. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 

@@ -36,7 +36,7 @@ static const cli_command command = {
     .epilogue = "Exit codes: 0, 2 usage, 5 a file cannot be read or written. What is missing is a warning on stderr.\n",
     .positionals = &paths};
 
-/* What is written for one machine. */
+/* The results of one machine, and the folder that they are written to. */
 typedef struct merged {
   bench_parts *parts;
   int machine;

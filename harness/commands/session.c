@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What all sessions share: options, machine, journal, rows, exit code. */
+/* The part that all sessions share: options, machine, journal, rows, exit code. */
 #include "commands/session.h"
 
 #include <inttypes.h>
@@ -37,7 +37,7 @@ volatile const int *bench_interrupts_catch(void) {
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 
-/* What is measured, and with which kernels. Returns 0 or an exit code. */
+/* Chooses the cases or goals that are measured, and their kernels. Returns 0 or an exit code. */
 static int open_steps(bench_session *s) {
   const bench_options *o = s->options;
   bench_selection selection;

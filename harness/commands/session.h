@@ -17,7 +17,7 @@ enum { BENCH_PATH_BYTES = 4096 };
 
 typedef struct bench_session bench_session;
 
-/* What differs between sessions. An exit code that is not 0 has been explained on stderr. */
+/* Functions and settings that differ between sessions. An exit code that is not 0 has been explained on stderr. */
 typedef struct bench_session_steps {
   int rounds;          /* unless --rounds says otherwise; 0 = as needed */
   const char *items;   /* "cases": what is done one after the other */

@@ -138,7 +138,7 @@ static int check(void) {
   return written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }
 
-/* What would make the automatic choice another one. */
+/* Refuses to tune while a variable is set that changes the automatic choice. */
 static int refuse_environment(void) {
   static const char *const variables[] = {"ATTN_TUNING", "ATTN_KERNEL", "ATTN_MAX_ISA", "ATTN_MACHINE"};
   for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)

@@ -117,12 +117,13 @@ typedef struct bench_matches {
   int unpaired_count;
 } bench_matches;
 
-/* Adds a comparison, or two rows of which one at least has no time; judges all, worst first. False if memory is short. */
+/* Add a comparison, or two rows of which one at least has no time. False if memory is short. */
 bool bench_matches_add(bench_matches *matches, const bench_comparison *comparison);
 bool bench_matches_add_unpaired(bench_matches *matches, const bench_row *a, const bench_row *b);
 
-/* Pairs the rows of both sides by case and kernel (with `across` whatever their threads, if each case has one number of
- * threads on each side), and judges them; worst first. False if memory is short. */
+/* bench_matches_judge() gives each pair its verdict and sorts them, worst first. bench_match() also pairs the rows of both
+ * sides by case and kernel before it; with `across` whatever their threads, if each case has one number of threads on each
+ * side. False if memory is short. */
 bool bench_matches_judge(bench_matches *matches);
 bool bench_match(const bench_side *a, const bench_side *b, double margin, bool across, bench_matches *matches);
 void bench_matches_clear(bench_matches *matches);
@@ -145,7 +146,7 @@ enum { BENCH_PAIRED_ROUNDS_COUNT = 121, BENCH_LEAST_PAIRED_ROUNDS = 21 };
 bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, const attn_kernel_info *kernel,
                           const bench_case_settings *settings, bench_row rows[2], bench_comparison *c);
 
-/* What to time with both builds. */
+/* Cases and kernels to time with both builds, and the rows that come out. */
 typedef struct bench_paired_job {
   bench_copies sides[2];
   bench_case_list cases;
@@ -156,8 +157,8 @@ typedef struct bench_paired_job {
   bench_row *rows; /* two per case and kernel; matches point there */
 } bench_paired_job;
 
-/* Measures every kernel on every case, and judges. After an interrupt, what was done until then. False if memory is short.
- * bench_matches_clear() comes before bench_paired_clear(). */
+/* Measures every kernel on every case and gives each pair its verdict; after an interrupt, the pairs measured until then.
+ * False if memory is short. bench_matches_clear() comes before bench_paired_clear(). */
 bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *matches);
 void bench_paired_clear(bench_paired_job *job);
 

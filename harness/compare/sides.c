@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What two sides are, whether they may be compared, what could decide between them; results that are saved under a name. */
+/* Describes two sides, decides whether they may be compared, names the command that could decide between them, and finds
+ * results that are saved under a name. */
 #include <stdlib.h>
 #include <string.h>
 

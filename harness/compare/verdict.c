@@ -355,7 +355,8 @@ static void refuse_mean(bench_comparison *mean, int unknown, int count, bench_de
   snprintf(mean->reason, sizeof mean->reason, "%d of its %d rows have too few rounds for an interval", unknown, count);
 }
 
-/* Of a sum of independent variances: its square / the sum of the squares of each, over its own degrees (Satterthwaite). */
+/* Degrees of freedom of a sum of independent variances (Satterthwaite): its square / the sum of each variance's square over
+ * its own degrees, which is `shares`. */
 static int join_degrees(double sum, double shares) {
   return shares > 0 ? (int)fmin(squared(sum) / shares, MOST_DEGREES) : MOST_DEGREES;
 }

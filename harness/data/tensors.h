@@ -129,7 +129,7 @@ void bench_tensors_gather_output(const bench_tensors *tensors, void *packed);
 /* Fills in the values of all inputs, lengths first because they decide what is padding. False if memory is short. */
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors);
 
-/* What V is multiplied by now. */
+/* The factor that V is multiplied by now. */
 double bench_v_factor(const bench_tensors *tensors);
 
 /* Elements of o (or lse) that the problem owns: everything but gaps and, with VARLEN, tokens of no sequence. */

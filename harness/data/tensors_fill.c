@@ -8,7 +8,7 @@
 #include "data/tensors.h"
 #include "kernels/common/indexing.h"
 
-/* What the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
+/* The keys that the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {
   int64_t first_q, first_k; /* first token; 0 unless VARLEN */
   int64_t rows;             /* queries that are computed */

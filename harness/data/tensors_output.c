@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a kernel wrote: poisoned outputs, guard zones, gaps, hashes and packed copies of its output. */
+/* Checks of a kernel's output: poison, guard zones, gaps, hashes and packed copies. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,7 +120,7 @@ static uint32_t bits_of(float x) {
   return bits;
 }
 
-/* Of float16 the factor is 1 or -1: its values are never computed with. */
+/* The bits of the element divided by V's factor. For float16 the factor is 1 or -1, so only the element's sign changes. */
 static uint32_t canonical_word(canonical c, const unsigned char *element) {
   uint32_t wide;
   uint16_t narrow;
@@ -242,7 +242,8 @@ const char *bench_tensors_damage(const bench_tensors *tensors) {
 
 enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more than it saves */
 
-/* Between these, a number may be multiplied by 4, and by every P that is not near the ends of the range itself. */
+/* A number between these stays in range when it is multiplied by 4, and by every P that is not near the ends of the range
+ * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
 /* Element i as a float32, of which a 16-bit element is the upper half. That is the value of a bfloat16, and of a float16

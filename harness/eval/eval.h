@@ -61,7 +61,7 @@ typedef struct eval_input {
 bool eval_load(const eval_options *options, eval_input *input);
 void eval_unload(eval_input *input);
 
-/* What is done with the input. */
+/* The work on the input: which outputs are saved, on how many threads, and whether it is timed. */
 typedef struct eval_task {
   const char *save_o, *save_lse; /* NULL = not saved */
   int threads;

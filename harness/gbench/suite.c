@@ -227,7 +227,8 @@ static bool is_as_quick_on_others(open_trial *now, double time_ns) {
                         1e-3 * time_ns, 1e-3 * least_ns);
 }
 
-/* What no time can be, by the rules of `attnbench run`: all calls are one sample. False: the verdict says why. */
+/* Checks by the rules of `attnbench run` that such a time is possible; all calls are one sample. False: the verdict says
+ * why. */
 static bool is_credible(open_trial *now, double time_ns, double busy) {
   bench_trial *t = now->trial;
   if (!bench_trial_allocate(t, 1)) return bench_conclude(t, BENCH_ERROR, "out of memory for a sample"), false;
@@ -249,9 +250,9 @@ static void fill_rates(const open_trial *now, double seconds, gbench_rates *rate
   rates->peak_pct = 100 * rates->gflops / rates->peak_gflops;
 }
 
-/* As in a round of `attnbench run`, of which the median counts. Here one sample counts, and the first one is a single call,
- * which may take microseconds. So of other threads STRAY_NS are free: a thread that is hidden is busy in all of the many
- * calls of the last sample. */
+/* Counts busy threads. `attnbench run` does so in every round, and the median counts. Here one sample counts, and the first
+ * one is a single call, which may take microseconds. So STRAY_NS of other threads' CPU time are free: a hidden thread is
+ * busy in all of the many calls of the last sample. */
 static double busy_threads(int threads, bench_cpu_time from, bench_cpu_time to, double time_ns) {
   const double all_ns = to.all_ns - from.all_ns, own_ns = fmax(to.own_ns - from.own_ns, 1);
   if (threads > 1) return all_ns / time_ns;

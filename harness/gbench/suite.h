@@ -27,7 +27,7 @@ const char *gbench_name(gbench_suite *suite, int index);
  * already. NULL, or why there must be no time: "FAIL: ..." , "SKIP: ...", "DEGENERATE: ...", "ERROR: ...". */
 const char *gbench_open(gbench_suite *suite, int index);
 
-/* What gbench_begin, any number of calls and gbench_end measure. */
+/* Rates that gbench_end() computes from the calls since gbench_begin(). */
 typedef struct gbench_rates {
   double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock; 0: none is counted */
   double peak_gflops; /* of the tier's multiply-add loop on as many threads, beside the calls; 0 if it has none */

@@ -135,7 +135,7 @@ void bench_goals_print_absences(const bench_goal_table *table, FILE *file) {
       fprintf(file, "%d %s\n", table->absent[i], table->absent[i] == 1 ? reasons[i].one : reasons[i].many);
 }
 
-/* What the CPU lacks: of which vendor or tiers it should be, or the tier of a kernel. */
+/* The vendor or tiers of CPU that the goal is for, or the tier of its kernel that this CPU lacks. */
 static const char *missing_of(const bench_goal *goal) {
   if (goal->absence == BENCH_OTHER_CPU) return goal->line->cpu;
   const attn_kernel_info *kernel = attn_kernel_find(goal->kernel);
@@ -288,7 +288,7 @@ static void accept_empty_output(const bench_setup *setup, bench_trial *trial) {
   trial->verdict.reason[0] = 0;
 }
 
-/* What runs beside the samples; false if there is no such loop. */
+/* Chooses the loop that runs beside the samples; false, with a verdict, if the metric's loop is missing. */
 static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_trial *trial) {
   const bench_metric *metric = row->goal->line->metric;
   if (!metric->peak) trial->peak = NULL;
@@ -360,7 +360,7 @@ static int count_calm(const pair *p, int rounds) {
   return calm;
 }
 
-/* The value of the calm rounds, or of all where too few are calm. */
+/* The value over the undisturbed rounds, or over all rounds where too few are undisturbed. */
 static void summarise(pair *p, int rounds) {
   double *values = malloc(((size_t)rounds + 1) * sizeof *values);
   int count = 0;

@@ -39,9 +39,9 @@ const char *bench_layer_product(const bench_layer_trial *trial); /* "" without d
  * wrong answer of the layer, such as uniform attention. Negated inputs must give another output. */
 bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes);
 
-/* What timing needs: one call, its input, and the output before and after it. bench_layer_freshen() gives the layer another
- * of the inputs that the check has seen (`positions` has none); *random changes. The hash of an output is that of the
- * checked one, if it is the output that the check saw on the same input. */
+/* Functions for timing: one call, its input, and the output before and after it. bench_layer_freshen() gives the layer
+ * another of the inputs that the check has seen (`positions` has none); *random changes. The hash of an output is that of
+ * the checked one, if it is the output that the check saw on the same input. */
 void bench_layer_freshen(bench_layer_trial *trial, uint64_t *random);
 attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t bytes);
 void bench_layer_poison(bench_layer_trial *trial);
@@ -140,7 +140,7 @@ double bench_dense_flops(const bench_case *bench, int64_t weights);
  * status. */
 attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
-/* What layer.c allocates and runs, and layer_check.c checks. */
+/* A layer with its data and output: layer.c allocates and runs it, layer_check.c checks it. */
 enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
 struct bench_layer {
   bench_layer_data data;

@@ -149,7 +149,7 @@ static attn_status step_run(bench_layer_trial *trial, void *workspace, size_t by
 
 /* ---- Expected answer ---- */
 
-/* Of one sequence, from base[batch][heads][tokens][dim] into rows `at` .. of a field with heads side by side. */
+/* Copies one sequence from base[batch][heads][tokens][dim] into rows `at` .. of a field with heads side by side. */
 static void take_heads(const float *base, int64_t batch, int64_t heads, int64_t tokens, int64_t at, attn_nn_field *field) {
   const int64_t dim = field->width / heads;
   for (int64_t h = 0; h < heads; h++)

@@ -253,7 +253,7 @@ static void move_score(head_row *x, int64_t j) {
   r->score_variance[j] = scale * scale * (variance + own_variance((double)dim, terms, sum));
 }
 
-/* What the errors of v, and as variances those of the scores, do to column d of the output. */
+/* The effect on column d of the output that errors of v have, and, as a variance, errors of the scores. */
 typedef struct moved_value {
   double proven, squares, largest, variance;
 } moved_value;

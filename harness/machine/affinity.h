@@ -16,7 +16,7 @@ void bench_threads_limit(void);
  * an exit code, having said why on stderr. */
 int bench_pin_cpus(const char *command, const char *cpus);
 
-/* What --cpus takes, for --help. */
+/* The text of --help about --cpus. */
 #define BENCH_CPUS_HELP                                                                                                   \
   "keep to exactly these CPUs: 0-3,8; with hwloc, one thread per core: core:0-3, package:1.core:0-1, numa:0, or exactly " \
   "pu:0-3 (default: all that this process may use)"
@@ -56,7 +56,7 @@ bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *all
  * next thread that writes there decides on which node they lie. */
 void bench_pages_forget(void *memory, size_t bytes);
 
-/* As memset(). While several threads are held, each of `threads` writes its share. */
+/* Does the same as memset(). While several threads are held, each of `threads` writes its share. */
 void bench_pages_fill(void *memory, int byte, size_t bytes, int threads);
 
 #endif

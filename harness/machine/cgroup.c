@@ -51,7 +51,8 @@ static double memory_left(const char *folder) {
 
 typedef double left_fn(const char *folder);
 
-/* What a group and all above it leave. A container may not see the folder of its own group, but the root's. */
+/* The least that a group and all groups above it leave. A container may not see the folder of its own group, but the
+ * root's. */
 static double least_upwards(const char *root, const char *mount, const char *group, left_fn *left) {
   char folder[FOLDER];
   const int top = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup%s", root, mount);

@@ -218,7 +218,7 @@ static const char *emulator_of_process(void) {
   return strcmp(program, emulator) ? emulator : NULL;
 }
 
-/* What the build itself emulates, or NULL. */
+/* Says which tier the build itself emulates; NULL: none. */
 static const char *emulated_tier(void) {
 #ifdef ATTN_EMULATE_AVX512
   return "this build emulates the avx512 tier on AVX2 (ATTN_EMULATE_AVX512=ON)";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What hwloc tells: the topology, which may be a synthetic one (HWLOC_SYNTHETIC), and the CPUs that its locations name, such
- * as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no function for the lists and
- * ranges that hwloc's programs take, so these are read here. */
+/* Reads by hwloc the topology, which may be a synthetic one (HWLOC_SYNTHETIC), and the CPUs that its locations name, such as
+ * package:1.core:0-1,~pu:3. hwloc's library reads kinds, objects and sets. It has no function for the lists and ranges that
+ * hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
 #include "base/cli.h"
@@ -109,7 +109,7 @@ bool bench_topology_from_hwloc(bench_topology *topology) {
 
 enum { ITEM = 256, CPUS_TEXT = 200 };
 
-/* What the items so far have named. */
+/* The CPUs that the items read so far have named, and the state of the reading. */
 typedef struct reader {
   const bench_topology *topology;
   const cpu_set_t *allowed;

@@ -74,7 +74,7 @@ void bench_print_wrapped(FILE *file, const char *text, int indent);
 
 /* ---- The result files: results.csv, samples.csv, results.json ----------------------------------------------------- */
 
-/* What every file says about the run. */
+/* The rows of a run and the facts about it that go into every file. */
 typedef struct bench_report {
   const bench_rows *rows;
   const char *run_id;

@@ -123,7 +123,7 @@ static void print_time_row(const bench_table *t, const bench_row *r) {
           format_fixed(r->gbs, 2, gbs), ratio, format_fixed(r->verdict.max_err_ratio, 3, error), r->time.n);
 }
 
-/* Of a layer: where the time went. Without attention, nothing is printed for it. */
+/* Prints the shares of a layer's time, that of attention only where the layer has some. */
 static void print_shares(const bench_table *t, const bench_row *r) {
   if (isnan(r->projections_pct)) return;
   fprintf(t->file, "%*sprojections %.1f %% (%s)", BELOW, "", r->projections_pct, r->product);
@@ -257,7 +257,7 @@ static bool is_first(const bench_rows *rows, int index, same_fn *same) {
 
 static bool same_kernel(const bench_row *a, const bench_row *b) { return !strcmp(a->kernel, b->kernel); }
 
-/* Of the kernel of `like`: rows by status, and the largest share of the error limit that any row used up. */
+/* Prints, for the kernel of `like`, its rows by status and the largest share of the error limit that any row used up. */
 static void print_kernel(const bench_table *t, const bench_rows *rows, const bench_row *like) {
   int count[BENCH_ERROR + 1] = {0};
   double worst = -1; /* no output was checked */

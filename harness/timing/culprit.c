@@ -44,7 +44,7 @@ static bool any_leaves_threads(const bench_setup *s) {
   return any;
 }
 
-/* Between its calls a trial can do something only by threads. */
+/* A trial can act between its calls only by threads that it left running. */
 static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
   bool may = false;
   for (int i = 0; i < s->count; i++) may |= s->trials[i].leaves_threads && &s->trials[i] != failed;

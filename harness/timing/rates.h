@@ -9,8 +9,8 @@
 /* The highest tier whose loops this CPU and its operating system run. */
 const char *bench_highest_tier(void);
 
-/* What a region of so many threads really gets: OpenMP gives fewer where its settings limit them, and places may put several
- * on one CPU. */
+/* Threads and CPUs that a parallel region really gets: OpenMP gives fewer threads where its settings limit them, and places
+ * may put several on one CPU. */
 typedef struct bench_team {
   int threads, cpus; /* cpus: that the threads together may use */
 } bench_team;

@@ -212,7 +212,7 @@ enum { PASSES = 9, FILL = 0x55 };
 
 static const double PASS_NS = 3e6;
 
-/* What the threads of one measurement share. */
+/* Data that the threads of one measurement share. */
 typedef struct reading {
   bench_read_loop loop;
   int order;

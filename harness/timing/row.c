@@ -107,7 +107,7 @@ static int fewer(int a, int b) { return a < b ? a : b; }
 
 /* ---- One row --------------------------------------------------------------------------------------------------------- */
 
-/* Of the loop beside it, and of one call's work. */
+/* The rate of calls in a round / the rate of the loop beside it. */
 static double get_share(const void *context, int round) {
   const bench_samples *samples = context;
   return 1e9 / samples->time_ns[round] / samples->loop_rate[round];

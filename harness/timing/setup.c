@@ -184,8 +184,8 @@ static void rotate_cold(bench_setup *s) {
                  size * 1e-6);
 }
 
-/* What the tensors of a group may fill: most of the smallest level of cache that holds those of one call with some room
- * left; 0: none does. */
+/* Bytes that the tensors of a group may fill: most of the smallest level of cache that holds those of one call with some
+ * room left; 0: none does. */
 static double level_bytes(const bench_setup *s) {
   for (int level = 1; level <= 3; level++) {
     const double bytes = (double)bench_cache_bytes(level);

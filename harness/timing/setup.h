@@ -42,7 +42,7 @@ typedef struct bench_row {
   double flops, bytes;                             /* of one call: allowed pairs only; Q, K, V and O once */
   double gflops, gbs;                              /* the same, 1e9 per second, by the median */
   double threads_counted;                          /* that were busy, by their CPU time; median over the rounds */
-  double calm_pct;                                 /* samples that are calm (bench_sample_is_calm()) */
+  double calm_pct;                                 /* samples that are undisturbed (bench_sample_is_calm()) */
   double peak_gflops, peak_pct;                    /* of the tier's loop on all threads; median share over the rounds */
   double peak_gbs, bw_pct;                         /* of the loop that reads the same bytes in place, and the share of it */
   char level[8];                                   /* of the caches, where these bytes lie: "L1" ... "memory" */
@@ -122,7 +122,7 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
                               const bench_case_settings *settings);
 void bench_setup_close(bench_setup *setup); /* NULL is fine */
 
-/* What the case is measured with. */
+/* The clock and counters that measure the case. */
 const bench_meter *bench_setup_meter(const bench_setup *setup);
 
 /* Median over the rounds of the share of the read loop that ran beside each sample; NaN without one. */
@@ -160,9 +160,9 @@ bench_trial *bench_setup_find_culprit(bench_setup *setup, bench_trial *failed);
 /* More threads were busy, by their CPU time, than the trial has. */
 bool bench_trial_hides_threads(const bench_trial *trial);
 
-/* What no time can be: a trial that looks as if it did so gets ERROR with a sentence, and loses its samples. It was faster
- * than the peak loop, or than the loop that only reads; or more threads were busy than the case has. Where fewer were busy
- * it gets a warning. To be called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
+/* Gives a trial with an impossible time ERROR and a sentence, and drops its samples: it was faster than the peak loop, or
+ * than the loop that only reads, or kept more threads busy than the case has. If it kept fewer busy, it gets a warning. To
+ * be called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
 void bench_setup_judge(bench_setup *setup, bench_trial *trial);
 
 /* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */

@@ -137,7 +137,7 @@ static void check_output(bench_setup *s, bench_trial *t) {
   guess_call_time(t);
 }
 
-/* What the kernel leaves behind in the process counts, too. */
+/* Checks the kernel's output, and whether it leaves threads or another floating-point mode behind in the process. */
 static void check_trial(bench_setup *s, bench_trial *t) {
   bench_note(s, "checking", t->kernel->name);
   bench_team_settle(t->threads);

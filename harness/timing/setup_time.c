@@ -157,7 +157,7 @@ static bool time_in_places(bench_setup *s, bench_trial *const *trials, int count
 static int time_trials(bench_setup *s, bench_trial **trials, int count) {
   while (count > 0) {
     const char *error;
-    char why[400] = ""; /* the culprit is found by more rounds */
+    char why[400] = ""; /* more rounds find the kernel that caused it */
     bench_trial *failed;
     choose_control(s, trials, count);
     bench_note(s, "timing", "");
@@ -182,9 +182,9 @@ void bench_setup_time(bench_setup *s) {
   for (int i = 0; i < count; i++) bench_setup_judge(s, trials[i]);
 }
 
-/* ---- The judge ---------------------------------------------------------------------------------------------------- */
-/* A kernel may be right when it is checked and wrong, or not what it says, when it is timed. What the timed runs tell beside
- * their output. */
+/* ---- Impossible times --------------------------------------------------------------------------------------------- */
+/* A kernel may pass the check and still compute less, or on more threads, when it is timed. These checks look at rates and
+ * busy threads of the timed runs; other checks look at their output. */
 
 enum { REMEASURED_SLICES = 100, REMEASURED_READS = 60 };
 static const double SLICE_NS = 0.5e6;

@@ -198,8 +198,8 @@ static int measure_places(const bench_pairs *p, const bool *marks, double *media
   return places;
 }
 
-/* Of n sorted values the mean without the `trimmed` smallest and largest, and its standard error by the sum of squares of
- * all, where those count as their next neighbour (Yuen 1974). */
+/* The trimmed mean of n sorted values, without the `trimmed` smallest and largest, and its standard error. The error comes
+ * from the sum of squares of all values, where each trimmed one counts as the nearest one that stays (Yuen 1974). */
 static bench_estimate trim(const double *sorted, int n, int trimmed) {
   const int left = n - 2 * trimmed;
   double mean = 0, winsorised = 0, squares = 0;

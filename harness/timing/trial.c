@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a trial does: calls, verdicts and samples. */
+/* Trials: their calls, verdicts and samples. */
 #include "timing/trial.h"
 
 #include <math.h>
@@ -185,9 +185,9 @@ static bool call_known(bench_sampler *s, const bench_trial *t) {
   return right || bench_sampler_fail(s, "%s: %s", t->kernel->name, DIFFERS);
 }
 
-/* What one sample is to be: calls on inputs that no call has seen, in groups between two readings of the clock; and how many
- * of the groups, which are chosen at random, are followed by a close look at an output, and by a call on known inputs. What
- * comes between the groups is not timed. */
+/* The plan of one sample, and how far it has come. Calls on inputs that no call has seen run in groups between two readings
+ * of the clock. After some groups, chosen at random, comes a close look at an output, or a call on known inputs; nothing
+ * between the groups is timed. */
 typedef struct sample {
   int64_t calls, left;
   int looks, known;
@@ -292,9 +292,10 @@ static sample plan_sample(bench_sampler *s, const bench_trial *t) {
   return (sample){.calls = calls, .looks = choose_looks(s, t), .known = draw(s, KNOWN_EVERY) < calls};
 }
 
-/* Takes the calls of a sample into round r. The threads that were busy: CPU time over a time that begins before it and ends
- * after it, so that honest threads are never counted twice. Of a single thread's time other processes may take a part, and
- * what is done between its calls another: the other threads' CPU time is held against its own, or the time of its calls. */
+/* Runs the calls of a sample and stores them as round r. The number of busy threads is CPU time / wall time. The wall clock
+ * starts earlier and stops later than the CPU clock, so that the quotient never exceeds the number of threads that ran. With
+ * one thread, other processes and the work between its calls take a part of the wall time. There the other threads' CPU time
+ * is divided by the smaller one of this thread's own CPU time and that of its calls. */
 static bool time_round(bench_sampler *s, bench_trial *t, int r) {
   const bench_meter *m = s->meter;
   sample x = plan_sample(s, t);

@@ -11,7 +11,7 @@
 #include "timing/reading.h"
 #include "timing/stats.h"
 
-/* What the rounds measured. */
+/* Measurements of each round. */
 typedef struct bench_samples {
   double *time_ns;    /* [rounds] per call */
   double *loop_rate;  /* [rounds] of the loop beside it in the same round: flop/s of one core while all threads run the peak
@@ -38,7 +38,7 @@ typedef struct bench_trial {
   bool leaves_threads;            /* there were more threads after its check, or after a sample, than before */
   int threads;                    /* of its case; the loop beside it runs on as many at once */
 
-  /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
+  /* The subject of the trial: a plan on tensors, or a layer, which has its own data. The verdict holds for it alone. */
   const bench_build *build;   /* whose plan it is; NULL: attnbench's own */
   const bench_copies *copies; /* that build at several places in memory; NULL: at one */
   attn_plan *plan;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the terms of a kernel's time take on one thread, by least squares of relative errors, and what further threads cost.
- * From both the library knows which kernel is quickest, and how many threads pay. */
+/* Fits the nanoseconds of each term of a kernel's time on one thread, by least squares of relative errors, and the cost of
+ * further threads. From both the library knows which kernel is quickest, and how many threads pay. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +98,7 @@ static void find_slowness(bench_tune_result *result) {
 }
 
 /* A neighbour on the core does not slow all kernels alike: on a Zen 4 flash_avx2 keeps 0.78 of its rate, flash_avx512 0.95.
- * Where most looks are calm, the others count for little; where all have a neighbour, for all. */
+ * Where most looks are undisturbed, the others count for little; where all have a neighbour, they count in full. */
 static const double TRUST_IN_OTHERS = 0.05;
 
 /* The equations anew, from what the times were in a usual moment. */
@@ -144,7 +144,7 @@ static const attn_tune_entry *entry_with(const attn_tune_report *report, int thr
   return NULL;
 }
 
-/* What n threads take beyond an nth of the time of one; 0 if it cannot be known. */
+/* Nanoseconds that n threads take beyond an nth of the time of one; 0 if they cannot be known. */
 static double overhead_of(const attn_tune_report *report) {
   int most = 1;
   for (int i = 0; i < report->timed; i++) most = report->entry[i].threads > most ? report->entry[i].threads : most;

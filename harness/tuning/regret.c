@@ -12,8 +12,8 @@ static const double MUCH = 1.1;
 
 /* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
  * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
- * looks counts; the first one, which made it look slow, does not, because it errs to that side. Of the later ones those
- * count that were calm, if there are any: a neighbour on the core slows some kernels more than others. */
+ * looks counts; the first one, which made it look slow, does not, because it errs to that side. If any of the later looks
+ * were undisturbed, only these count: a neighbour on the core slows some kernels more than others. */
 enum { LOOKS = 7 };
 static const double DOUBTFUL[LOOKS - 1] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07};
 static const double LENGTHS[LOOKS] = {1, 4, 16, 16, 16, 16, 16}; /* times the first look's */

@@ -15,7 +15,7 @@
 #include "cases/case.h"
 #include "src/costs.h"
 
-/* What is done with scores, one thing a problem. */
+/* The mask, window or change of the scores that a problem has: one, or none. */
 typedef enum bench_tune_mask {
   TUNE_FULL, /* nothing */
   TUNE_CAUSAL,
@@ -28,7 +28,7 @@ typedef enum bench_tune_mask {
 } bench_tune_mask;
 extern const char *const bench_tune_mask_name[TUNE_MASKS];
 
-/* What is timed: self-attention or few queries, dense, heads_kv groups of heads. */
+/* A problem to time: self-attention or few queries, dense, heads_kv groups of heads. */
 typedef struct bench_tune_shape {
   attn_dtype dtype;
   bench_tune_mask mask;
@@ -61,7 +61,7 @@ int bench_tune_kernel(const char *name);
 
 /* ---- Costs -------------------------------------------------------------------------------------------------------- */
 
-/* What each term of a kernel's time takes on one thread, by least squares of relative errors. */
+/* The nanoseconds of each term of a kernel's time on one thread, fitted by least squares of relative errors. */
 typedef struct bench_tune_cost {
   double sums[ATTN_MAX_TERMS][ATTN_MAX_TERMS], right[ATTN_MAX_TERMS], weight; /* of the equations */
   int terms;                                                                  /* of the kernel */
@@ -92,7 +92,7 @@ typedef struct bench_tune_result {
   const char *class;                      /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
 
-/* What is tuned: problems of one type, mask and head_dim. */
+/* Problems of one type, mask and head_dim, which are tuned together. */
 typedef struct bench_tune_line {
   attn_dtype dtype;
   bool causal;
@@ -129,7 +129,7 @@ void bench_tune_fit(bench_tune_result *result);
 /* Measures what a second thread costs. */
 void bench_tune_threads(const bench_tune_source *source, double seconds, bench_tune_result *result);
 
-/* Times a problem as source->measure() does, and says whether the moment was calm. */
+/* Times a problem as source->measure() does, and says whether the measurement was undisturbed. */
 bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
                         double seconds, attn_tune_report *report, bool *calm);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What attnbench uses of POSIX and Windows lacks. Builds for Windows include this file before every source of the harness,
- * and find headers/ where Windows has no such header. Where a function cannot do its work, it fails with ENOSYS, and
- * attnbench says so or calls the fact unknown: output folders are not locked. */
+/* The functions of POSIX that attnbench uses and Windows lacks. Builds for Windows include this file before every source of
+ * the harness, and find headers/ where Windows has no such header. Where a function cannot do its work, it fails with
+ * ENOSYS, and attnbench says so or calls the fact unknown: output folders are not locked. */
 #ifndef BENCH_POSIX_H
 #define BENCH_POSIX_H
 
