@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2044,SC2046,SC2086  # lists of words and of names without blanks
+#
 # Object files must not have instructions of a tier outside the folder of that tier, code that runs at load time, or exported
 # names that the public headers do not declare.
 #

@@ -143,7 +143,7 @@ static void run_in_child(const char *const *words, int64_t fails_at, int times, 
   (void)close(file);
 }
 
-/* What is wrong with the outcome; NULL if nothing is. */
+/* Names the fault of the outcome; NULL if it has none. */
 static const char *complaint(const outcome *o) {
   const int code = WEXITSTATUS(o->status);
   if (WIFSIGNALED(o->status)) return "a crash";

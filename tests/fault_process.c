@@ -102,7 +102,7 @@ static bool use_library(const char *path) {
   return dlclose(library) == 0 && fine;
 }
 
-/* What the library registered for children of fork() must be gone with it. */
+/* A handler that the library registered for children of fork() must be gone once the library is closed. */
 static bool can_fork(void) {
   int status = 0;
   const pid_t child = fork();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What every kernel of this build takes and refuses, for docs/kernels.md: asks kernel->rejects about one problem per
- * feature, so that neither the CPU nor a cap of tiers matters. scripts/kernel_table.py turns the lines into the document.
+/* Prints the features that every kernel of this build takes and refuses, for docs/kernels.md. It calls kernel->rejects for
+ * one problem per feature, so neither the CPU nor a cap of tiers matters. scripts/kernel_table.py makes the document of it.
  *
  *     S <title> <heading of column> ...                   a table
  *     F <title> <heading> <what it means>                 its features

@@ -226,7 +226,7 @@ TEST(layouts_are_these_strides) {
   assert_true(p.total_q == 10 && p.total_k == 14 && p.q_stride.s == 4 * 8 && p.v_stride.h == 3);
 }
 
-/* What a mask or a bias is broadcast over, by its word; and the head dimensions, by the axes that are given. */
+/* The word of a mask or bias decides which dimensions it is broadcast over. The given axes decide the head dimensions. */
 TEST(words_choose_strides_and_sizes) {
   static const struct {
     const char *word;
@@ -243,7 +243,7 @@ TEST(words_choose_strides_and_sizes) {
   assert_true(p.dim_qk == 32 && p.dim_v == 5 && q.dim_qk == 32 && q.dim_v == 32); /* the last one counts */
 }
 
-/* Of Q and O; K and V; and O alone. */
+/* The first word is the type of all tensors, a second one that of K and V, a third one that of O. */
 TEST(types_are_one_to_three_words) {
   static const char *const words[] = {"f32", "f16", "bf16"};
   for (int n = 0; n < 3 + 9 + 27 + 81; n++) {

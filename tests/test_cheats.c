@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels that cheat. Each is flash_c with a trick around it. They run beside an honest kernel through
+/* Kernels that cheat. Each is flash_c with a trick around it. They run beside a kernel that does not cheat, through
  * all that `attnbench run` does with a case: plan, check, rounds, rows; and through `attnbench eval --time`. */
 #include <fenv.h>
 #include <math.h>
@@ -441,7 +441,7 @@ static void prepare_cheat(void (*trick)(const work_call *c)) {
   cheat.info.numerics.exp_error = trick == declare_two_per_cent ? 0.02 : attn_flash_c.info.numerics.exp_error;
 }
 
-/* Runs the case as `attnbench run` does, with naive_c as the honest kernel. */
+/* Runs the case as `attnbench run` does, with naive_c as the kernel that does not cheat. */
 static void run_case(void (*trick)(const work_call *c), uint64_t seed, bench_row rows[2]) {
   bench_spec spec;
   bench_case bench;
@@ -643,8 +643,8 @@ TEST(spoils_the_work_of_others) {
   expect_caught_everywhere(spoil_others, "flash_c: ");
 }
 
-/* A thread that nothing ends: the other kernel gets no time, and a reason that names the culprit, whether the thread began
- * in its own samples or in those of the control. */
+/* A kernel starts a thread that never ends: the other kernel gets no time, and a reason that names the cheating one, whether
+ * the thread began in its own samples or in those of the control. */
 TEST(spoils_the_work_of_others_for_ever) {
 #ifdef __SANITIZE_THREAD__
   skip();

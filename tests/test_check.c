@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What decides about PASS: which limits a case has, and checked runs of kernels with one fault each. */
+/* Tests of the verdict: the limits that a case has, and checked runs of kernels with one fault each. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ TEST(cases_meet_the_sharp_limit_where_errors_average_out) {
 
 /* ---- Checked runs ---------------------------------------------------------------------------------------------------- */
 
-/* What the kernel does after it has written the right answer. */
+/* The fault that the kernel makes after it has written the right answer. */
 typedef enum fault {
   NONE,
   WRONG_VALUE,
@@ -170,7 +170,7 @@ TEST(every_fault_fails) {
   }
 }
 
-/* What differs between two runs is named by its place: 3 heads of 5 queries with 4 columns. */
+/* The reason names the place of an element that differs between two runs: 3 heads of 5 queries with 4 columns. */
 TEST(what_differs_between_two_runs_is_named) {
   static const struct {
     int64_t element;
@@ -189,7 +189,7 @@ TEST(what_differs_between_two_runs_is_named) {
   }
 }
 
-/* No output is judged after a call that the library refused. */
+/* No output is checked after a call that the library refused. */
 TEST(a_refused_second_call_is_an_error) {
   const bench_verdict verdict = verdict_on(SECOND_CALL, small);
   assert_int_equal(verdict.status, BENCH_ERROR);

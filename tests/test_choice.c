@@ -113,8 +113,8 @@ static attn_problem of_two_heads(int64_t group, int64_t queries, int64_t keys, i
   return p;
 }
 
-/* By hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. Whole blocks of 32 keys have terms of their own, unless a
- * single row is left, whose 40 dimensions no block is for. */
+/* The passes were counted by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. Whole blocks of 32 keys have terms
+ * of their own, unless a single row is left, whose 40 dimensions no block is for. */
 TEST(decode_counts_passes_and_blocks) {
   static const struct {
     int64_t rows;
@@ -232,7 +232,7 @@ static bool takes(const attn_kernel *kernel, const attn_problem *problem) {
   return can_run(kernel, problem) && !(denied_tier && strcmp(kernel->info.isa, denied_tier) == 0);
 }
 
-/* What the words "term=ns ..." make of the problem. */
+/* The time of the problem on the kernel: each of its terms times the cost that the words "term=ns ..." give. */
 static double time_of(const attn_kernel *kernel, char *words, const attn_problem *problem) {
   double terms[ATTN_MAX_TERMS], sum = 0;
   char *rest = NULL;
@@ -250,7 +250,7 @@ typedef struct expected {
   double ns;
 } expected;
 
-/* Of the lines "cost kernel=NAME DTYPE error=X term=ns ..."; returns how many there are. */
+/* Lists the times that the lines "cost kernel=NAME DTYPE error=X term=ns ..." predict; returns how many there are. */
 static int expect_times(const attn_problem *problem, expected list[]) {
   static char copy[sizeof class_text];
   char *rest = NULL;
@@ -330,7 +330,7 @@ static void check_choices(int count) {
 
 TEST(the_choice_is_the_least_sum) { check_choices(test_few() ? 100 : 500); }
 
-/* As that of AMX, which the system may refuse: then the next kernel is taken. */
+/* The system may deny a tier that the CPU has, such as AMX: then the next kernel is taken. */
 TEST(tiers_that_are_denied_are_left_out) {
   for (int tier = 1; (denied_tier = attn_tier_isa(tier)); tier++)
     if (!attn_tier_unusable(tier, getenv("ATTN_MAX_ISA"))) check_choices(50);

@@ -146,7 +146,7 @@ TEST(large_problems_have_the_borders_of_lengths) {
   expect_rows(&p, &ATTN_STRUCT(attn_args, .q_len = q_len, .kv_len = kv_len, .offsets = offsets), &r);
 }
 
-/* Of sequences without tokens, and with one. */
+/* The batch has sequences of 3000, 0, 1 and 2 tokens. */
 TEST(short_sequences_beside_long_ones_have_all_their_rows) {
   static const int32_t cu[] = {0, 3000, 3000, 3001, 3003};
   static const int64_t wanted[] = {0, 1, 2};

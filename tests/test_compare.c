@@ -65,7 +65,7 @@ static void expect_at(const bench_verdict *v, int64_t b, int64_t h, int64_t i, i
 
 /* ---- The worst value ------------------------------------------------------------------------------------------------- */
 
-/* Of two errors the one that is larger in limits is named; the largest difference is that of the other. */
+/* The verdict names the error that is larger in limits; the largest difference is that of the other error. */
 TEST(the_worst_value_is_the_one_furthest_beyond_its_limit) {
   small_case c;
   open_right_case(&c);

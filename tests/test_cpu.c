@@ -15,7 +15,7 @@ enum {
   ALL = NEEDS_YMM | CPU_AMX_BF16
 };
 
-/* What a CPU lacks that has every bit but this one; nothing for all other bits. */
+/* The features that a CPU with every bit but this one lacks. Without a bit that is not listed it lacks none. */
 static const struct {
   int place, bit;
   uint32_t lost;

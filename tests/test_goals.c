@@ -117,8 +117,8 @@ static bool is_kernel(const char *name) {
   return attn_kernel_find(name) != NULL;
 }
 
-/* What no compiler sees in a line of the table. A metric of shares counts those of one peak loop: of one kernel's tier, on
- * one number of threads. */
+/* Checks a line of the table for faults that no compiler sees. A metric of shares takes both from one peak loop: that of one
+ * kernel's tier, on one number of threads. */
 static void check_line(const bench_goal *goal) {
   const bench_goal_line *line = goal->line;
   const bench_metric *metric = line->metric;

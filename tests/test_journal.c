@@ -158,7 +158,7 @@ static char *whole_file(void) {
   return text;
 }
 
-/* What follows stands behind the last whole line; a torn one is cut off. */
+/* A resumed run writes behind the last whole line; a torn line is cut off. */
 TEST(torn_ends_are_cut_off) {
   static const char *const ends[] = {"", "{\"case", START "}"};
   for (size_t i = 0; i < COUNT(ends); i++) {

@@ -64,7 +64,7 @@ TEST(symbols_name_one_set_of_a_file) {
 }
 #endif
 
-/* By name, plug-ins are looked for beside the program, below that, and where they are installed. */
+/* A plug-in given by its name is looked for beside the program, below that, and where plug-ins are installed. */
 TEST(places_are_named) {
   static const char words[] = " is not in ";
   char expected[1100];

@@ -186,7 +186,7 @@ TEST(creation_checks_arguments) {
   attn_kv_cache_destroy(NULL);
 }
 
-/* What the plan's run refuses, when the rows are in the cache already. */
+/* The plan's run refuses the step when the step's rows are in the cache already. */
 TEST(a_refused_step_appends_nothing) {
   static float a[B * H * D + 1], o[B * H * DV];
   attn_kv_cache *cache;

@@ -249,7 +249,7 @@ static void low_rows_are_computed_once(const char *kernel) {
   }
 }
 
-/* Of one that is not finite, and of no other. */
+/* Only the row that is not finite is computed again. */
 static void a_nan_row_is_computed_again_alone(const char *kernel) {
   attn_problem problem = one_head();
   test_data data = test_data_create(&problem, 15);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a kernel left behind: every byte of guards and gaps is looked at, every element of an output is in its hash. */
+/* Tests of the look at a kernel's output: it covers every byte of guards and gaps, and the hash every element. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

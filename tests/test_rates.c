@@ -30,7 +30,7 @@ typedef struct measurement {
   int order;                   /* of the read loop */
 } measurement;
 
-/* What a thread does between two looks at its clock. */
+/* The measurements that a thread makes between two looks at its clock. */
 typedef struct thread_log {
   double now_ns;
   int looks;
@@ -396,7 +396,7 @@ static double quickest(int thread, int first) {
   return ns;
 }
 
-/* Of look n of a thread: three times additions in order, three times side by side, and again in order. */
+/* Additions a cycle in look n of a thread, which adds three times in order, three times side by side, and again in order. */
 static double additions_per_cycle(int thread, int n) {
   return 4 * fmin(quickest(thread, 9 * n), quickest(thread, 9 * n + 6)) / quickest(thread, 9 * n + 3);
 }

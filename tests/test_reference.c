@@ -71,7 +71,7 @@ static bool may_refer(const attn_kernel_info *kernel, const attn_problem *p) {
          !attn_kernel_rejects(kernel, p);
 }
 
-/* What two kernels share: 1 for the tier, 1 for the algorithm. */
+/* Counts the properties that two kernels share: 1 for the tier, 1 for the algorithm. */
 static int shared(const attn_kernel_info *a, const attn_kernel_info *b) {
   return !strcmp(a->isa, b->isa) + !strcmp(a->algorithm, b->algorithm);
 }

@@ -47,7 +47,7 @@ TEST(test_approximate_kernels_are_marked) {
   }
 }
 
-/* What a row says of its case: columns, and the axes without a column. */
+/* A row describes its case in columns, and in one text the axes without a column. */
 TEST(test_rows_describe_their_case) {
   static const struct {
     bench_column column;

@@ -187,7 +187,7 @@ TEST(a_stopped_check_is_not_complete) {
   bench_setup_close(s);
 }
 
-/* What was stopped, or is not to be timed, has no time. */
+/* A case that was stopped, or that is not to be timed, has no time. */
 TEST(only_complete_cases_are_timed) {
   const attn_kernel_info *kernel = attn_kernel_find("naive_c");
   const bench_case bench = case_of(small);
@@ -294,7 +294,7 @@ TEST(layers_larger_than_memory_are_skipped) {
   bench_setup_close(s);
 }
 
-/* Of 1,000 bytes that are free, 800 are used. */
+/* A case may use 800 of 1,000 free bytes, and no more. */
 TEST(eighty_per_cent_of_memory_is_the_limit) {
   bench_setup *s = open_case(small, "naive_c", "flash_c", &checked);
   const double bytes = (double)bench_tensors_size(s->bench);

@@ -71,7 +71,7 @@ class Shards(FolderTest):
 
     # ---- Joining ---------------------------------------------------------------------------------------------------------
 
-    # What merged files hold, and what is kept apart: test_merging.py.
+    # test_merging.py tests the contents of merged files, and which results are kept apart.
 
     def test_a_merged_sweep_continues_as_a_whole(self):
         parts = [f"part{i}" for i in (1, 2, 3)]

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What `attnbench compare` reads, and what it says beside the table. test_comparing.py knows which rows it pairs. */
+/* Tests of the results that `attnbench compare` reads, and of its words beside the table. test_comparing.py tests which rows
+ * it pairs. */
 #define TEST_TEARDOWN clear
 #include <math.h>
 #include <stdlib.h>

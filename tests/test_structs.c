@@ -181,7 +181,7 @@ TEST(short_structs_give_the_bits_of_whole_ones) {
 
 /* ---- Structs without a size ---- */
 
-/* As perf_event_open(2) reads attr.size 0: the fields of the first version. */
+/* A size of 0 means the fields of the first version, as in attr.size of perf_event_open(2). */
 TEST(without_a_size_args_and_options_are_those_of_version_0_1) {
   const attn_problem problem = small_problem();
   test_data data = test_data_create(&problem, 3), again = test_data_share_inputs(&problem, &data);

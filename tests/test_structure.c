@@ -271,7 +271,7 @@ TEST(twice_the_limit_is_the_limit_of_two_answers) {
   expect_twice_the_limit(BENCH_STRUCTURE_neighbours, "heads:1/seq:3/head_dim:2/causal:top-left", 1);
 }
 
-/* What a value is, and what it should be: 1 less. */
+/* The verdict tells the value that was computed and the right one, which is 1 less. */
 TEST(wrong_values_are_told) {
   static const bench_structure_test tests[] = {BENCH_STRUCTURE_batch, BENCH_STRUCTURE_heads, BENCH_STRUCTURE_permutation};
   watched w = open_case("heads:2/heads_kv:1/seq_q:3/seq_k:9/head_dim:2/lse:on");
@@ -483,7 +483,7 @@ static void forget_nan_of_second_head(const attn_problem *p, const attn_args *ar
   ((float *)args->o)[(p->seq_q + 2) * p->dim_v] = 1;
 }
 
-/* By its place in the case: a group has two heads, and a batch two sequences. */
+/* The reason names the row's place in the case, where a group has two heads and a batch two sequences. */
 TEST(a_row_that_is_not_nan_is_named) {
   watched w = open_case("batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/causal:top-left");
   int seen[2][4] = {{0}};

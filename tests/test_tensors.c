@@ -55,7 +55,7 @@ static void each(const walk *w, void (*visit)(void *context, const place *at), v
 
 /* ---- Which tokens are read ------------------------------------------------------------------------------------------- */
 
-/* What the rows of a sequence read, in tokens of the sequence, and where it begins. */
+/* The rows of a sequence and the keys that they read, in tokens of the sequence, and where it begins. */
 typedef struct reach {
   int64_t rows, key_begin, key_end;
   int64_t first_q, first_k; /* 0 unless sequences are packed */
@@ -123,7 +123,7 @@ static void expect_row(void *context, const place *at) {
   bench_store(e->bytes, e->dtype, at->at, e->magnitude * x);
 }
 
-/* Of a bias that masks, an eighth of the rows, a quarter of tiles of 16 x 64 and a quarter of the rest are -inf. */
+/* A bias that masks is -inf in an eighth of the rows, a quarter of tiles of 16 x 64 and a quarter of the rest. */
 static bool is_masked_by_bias(const place *at, const walk *w) {
   const uint64_t keys = (uint64_t)w->extent[3], row = (at->index - (uint64_t)at->d) / keys;
   const uint64_t tile = row - (w->stride[2] ? (uint64_t)at->s % 16 : 0);

@@ -30,7 +30,7 @@ enum {
 
 /* ---- The simulated world --------------------------------------------------------------------------------------------- */
 
-/* What a trial does. The first member must be `kernel`, to which the trial points. */
+/* The simulated behaviour of a trial. The first member must be `kernel`, to which the trial points. */
 typedef struct script {
   attn_kernel_info kernel;
   double call_ns[MOST_ROUNDS]; /* a call in round r takes call_ns[r % lengths] */
@@ -786,7 +786,7 @@ TEST(rows_compare_with_naive_and_with_the_best) {
   assert_ptr_equal(setup.controlled, &setup.trials[2]);
 }
 
-/* What the library asks for belongs to the row of a kernel; a layer without plans has none. */
+/* The workspace and time that a plan takes stand in the kernel's row; a layer without plans has neither. */
 TEST(rows_tell_what_plans_take) {
   const script s = steady("a_c", 3000);
   for (int layer = 0; layer < 2; layer++) {
@@ -901,7 +901,7 @@ TEST(ratios_are_over_common_rounds) {
 
 /* ---- Impossible times ------------------------------------------------------------------------------------------------ */
 
-/* Times the script beside an honest one and makes the rows of both. The honest one must pass. */
+/* Times the script beside one that does not cheat, which must pass, and makes the rows of both. */
 static void judge(const char *id, const script *s, double flops) {
   static script honest;
   honest = steady("honest_c", 900000);
@@ -1044,7 +1044,7 @@ TEST(goals_need_cases_that_can_be_timed) {
   }
 }
 
-/* What was interrupted before its check is not done, so that it is measured by a later run. */
+/* A goal that was interrupted before its check is not done, so that a later run measures it. */
 TEST(interrupted_goals_are_not_done) {
   sim.stop = 1;
   const bench_goal_row goal = measure(BENCH_NS, small, &any);
@@ -1168,7 +1168,7 @@ TEST(goals_are_those_of_calm_rounds) {
   }
 }
 
-/* Both samples of a comparison must be calm. Where the meter does not know, nothing is said. */
+/* Both samples of a comparison must be undisturbed. Where the meter does not know, nothing is said. */
 TEST(calm_rounds_are_those_of_all_trials) {
   compared_with = "seq=128";
   bench_goal_row goal = measure_disturbed(BENCH_TIME, "heads=2 seq=64 head_dim=32", 0x155, 4);

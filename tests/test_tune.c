@@ -207,7 +207,7 @@ static attn_tune_report tune_too_shortly(const attn_options *options) {
   return report;
 }
 
-/* What would take too long is never called, and is named at the end. */
+/* A kernel that would take too long is never called, and is named at the end. */
 TEST(there_are_kernels_without_a_time) {
   const attn_tune_report report = tune_too_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1));
   assert_int_equal(report.timed, 1); /* the automatic choice */

@@ -81,7 +81,7 @@ static double time_of(const attn_kernel_info *kernel, const bench_tune_shape *sh
   return attn_expected_ns(attn_registry_find(kernel->name), ns, &problem);
 }
 
-/* What terms take: "term=ns term=ns ...". */
+/* Reads the costs of a kernel's terms: "term=ns term=ns ...". */
 static const double *costs_of(const char *kernel, const char *words, double ns[ATTN_MAX_TERMS]) {
   char name[40];
   double value;
@@ -187,7 +187,7 @@ static double mean_error(void) {
   return sum / count;
 }
 
-/* What comes of times as they are. */
+/* Fits the costs to the times as they are, without regard to neighbours. */
 static void fit_times_alone(void) {
   for (int i = 0; i < result.looks; i++)
     for (int j = 0; j < 2; j++) {
@@ -219,7 +219,8 @@ TEST(slow_moments_do_not_change_what_kernels_differ_by) {
   assert_true(of_looks < 0.015 && of_looks < of_times / 2);
 }
 
-/* A neighbour at every third look, which makes one kernel slower by a quarter, counts for little beside calm looks. */
+/* A neighbour at every third look makes one kernel slower by a quarter. Such looks count for little beside undisturbed ones.
+ */
 TEST(looks_with_a_neighbour_count_little) {
   double error[2];
   for (int known = 0; known < 2; known++) {
@@ -523,7 +524,7 @@ static void set_cost(const char *kernel, attn_dtype dtype, double row_ns) {
   cost->ns[attn_term_find(attn_registry_find(kernel), "row")] = row_ns;
 }
 
-/* As a file of this machine, and as one of a class. */
+/* The library reads the lines as a file of this machine, and as a file of a class. */
 TEST(the_library_reads_what_is_written) {
   attn_problem problem;
   attn_plan *plan;
@@ -630,9 +631,9 @@ static attn_tuning *everywhere(const char *kernel) {
 
 /* ---- Random looks ---- */
 
-/* Each look times some kernels, and says whether it was calm; the first choice is one of them or another one. A second
- * look comes for what looks more than 3 % slow, and up to five more for 5, 6 and 7 %: 4 and 16 times as long as the first.
- */
+/* Each look times some kernels, and says whether it was undisturbed; the first choice is one of them or another one. A
+ * choice that looks more than 3 % slow gets a second look, 4 times as long as the first. Above 5, 6 and 7 % it gets up to
+ * five more, 16 times as long. */
 enum { LOOKS = 7, KERNELS = 4 };
 
 static struct {
@@ -675,7 +676,7 @@ static bool measure_drawn(void *context, const bench_tune_shape *shape, bench_tu
   return !looked.fails;
 }
 
-/* Time of one kernel over another's, by the looks that count: later ones, calm ones where there are any. */
+/* Time of one kernel over another's, by the looks that count: later ones, and only undisturbed ones where there are any. */
 static double model_ratio(int kernel, int other) {
   double ratios[LOOKS];
   int count = 0;
@@ -697,7 +698,7 @@ static double model_regret(int kernel, int *best) {
   return model_ratio(kernel, *best);
 }
 
-/* What the looks should have led to. */
+/* Compares the regrets and the line of csv with those that the looks should have led to. */
 static void expect_regret(const bench_regret regrets[2], const char *csv, const bench_tune_shape *s, int tuned) {
   static const double doubtful[] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07}, lengths[] = {1, 4, 16, 16, 16, 16, 16};
   const int looks = looked.looks;

@@ -287,7 +287,7 @@ TEST(a_file_of_a_class_is_for_every_cpu) {
   expect_choice(&problem, "quick", "tuning file a.tuning, line 3: ", NULL);
 }
 
-/* What a plan says outlives the file. */
+/* A plan's description names its tuning file, and outlives it. */
 TEST(plans_hold_their_file) {
   attn_plan *plan;
   read_lines(COST("quick", "f32", "1", "1") COST("slow", "f32", "2", "2"));

@@ -40,7 +40,7 @@ static bench_comparison one_run(double time_a, double peak_a, double time_b, dou
   return c;
 }
 
-/* The judged table of one-run comparisons with these ratios. */
+/* A table of one-run comparisons with these ratios, and their verdicts. */
 static bench_comparisons judge(const double *ratios, int count, bench_comparison *items) {
   bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = items, .count = count};
   for (int i = 0; i < count; i++) items[i] = one_run(100 * ratios[i], 0, 100, 0);
@@ -308,8 +308,8 @@ TEST(summaries_have_errors_as_well) {
   assert_near(c.log_ratio, log(1.25), 1e-9);
 }
 
-/* Of four blocks of rounds that are alike, two are 10 % slower: that is more than the interval of the median says. In blocks
- * of three rounds too little is known. */
+/* The rounds of a block are alike, and two of four blocks are 10 % slower, which is more than the interval of the median
+ * says. Blocks of three rounds tell too little. */
 TEST(neighbours_that_are_alike_widen_the_error) {
   double samples[20];
   bench_row row = bench_row_create(NULL, NULL), same = row;
@@ -372,7 +372,7 @@ TEST(what_shifts_a_run_shifts_its_mean) {
   test_contains(items[0].reason, "runs of one side differ by more");
 }
 
-/* What is said of a ratio, its p-value, and half the width of its interval. */
+/* The reason of a verdict: its p-value, the margin, or half the width of its interval. */
 TEST(reasons_are_sentences) {
   double a[21], b[21];
   static const struct {
@@ -537,7 +537,8 @@ TEST(more_rounds_are_advised_where_they_decide) {
   "\ngeometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n" \
   "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
 
-/* What people read: lines with their own parts of the case id, the mean, what is missing and why, colours, a pivot table. */
+/* The text for people has lines with their own parts of the case id, the mean, missing rows and why, colours, and a pivot
+ * table. */
 TEST(tables_are_printed) {
   printed p;
   fill_printed(&p);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must not be above it, its answers must be right, kernels
- * of higher tiers must be refused with a reason, and a kernel of the tier must have costs in the class of this CPU.
+/* Tests the library while ATTN_MAX_ISA caps the tier. The automatic choice must not be above it, its answers must be right,
+ * kernels of higher tiers must be refused with a reason, and a kernel of the tier must have costs in the class of this CPU.
  *
  *     ATTN_MAX_ISA=avx2 tier avx2
  *

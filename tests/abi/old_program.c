@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* A program as it was compiled for the first version of the ABI, for ever: it includes no header, and declares what that
  * header held, as far as programs cannot do without it. It runs with the library of today, which must give the right answer.
- * Never mend it to suit the library. */
+ * Never change it to suit the library. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

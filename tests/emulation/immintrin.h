@@ -261,7 +261,7 @@ EMULATED __mmask16 emulated_test_epi32_mask(emulated_si a, emulated_si b) {
   return (__mmask16)mask;
 }
 
-/* Of the lanes of 32 bits, those where a > b. */
+/* A mask of the lanes of 32 bits where a > b. */
 EMULATED unsigned emulated_greater(emulated_si a, emulated_si b) {
   const __m256i low = _mm256_cmpgt_epi32(a.half[0], b.half[0]), high = _mm256_cmpgt_epi32(a.half[1], b.half[1]);
   return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(low)) | (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(high))

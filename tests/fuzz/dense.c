@@ -195,7 +195,7 @@ typedef struct softmax {
   double largest, sum;
 } softmax;
 
-/* Of the row's allowed scores and one more; NaN if one of them is NaN. */
+/* The softmax of the row's allowed scores and `one_more`; NaN if one of them is NaN. */
 static softmax softmax_of(const head *t, int64_t i, double one_more) {
   const double *score = t->score + i * t->seq_k;
   const unsigned char *allowed = t->allowed + i * t->seq_k;

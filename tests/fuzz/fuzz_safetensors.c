@@ -5,7 +5,7 @@
 #include "examples/safetensors.h"
 #include "fuzz.h"
 
-/* By memcpy(), because the values may be any bits. */
+/* Reads every element by memcpy(), because the values may be any bits. */
 static void read_all(const safetensor *tensor) {
   int64_t count = 1;
   uint32_t word;
