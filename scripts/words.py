@@ -79,8 +79,9 @@ def sentences(text):
 
 
 def faults(text, words, is_comment):
+    prose = re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), text)  # names in code may be any words
     for pattern, better in words:
-        for match in pattern.finditer(text):
+        for match in pattern.finditer(prose):
             yield text.count("\n", 0, match.start()), f"'{match[0]}': write {better}"
     first = re.match(r"\s*([A-Z][a-z]+)\b", text)
     if is_comment and first and first[1].lower() in OPENINGS:
