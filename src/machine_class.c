@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@ static const struct {
 #include "machine_classes.h"
 };
 
-enum { CLASSES = sizeof files / sizeof *files };
+enum { CLASSES = sizeof files / sizeof *files, MOST_LINES = 64 /* with costs, of a class */ };
 static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that have terms */
 
 /* ---- The probe ---- */
@@ -35,7 +36,7 @@ enum {
   MOST_TIMES = 160,
   MOST_QUERIES = 48,
   MOST_ELEMENTS = 1 << 16, /* of Q, K, V and O each */
-  MOST_BYTES = 1 << 20     /* of a unit and of a thread */
+  MOST_BYTES = 1 << 18     /* of a unit and of a thread */
 };
 
 typedef struct probed {
@@ -66,13 +67,13 @@ typedef struct probe {
 } probe;
 
 static struct {
-  pthread_once_t once;
-  attn_tuning *costs[CLASSES]; /* of each class */
-  attn_status status;
-  char sentence[600];
+  pthread_mutex_t lock;
+  _Atomic bool found;
+  attn_tuning costs[CLASSES]; /* by class */
+  attn_kernel_costs lines[CLASSES][MOST_LINES];
   probe probe;
   attn_class here;
-} machine = {.once = PTHREAD_ONCE_INIT};
+} machine = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static const attn_kernel_costs *costs_of(const attn_tuning *tuning, const attn_kernel *kernel, attn_dtype dtype) {
   int count;
@@ -119,7 +120,7 @@ static attn_problem problem_of(const probed *p, attn_dtype dtype) {
 static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
   char buffer[300];
   const int tier = attn_tier_find(kernel->info.isa);
-  const attn_kernel_costs *c = costs_of(machine.costs[last_resort()], kernel, problem->dtype_kv);
+  const attn_kernel_costs *c = costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
   return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
          !kernel->rejects(problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
 }
@@ -136,14 +137,15 @@ static void list_times(probe *p) {
       }
 }
 
-static bool measure(probe *p) {
+static attn_status measure(probe *p) {
   probe_memory *memory = attn_aligned_alloc(ATTN_MEMORY_ALIGN, sizeof *memory);
-  if (!memory) return false;
+  if (!memory)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: to find the class of this CPU takes %zu bytes", sizeof *memory);
   memset(memory, 0, sizeof *memory);
   list_times(p);
   for (int i = 0; i < p->count; i++) time_one(&p->time[i], memory);
   attn_aligned_free(memory);
-  return true;
+  return ATTN_OK;
 }
 
 /* ---- Distances ---- */
@@ -180,8 +182,8 @@ static bool lists_tier(const attn_tuning *costs, const char *isa) {
 
 /* Whether a class can say everything of this CPU: it knows its highest tier. */
 static bool is_eligible(int index, const char *without) {
-  const attn_tuning *costs = machine.costs[index];
-  return costs && strcmp(files[index].name, LAST_RESORT) != 0 && lists_tier(costs, attn_tier_best()) &&
+  const attn_tuning *costs = &machine.costs[index];
+  return strcmp(files[index].name, LAST_RESORT) != 0 && lists_tier(costs, attn_tier_best()) &&
          !(without && strcmp(files[index].name, without) == 0);
 }
 
@@ -192,11 +194,11 @@ static int count_eligible(void) {
 }
 
 static void find_nearest(const char *without, attn_class *found) {
-  *found = (attn_class){.costs = machine.costs[last_resort()], .distance = INFINITY};
+  *found = (attn_class){.costs = &machine.costs[last_resort()], .distance = INFINITY};
   for (int i = 0; i < CLASSES; i++) {
     if (!is_eligible(i, without)) continue;
-    const double distance = distance_of(machine.costs[i], &machine.probe);
-    if (distance < found->distance) *found = (attn_class){.costs = machine.costs[i], .distance = distance};
+    const double distance = distance_of(&machine.costs[i], &machine.probe);
+    if (distance < found->distance) *found = (attn_class){.costs = &machine.costs[i], .distance = distance};
   }
   if (isinf(found->distance)) found->distance = distance_of(found->costs, &machine.probe);
 }
@@ -205,7 +207,7 @@ static attn_status find_named(const char *name) {
   char names[400] = "";
   for (int i = 0; i < CLASSES; i++) {
     if (strcmp(files[i].name, name) == 0) {
-      machine.here = (attn_class){.costs = machine.costs[i], .named = true};
+      machine.here = (attn_class){.costs = &machine.costs[i], .named = true};
       return ATTN_OK;
     }
     attn_append(names, sizeof names, ", ", files[i].name);
@@ -216,28 +218,35 @@ static attn_status find_named(const char *name) {
 static attn_status read_classes(void) {
   attn_status status = ATTN_OK;
   for (int i = 0; i < CLASSES && status == ATTN_OK; i++)
-    status = attn_tuning_read(files[i].name, files[i].text, strlen(files[i].text), &machine.costs[i]);
+    status = attn_tuning_read_class(files[i].name, files[i].text, machine.lines[i], MOST_LINES, &machine.costs[i]);
   return status;
 }
 
-static void find_once(void) {
-  const char *name = getenv("ATTN_MACHINE");
-  machine.status = read_classes();
-  if (machine.status == ATTN_OK && name && *name) {
-    machine.status = find_named(name);
-  } else if (machine.status == ATTN_OK) {
-    const uint64_t mode = attn_float_mode_enter();
-    if (count_eligible() > 1) (void)measure(&machine.probe); /* without memory all classes are as near */
-    find_nearest(NULL, &machine.here);
-    attn_float_mode_leave(mode);
-  }
-  if (machine.status != ATTN_OK) snprintf(machine.sentence, sizeof machine.sentence, "%s", attn_last_error());
+static attn_status find_by_probe(void) {
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_status status = count_eligible() > 1 ? measure(&machine.probe) : ATTN_OK;
+  if (status == ATTN_OK) find_nearest(NULL, &machine.here);
+  attn_float_mode_leave(mode);
+  return status;
 }
 
+static attn_status find(void) {
+  const char *name = getenv("ATTN_MACHINE");
+  attn_status status = read_classes();
+  if (status == ATTN_OK) status = name && *name ? find_named(name) : find_by_probe();
+  machine.found = status == ATTN_OK;
+  return status;
+}
+
+/* Tried again by the next call where it failed. */
 attn_status attn_class_here(const attn_class **found) {
-  pthread_once(&machine.once, find_once);
+  attn_status status = ATTN_OK;
   *found = &machine.here;
-  return machine.status == ATTN_OK ? ATTN_OK : attn_fail(machine.status, "%s", machine.sentence);
+  if (machine.found) return ATTN_OK;
+  pthread_mutex_lock(&machine.lock);
+  if (!machine.found) status = find();
+  pthread_mutex_unlock(&machine.lock);
+  return status;
 }
 
 attn_status attn_class_nearest(const char *without, attn_class *found) {

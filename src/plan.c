@@ -152,7 +152,9 @@ static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open
 static attn_status make(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
                         attn_plan **result) {
   attn_options options;
+  const attn_class *class;
   attn_status status = attn_parallel_resolve(asked, &options);
+  if (status == ATTN_OK && asked->threads == 0) status = attn_class_here(&class); /* whose costs say how many pay */
   if (status != ATTN_OK) return status;
   attn_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_plan needs %zu bytes", sizeof *plan);

@@ -27,6 +27,7 @@
 #include "kernels/common/memory.h"
 #include "kernels/product.h"
 #include "layouts.h"
+#include "machine_class.h"
 #include "parallel.h"
 #include "paying_threads.h"
 #include "plugin.h"
@@ -192,10 +193,12 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   attn_product_weights own;
   attn_options wanted, resolved;
   const attn_product_kernel *kernel, *best;
+  const attn_class *class;
   attn_status status = read_weights(weights, &own);
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status == ATTN_OK) status = choose(&wanted, &kernel, &best);
+  if (status == ATTN_OK && wanted.threads == 0) status = attn_class_here(&class); /* whose costs say how many threads pay */
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;

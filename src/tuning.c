@@ -21,20 +21,7 @@
 
 enum {
   MOST_BYTES = 4 << 20, /* of a file */
-  MOST_LINE = 2000,
-  PATH_BYTES = 400 /* of a path in messages */
-};
-
-struct attn_tuning {
-  attn_tuning_rule *rules;
-  attn_kernel_costs *costs;
-  int rule_count, cost_count, rule_room, cost_room;
-  double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
-  bool has_cpu, has_library;
-  char class[60], tiers[120];
-  _Atomic int users;
-  bool stale;                          /* of another CPU or build */
-  char refusal[700], path[PATH_BYTES]; /* why it is refused */
+  MOST_LINE = 2000
 };
 
 /* ---- Words ---- */
@@ -238,6 +225,7 @@ static attn_status read_cost(reader *r) {
   attn_status status = check_only_cost(r, &c);
   if (status == ATTN_OK) status = read_terms(r, &c);
   if (status != ATTN_OK) return status;
+  if (t->fixed && t->cost_count == t->cost_room) return fail(r, "there is no room for more costs", "a shorter file");
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();
   t->costs[t->cost_count++] = c;
   return ATTN_OK;
@@ -338,11 +326,7 @@ static attn_status read_lines(attn_tuning *t, const char *text, size_t bytes) {
   return status;
 }
 
-attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, attn_tuning **tuning) {
-  *tuning = NULL;
-  attn_tuning *t = calloc(1, sizeof *t);
-  if (!t) return no_memory();
-  atomic_init(&t->users, 1);
+static attn_status read_text(const char *path, const char *text, size_t bytes, attn_tuning *t) {
   snprintf(t->path, sizeof t->path, "%s", path);
   const uint64_t mode = attn_float_mode_enter(); /* the caller may have traps, or another rounding */
   attn_status status = read_lines(t, text, bytes);
@@ -351,11 +335,26 @@ attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, a
     status = attn_fail(ATTN_INVALID_ARGUMENT, "%s has no line %s; attnbench tune writes one", path,
                        t->has_cpu ? "library" : "cpu");
   if (status == ATTN_OK && t->stale) status = attn_fail(ATTN_UNSUPPORTED, "%s is not used: %s", path, t->refusal);
+  return status;
+}
+
+attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, attn_tuning **tuning) {
+  *tuning = NULL;
+  attn_tuning *t = calloc(1, sizeof *t);
+  if (!t) return no_memory();
+  atomic_init(&t->users, 1);
+  const attn_status status = read_text(path, text, bytes, t);
   if (status == ATTN_OK)
     *tuning = t;
   else
     attn_tuning_destroy(t);
   return status;
+}
+
+attn_status attn_tuning_read_class(const char *name, const char *text, attn_kernel_costs *costs, int room,
+                                   attn_tuning *tuning) {
+  *tuning = (attn_tuning){.costs = costs, .cost_room = room, .fixed = true, .users = 1};
+  return read_text(name, text, strlen(text), tuning);
 }
 
 /* The bytes of a file, at most MOST_BYTES; NULL with errno or, where it is too large, EFBIG. */

@@ -4,11 +4,13 @@
 #ifndef ATTN_TUNING_H
 #define ATTN_TUNING_H
 
+#include <stdatomic.h>
+
 #include "attn/kernel.h"
 #include "costs.h"
 #include "plugin.h"
 
-enum { ATTN_TUNING_FORMAT = 5 };
+enum { ATTN_TUNING_FORMAT = 5, ATTN_TUNING_PATH_BYTES = 400 /* of a path in messages */ };
 
 /* The version of a kernel's code, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
@@ -25,6 +27,20 @@ typedef struct attn_tuning_rule {
   double margin, low, high; /* times as long as the winner the second took: geometric mean, least and most */
   int line;
 } attn_tuning_rule;
+
+/* The text as it was read. Only tuning.c and machine_class.c look into it. */
+struct attn_tuning {
+  attn_tuning_rule *rules;
+  attn_kernel_costs *costs;
+  int rule_count, cost_count, rule_room, cost_room;
+  double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
+  bool has_cpu, has_library;
+  char class[60], tiers[120];
+  _Atomic int users;
+  bool fixed;                                      /* costs has cost_room elements, and is not to be freed */
+  bool stale;                                      /* of another CPU or build */
+  char refusal[700], path[ATTN_TUNING_PATH_BYTES]; /* why it is refused */
+};
 
 /* The rule whose box holds the problem; NULL if there is none. Boxes hold dot scores without bias, mask, softcap or window
  * (but a causal one) of head dimensions that 8 divides. */
@@ -47,7 +63,11 @@ const attn_tuning *attn_tuning_hold(const attn_tuning *tuning);
  * reason, else NULL. An error if it cannot be read. */
 attn_status attn_tuning_named(const attn_tuning **tuning, const char **refused);
 
-/* Reads the text of a file called `path`: a class's if it is for no single machine. */
+/* Reads the text of a class of CPUs, whose costs go to costs[0 .. room - 1]. Allocates nothing. */
+attn_status attn_tuning_read_class(const char *name, const char *text, attn_kernel_costs *costs, int room,
+                                   attn_tuning *tuning);
+
+/* Reads the text of a file called `path`. */
 attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, attn_tuning **tuning);
 
 /* The path that it was read from. */

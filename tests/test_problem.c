@@ -203,7 +203,7 @@ TEST(null_problem_is_refused) {
   test_invalid(attn_plan_create(&problem, NULL, NULL), "plan", "NULL");
 }
 
-/* Of a whole batch, counted without overflow. */
+/* The limit is for a whole batch, counted without overflow. */
 TEST(rows_and_keys_are_at_most_2_to_the_60) {
   for (int keys = 0; keys < 2; keys++)
     for (int bits = 59; bits <= 64; bits++) {

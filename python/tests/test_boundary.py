@@ -66,7 +66,8 @@ OWN = {name: floats(12, 12) for name in ("w_q", "w_k", "w_v", "w_o")}
 
 
 def sdpa(a):
-    return libattn.sdpa(**a, return_lse="lse" in a, kernel="flash_c")  # some kernels refuse some strides, and have other bits
+    # One kernel: some refuse some strides, and the choice among the others would have other bits.
+    return libattn.sdpa(**a, return_lse="lse" in a, kernel="flash_c")
 
 
 def run_plan(a):

@@ -125,14 +125,15 @@ static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, 
 static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const int pairs,
                                          uintptr_t *again) {
   if (policy == PREFETCH_NONE) return;
-  if (policy == PREFETCH_TWICE)
+  if (policy == PREFETCH_TWICE) { /* NOLINT(bugprone-branch-clone): the same as the last branch, but known without a test */
     prefetch_twice(next, pairs, again);
-  else if (__builtin_expect(next->left > pairs, 1))
+  } else if (__builtin_expect(next->left > pairs, 1)) {
     prefetch_inside(next, pairs);
-  else if (next->left > 0)
+  } else if (next->left > 0) {
     prefetch_across(next, pairs);
-  else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE)
+  } else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE) {
     prefetch_twice(next, pairs, again);
+  }
 }
 
 /* The same, once. */
