@@ -127,7 +127,8 @@ static attn_status lay_out_workspace(attn_mha *layer) {
   return ATTN_OK;
 }
 
-static void describe(attn_mha *layer) {
+static attn_status describe(attn_mha *layer) {
+  const char *attention = attn_plan_describe(layer->attention);
   const attn_problem *a = &layer->problem.attention;
   snprintf(layer->description, sizeof layer->description,
            "layer      width %" PRId64 " and %" PRId64 " to %" PRId64 ", %" PRId64 " heads on %" PRId64
@@ -139,7 +140,8 @@ static void describe(attn_mha *layer) {
            "attention:\n%s",
            layer->problem.width, layer->problem.width_memory, layer->problem.width_out, a->heads_q, a->heads_kv, a->dim_qk,
            a->dim_v, attn_product_name(layer->product[0]), layer->workspace_bytes, layer->rest_at, layer->rest_bytes,
-           attn_plan_describe(layer->attention));
+           attention);
+  return *attention ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the description of a layer");
 }
 
 static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const layer_options *options) {
@@ -147,7 +149,7 @@ static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const
   if (status == ATTN_OK) status = plan_weights(layer, &options->attention);
   if (status == ATTN_OK) status = pack_weights(layer, weights, &options->products);
   if (status == ATTN_OK) status = lay_out_workspace(layer);
-  if (status == ATTN_OK) describe(layer);
+  if (status == ATTN_OK) status = describe(layer);
   return status;
 }
 
