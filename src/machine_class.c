@@ -33,8 +33,6 @@ static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that
 
 enum {
   TURNS = 5,
-  MOST_TIMES = 160,
-  MOST_QUERIES = 48,
   MOST_ELEMENTS = 1 << 16, /* of Q, K, V and O each */
   MOST_BYTES = 1 << 18     /* of a unit and of a thread */
 };
@@ -48,6 +46,8 @@ static const double MOST_NS = 2e4; /* that a call of a kernel may be expected to
 /* One row and several, a few queries, many; K and V in level 1 and beyond. */
 static const probed PROBLEMS[] = {
     {1, 1, 48, 128, 64}, {1, 1, 1, 128, 64}, {4, 1, 1, 384, 128}, {1, 1, 6, 256, 32}, {8, 1, 1, 512, 64}};
+
+enum { PROBLEM_COUNT = sizeof PROBLEMS / sizeof *PROBLEMS, MOST_TIMES = PROBLEM_COUNT * MOST_LINES };
 
 /* Memory that probed kernels read and write. It holds zeros, which take as long as other numbers. */
 typedef struct probe_memory {
@@ -74,14 +74,6 @@ static struct {
   probe probe;
   attn_class here;
 } machine = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static const attn_kernel_costs *costs_of(const attn_tuning *tuning, const attn_kernel *kernel, attn_dtype dtype) {
-  int count;
-  const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
-  for (int i = 0; i < count; i++)
-    if (costs[i].kernel == kernel && costs[i].dtype == dtype) return &costs[i];
-  return NULL;
-}
 
 static int last_resort(void) {
   int index = 0;
@@ -120,7 +112,7 @@ static attn_problem problem_of(const probed *p, attn_dtype dtype) {
 static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
   char buffer[300];
   const int tier = attn_tier_find(kernel->info.isa);
-  const attn_kernel_costs *c = costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
+  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
   return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
          !kernel->rejects(problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
 }
@@ -129,10 +121,10 @@ static void list_times(probe *p) {
   const attn_kernel *kernel;
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
   for (int d = 0; d < 2; d++)
-    for (size_t n = 0; n < sizeof PROBLEMS / sizeof *PROBLEMS; n++)
+    for (int n = 0; n < PROBLEM_COUNT; n++)
       for (int i = 0; (kernel = attn_registry_get(i)); i++) {
         const attn_problem problem = problem_of(&PROBLEMS[n], dtypes[d]);
-        if (p->count < MOST_TIMES && is_probed(kernel, &problem))
+        if (is_probed(kernel, &problem)) /* one of MOST_LINES lines of the last resort */
           p->time[p->count++] = (probe_time){.kernel = kernel, .problem = problem};
       }
 }
@@ -156,7 +148,7 @@ static double distance_of(const attn_tuning *tuning, const probe *p) {
   double sum = 0, squares = 0, unknown = 0, known = 0;
   for (int i = 0; i < p->count; i++) {
     const probe_time *t = &p->time[i];
-    const attn_kernel_costs *c = costs_of(tuning, t->kernel, t->problem.dtype_kv);
+    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
     if (isinf(t->ns) || !(t->ns > 0)) continue;
     const double expected = c ? attn_expected_ns(t->kernel, c->ns, &t->problem) : 0;
     if (!(expected > 0)) {

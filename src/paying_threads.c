@@ -32,8 +32,6 @@ static double even_sequences(attn_problem *p) {
   return count;
 }
 
-static bool is_kernel(const attn_kernel *kernel, void *context) { return kernel == context; }
-
 static int tier_of(const attn_kernel *kernel) { return attn_tier_find(kernel->info.isa); }
 
 static bool takes_problem(const attn_kernel *kernel, void *context) {
@@ -42,12 +40,9 @@ static bool takes_problem(const attn_kernel *kernel, void *context) {
 }
 
 /* The time that a kernel takes for one sequence; 0 if the costs say nothing. */
-static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
-  int count;
-  attn_expected best[2];
-  const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
-  attn_expect(costs, count, problem, is_kernel, (void *)(uintptr_t)kernel, best);
-  return best[0].costs ? best[0].ns : 0;
+static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
+  const attn_kernel_costs *costs = attn_tuning_costs_of(tuning, kernel, problem->dtype_kv);
+  return costs ? attn_expected_ns(kernel, costs->ns, problem) : 0;
 }
 
 /* The time of a kernel without costs: that of the quickest kernel, and for kernels of our own as much longer as their tier

@@ -446,6 +446,12 @@ const attn_kernel_costs *attn_tuning_costs(const attn_tuning *t, int *count) {
   return t->costs;
 }
 
+const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_kernel *kernel, attn_dtype dtype) {
+  for (int i = 0; i < t->cost_count; i++)
+    if (t->costs[i].kernel == kernel && t->costs[i].dtype == dtype) return &t->costs[i];
+  return NULL;
+}
+
 double attn_tuning_least_ns(const attn_tuning *t) { return t->least_ns; }
 
 const char *attn_tuning_class(const attn_tuning *t) { return *t->class ? t->class : NULL; }
