@@ -14,6 +14,6 @@ const attn_kernel attn_blocked_avx2 = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = takes_everything,
     .plan = blocked_plan,
-    .terms = TWO_PASS_KERNEL_TERMS,
+    .terms = TILED_KERNEL_TERMS,
     .run = two_pass_run,
 };

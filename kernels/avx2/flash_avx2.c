@@ -15,6 +15,6 @@ const attn_kernel attn_flash_avx2 = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = takes_everything,
     .plan = flash_plan,
-    .terms = FLASH_KERNEL_TERMS,
+    .terms = TILED_KERNEL_TERMS,
     .run = flash_run,
 };

@@ -438,6 +438,6 @@ const attn_kernel attn_flash_avx512bf16 = {
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = takes_bf16,
     .plan = plan,
-    .terms = FLASH_KERNEL_TERMS,
+    .terms = TILED_KERNEL_TERMS,
     .run = run,
 };

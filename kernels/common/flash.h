@@ -15,7 +15,6 @@
 
 #include "cold_lines.h"
 #include "streaming_softmax.h"
-#include "terms.h"
 #include "two_phase.h"
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
@@ -405,14 +404,5 @@ static inline void flash_run(const attn_schedule *schedule, const attn_args *arg
   const bool direct = p->seq_k <= schedule->key_block && keeps_floats(p);
   flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
 }
-
-/* ---- Its time ---- */
-
-static inline void flash_terms_of(const attn_problem *p, double *terms) {
-  attn_flash_terms(p, (term_widths){VEC_LANES, VEC_LANES}, PANEL_KEYS, terms);
-}
-
-#define FLASH_KERNEL_TERMS \
-  { FLASH_TERM_COUNT, attn_flash_term_names, flash_terms_of }
 
 #endif

@@ -9,7 +9,6 @@
 #ifndef ATTN_COMMON_TWO_PASS_H
 #define ATTN_COMMON_TWO_PASS_H
 
-#include "terms.h"
 #include "two_pass_softmax.h"
 #include "two_phase.h"
 
@@ -120,13 +119,5 @@ static inline void two_pass_run(const attn_schedule *schedule, const attn_args *
                                 void *scratch) {
   two_pass_run_by(schedule, args, task, unit_memory, scratch, pack_unit, two_pass_attend);
 }
-
-/* Tiles and packing are flash's, and so are the terms. */
-static inline void two_pass_terms_of(const attn_problem *p, double *terms) {
-  attn_flash_terms(p, (term_widths){VEC_LANES, VEC_LANES}, PANEL_KEYS, terms);
-}
-
-#define TWO_PASS_KERNEL_TERMS \
-  { FLASH_TERM_COUNT, attn_flash_term_names, two_pass_terms_of }
 
 #endif

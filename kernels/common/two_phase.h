@@ -8,6 +8,7 @@
 
 #include "pack.h"
 #include "rejects.h"
+#include "terms.h"
 
 static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                      scratch_layout *layout) {
@@ -73,5 +74,14 @@ static inline void run_phase(const attn_schedule *schedule, const attn_args *arg
   else
     compute_rows(schedule, args, task, unit_memory, scratch, algorithm);
 }
+
+/* ---- Their time ---- */
+
+static inline void tiled_terms_of(const attn_problem *p, double *terms) {
+  attn_flash_terms(p, (term_widths){VEC_LANES, VEC_LANES}, PANEL_KEYS, terms);
+}
+
+#define TILED_KERNEL_TERMS \
+  { FLASH_TERM_COUNT, attn_flash_term_names, tiled_terms_of }
 
 #endif

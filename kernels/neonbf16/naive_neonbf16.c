@@ -47,6 +47,6 @@ const attn_kernel attn_naive_neonbf16 = {
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = takes_bf16,
     .plan = plan,
-    .terms = TWO_PASS_KERNEL_TERMS,
+    .terms = TILED_KERNEL_TERMS,
     .run = run,
 };
