@@ -24,8 +24,8 @@ bench_cpu_time bench_cpu_now(void);
 double bench_own_cpu_ns(void); /* the latter alone */
 double bench_cpu_resolution_ns(void);
 
-/* The threads of this process, by their numbers; none if they are not known. Those that are about to end are among them, so
- * that their count says nothing about which are new. */
+/* The threads of this process, by their numbers; none if they are not known. Threads that are about to end are among
+ * them, so the count alone does not show new ones. */
 enum { BENCH_MOST_TASKS = 500 };
 typedef struct bench_tasks {
   int count, number[BENCH_MOST_TASKS];

@@ -186,8 +186,8 @@ static bool call_known(bench_sampler *s, const bench_trial *t) {
 }
 
 /* The plan of one sample, and how far it has come. Calls on inputs that no call has seen run in groups between two readings
- * of the clock. After some groups, chosen at random, comes a close look at an output, or a call on known inputs; nothing
- * between the groups is timed. */
+ * of the clock. After some groups, chosen at random, an output is looked at closely, or a call runs on known inputs. The
+ * time between groups does not count. */
 typedef struct sample {
   int64_t calls, left;
   int looks, known;

@@ -145,9 +145,9 @@ typedef struct bench_sampler {
   const bench_meter *meter;
   int team;            /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
   double sample_ns;    /* a sample lasts at least this long */
-  double clock_ns;     /* what a reading of the clock adds to a time */
+  double clock_ns;     /* a reading of the clock adds so much to a time */
   uint64_t random;     /* for what a kernel must not foresee */
-  uint64_t float_mode; /* of the thread, which no call may change */
+  uint64_t float_mode; /* the thread's; no call may change it */
   char error[400];
 } bench_sampler;
 

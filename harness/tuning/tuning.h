@@ -63,8 +63,8 @@ int bench_tune_kernel(const char *name);
 
 /* The nanoseconds of each term of a kernel's time on one thread, fitted by least squares of relative errors. */
 typedef struct bench_tune_cost {
-  double sums[ATTN_MAX_TERMS][ATTN_MAX_TERMS], right[ATTN_MAX_TERMS], weight; /* of the equations */
-  int terms;                                                                  /* of the kernel */
+  double sums[ATTN_MAX_TERMS][ATTN_MAX_TERMS], right[ATTN_MAX_TERMS], weight; /* the equations */
+  int terms;                                                                  /* the kernel's number of terms */
   int count;                                                                  /* times */
   int leads; /* random problems of which the kernel was clearly the quickest; for a class, of kernels of no higher tier */
   int near;  /* of the first problems, which all kernels are timed on: those that it took about the least time of */
@@ -137,7 +137,7 @@ bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape 
 bool bench_tune_has_costs(const bench_tune_result *result);
 
 #define TUNE_WORTH_A_LINE 0.001 /* share of random problems of which a kernel is clearly the quickest */
-enum { TUNE_FEWEST_TIMES = 80 /* that the costs of a kernel come from */ };
+enum { TUNE_FEWEST_TIMES = 80 /* a kernel needs so many for costs */ };
 
 /* Whether this kernel was. */
 bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype);
@@ -148,7 +148,7 @@ void bench_tune_write(const bench_tune_result *result, FILE *file);
 /* ---- Regret ------------------------------------------------------------------------------------------------------- */
 
 typedef struct bench_regret {
-  const char *name;          /* of the choice: "built-in" */
+  const char *name;          /* the choice's: "built_in" */
   const attn_tuning *tuning; /* that it is made by; NULL = none */
   int count, above;          /* problems; those whose choice takes more than 1.1 times as long as the best */
   double sum, worst;
