@@ -53,9 +53,24 @@ static void append_refused(const attn_choice *c, const attn_problem *problem, ch
   }
 }
 
+/* The reason why the tuning file did not decide: in full where a rule names a kernel that cannot run. */
+static void append_not_tuned(const attn_choice *c, const attn_problem *problem, char *text, size_t bytes) {
+  char words[800];
+  const attn_tuning_rule *rule = c->tuning ? attn_tuning_find(c->tuning, problem) : NULL;
+  const attn_kernel *kernel = rule ? attn_registry_find(rule->kernel) : NULL;
+  const char *reason = kernel ? attn_refusal(kernel, problem, c->cap) : rule ? attn_registry_missing(rule->kernel) : NULL;
+  if (kernel && !reason) reason = attn_dispatch_claim(kernel);
+  if (rule && !kernel && !reason) reason = "no kernel of this process has that name";
+  snprintf(words, sizeof words, "%.790s", c->not_tuned);
+  if (reason)
+    snprintf(words, sizeof words, "tuning file %.300s, line %d wants %s, which cannot run: %.300s",
+             attn_tuning_path(c->tuning), rule->line, rule->kernel, reason);
+  attn_append(text, bytes, "", words);
+}
+
 void attn_choice_describe(const attn_choice *c, const attn_problem *problem, char *text, size_t bytes) {
   *text = 0;
-  if (c->not_tuned) attn_append(text, bytes, "", c->not_tuned);
+  if (c->not_tuned) append_not_tuned(c, problem, text, bytes);
   switch (c->cause) {
     case ATTN_CAUSE_GIVEN: attn_append(text, bytes, "; ", "given by the caller"); return;
     case ATTN_CAUSE_NAMED:

@@ -179,10 +179,11 @@ TEST(a_rules_kernel_must_run) {
   attn_problem problem = of_shape(4, 40, 1, 32);
   expect_choice(&problem, "decode_c", "line", NULL);
   problem = of_shape(40, 40, 1, 32);
-  expect_choice(&problem, "flash_c", "the kernel that a rule of the tuning file names cannot run; automatic",
+  expect_choice(&problem, "flash_c", "wants decode_c, which cannot run: it takes at most 32 query rows",
                 "decode_c (it takes at most 32 query rows");
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
-  expect_choice(&problem, "flash_c", "the kernel that a rule of the tuning file names cannot run; automatic", NULL);
+  expect_choice(&problem, "flash_c", "wants flash_mmx, which cannot run: no kernel of this process has that name",
+                "automatic");
 }
 
 TEST(a_named_kernel_needs_no_rule) {
