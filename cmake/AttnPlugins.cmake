@@ -5,7 +5,7 @@
 set(ATTN_PLUGIN_SUBFOLDER attn-${PROJECT_VERSION_MAJOR})
 set(ATTN_PLUGIN_TARGETS "")
 file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/plugin_folders.h CONTENT [[
-/* Where src/plugin.c looks for plug-ins: in a folder beside the library, and in that of the installation. */
+/* Where src/registry/plugin.c looks for plug-ins: in a folder beside the library, and in that of the installation. */
 #define ATTN_PLUGIN_SUBFOLDER "@ATTN_PLUGIN_SUBFOLDER@"
 #define ATTN_PLUGIN_FOLDER    "@CMAKE_INSTALL_FULL_LIBDIR@/@ATTN_PLUGIN_SUBFOLDER@"
 ]] @ONLY)
@@ -13,8 +13,7 @@ file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/plugin_folders.h CONTENT [[
 # attn_kernel_objects(NAME SOURCE...): an object library, built as all code of libattn.
 function(attn_kernel_objects name)
   add_library(${name} OBJECT ${ARGN})
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}
-                                             ${ATTN_GENERATED_DIR})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR} ${ATTN_GENERATED_DIR})
   target_compile_definitions(${name} PRIVATE _POSIX_C_SOURCE=200809L
                                              $<$<BOOL:${ATTN_EMULATE_AVX512}>:ATTN_EMULATE_AVX512>)
   # Contraction would let the compiler fuse differently in two copies of one loop, and bits would depend on tile position.
@@ -38,7 +37,7 @@ foreach(plugin IN LISTS ATTN_PLUGINS)
     continue()
   endif()
   add_library(attn_${plugin} MODULE kernels/plugin/entry.c $<TARGET_OBJECTS:attn_${plugin}_objects>)
-  target_include_directories(attn_${plugin} PRIVATE include src . ${ATTN_GENERATED_DIR}/plugin_${plugin})
+  target_include_directories(attn_${plugin} PRIVATE include . ${ATTN_GENERATED_DIR}/plugin_${plugin})
   target_compile_options(attn_${plugin} PRIVATE -fvisibility=hidden)
   target_link_libraries(attn_${plugin} PRIVATE attn_plugin_parts attn::${plugin} ${ATTN_OPENMP_TARGET} m attn_warnings)
   if(NOT ATTN_SANITIZE) # its runtime is linked into the program

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "src/cpu.h"
+#include "src/registry/cpu.h"
 
 #define ATTN_PEAK(isa) extern const attn_peak_loop attn_peak_##isa[];
 #include "peak_built.def"

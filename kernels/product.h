@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The contract of a tier's product: one panel of W against some rows of X. src/product.c does the rest in portable code,
- * because it copies every element once where the panel uses it hundreds of times: packing W, gathering X, scattering Y,
- * threads. */
+/* The contract of a tier's product: one panel of W against some rows of X. src/layers/product.c does the rest in portable
+ * code, because it copies every element once where the panel uses it hundreds of times: packing W, gathering X, scattering
+ * Y, threads. */
 #ifndef ATTN_KERNELS_PRODUCT_H
 #define ATTN_KERNELS_PRODUCT_H
 

@@ -26,8 +26,8 @@ READ = {
     ("harness/eval/eval_run.c", "possibly-NULL"): "the condition before it checks for NULL",
     ("harness/timing/row.c", "'baseline'"): "there is a baseline as soon as one row has a time",
     ("kernels/ref/decode_c.c", "uninitialized value"): "decode_layout_of() fills in the layout through a table",
-    ("src/mha.c", "'args'"): "check_run() refuses NULL",
-    ("src/plan.c", "'plan'"): "attn_plan_create() sets it if it returns ATTN_OK",
+    ("src/layers/mha.c", "'args'"): "check_run() refuses NULL",
+    ("src/plan/plan.c", "'plan'"): "attn_plan_create() sets it if it returns ATTN_OK",
     ("src/nn/ref/nn_oracle_f64.c", "leak of"): "the returned field points to both blocks",
 }
 

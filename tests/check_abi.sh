@@ -19,10 +19,10 @@ failures=0
 
 # The library's own sources with debug information; kernels have no part in the ABI.
 for library in libattn libattn_nn; do
-  folder=src
-  [ $library = libattn ] || folder=src/nn
-  "$compiler" -std=c11 -O0 -g -shared -fPIC -fvisibility=hidden -D_POSIX_C_SOURCE=200809L -DATTN_SHARED -Iinclude -Isrc -I. \
-    -I"$generated" $folder/*.c -Wl,--version-script=$folder/$library.map -Wl,-z,undefs -o "$work/$library.so"
+  sources='src/[!n]*/*.c' map=src/libattn.map # all rooms but nn
+  [ $library = libattn ] || { sources='src/nn/*.c' && map=src/nn/libattn_nn.map; }
+  "$compiler" -std=c11 -O0 -g -shared -fPIC -fvisibility=hidden -D_POSIX_C_SOURCE=200809L -DATTN_SHARED -Iinclude -I. \
+    -I"$generated" $sources -Wl,--version-script=$map -Wl,-z,undefs -o "$work/$library.so"
   abidw --headers-dir include/attn --drop-private-types --no-corpus-path --no-comp-dir-path --no-show-locs \
     --out-file "$work/$library.abi" "$work/$library.so"
   if [ "$mode" = --break ]; then

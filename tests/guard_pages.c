@@ -14,7 +14,7 @@
 #include "kernel_checks.h"
 #include "kernels/peak.h"
 #include "mutants.h"
-#include "registry.h"
+#include "src/registry/registry.h"
 
 static const char cases_text[] =
     "[guard pages]\n"

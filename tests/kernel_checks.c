@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cases/cases.h"
-#include "plan.h"
+#include "src/plan/plan.h"
 
 enum { SEED = 20240229 };
 

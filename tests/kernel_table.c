@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "registry.h"
+#include "src/registry/registry.h"
 
 /* ---- Features: each changes the base problem, two heads of 4 queries and 64 keys with 64 dimensions ------------------ */
 

@@ -15,7 +15,7 @@
 
 #include "machine/affinity.h"
 #include "machine/topology.h"
-#include "src/parallel.h"
+#include "src/plan/parallel.h"
 #include "support.h"
 
 enum { MOST_THREADS = 8 };

@@ -21,7 +21,7 @@
 #include "commands/commands.h"
 #include "data/npy.h"
 #include "machine/environment.h"
-#include "plan.h"
+#include "src/plan/plan.h"
 #include "support.h"
 #include "timing/setup.h"
 

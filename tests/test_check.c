@@ -7,7 +7,7 @@
 #include "cases/cases.h"
 #include "check/check.h"
 #include "layer_support.h"
-#include "src/plan.h"
+#include "src/plan/plan.h"
 #include "timing/setup.h"
 
 /* ---- The limits of a case -------------------------------------------------------------------------------------------- */

@@ -9,10 +9,10 @@
 #include "cases/case.h"
 #include "kernels/common/dtypes.h"
 #include "kernels/common/terms.h"
-#include "src/cpu.h"
-#include "src/machine_class.h"
-#include "src/paying_threads.h"
-#include "src/registry.h"
+#include "src/choice/machine_class.h"
+#include "src/choice/paying_threads.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
 #include "support.h"
 
 static uint64_t seed;

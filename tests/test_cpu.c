@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Features and models of CPUs other than this one. Bits: Intel SDM vol. 1, ch. 13-14 and vol. 2A, "CPUID". */
-#include "src/cpu.h"
+#include "src/registry/cpu.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kernel_checks.h"
-#include "registry.h"
+#include "src/registry/registry.h"
 #include "support.h"
 
 /* Rows that begin or end at different keys of one block: those of several queries. Their offset is where the first query

@@ -11,7 +11,7 @@
 #include "attn/product.h"
 #include "check/check.h"
 #include "kernels/common/convert.h"
-#include "src/tuning.h"
+#include "src/choice/tuning.h"
 #include "support.h"
 
 #ifdef __x86_64__

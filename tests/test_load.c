@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "idle_kernel.h"
-#include "src/registry.h"
+#include "src/registry/registry.h"
 #include "support.h"
 
 #ifdef PLUGIN_FOLDER

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/plan.h"
+#include "src/plan/plan.h"
 #include "support.h"
 
 enum { SCRATCH = 4096, MORE_SCRATCH = 1 << 20 };

@@ -10,11 +10,11 @@
 
 #include "attn/nn.h"
 #include "attn/product.h"
-#include "src/cpu.h"
-#include "src/machine_class.h"
-#include "src/paying_threads.h"
-#include "src/registry.h"
-#include "src/tuning.h"
+#include "src/choice/machine_class.h"
+#include "src/choice/paying_threads.h"
+#include "src/choice/tuning.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
 #include "support.h"
 
 /* A key of a KV head takes 100 ns, and each head 1 us. */

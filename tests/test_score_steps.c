@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/cpu.h"
-#include "src/score_steps.h"
+#include "src/registry/cpu.h"
+#include "src/registry/score_steps.h"
 #include "support.h"
 
 enum { ROWS = 9, KEYS = 150, STRIDE = 256, BEFORE = 3 };

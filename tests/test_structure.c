@@ -10,7 +10,7 @@
 #include "check/structure.h"
 #include "kernels/common/convert.h"
 #include "layer_support.h"
-#include "src/plan.h"
+#include "src/plan/plan.h"
 
 /* ---- A kernel that keeps a record ------------------------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/tune.h"
+#include "src/plan/tune.h"
 #include "support.h"
 #include "timing/stats.h"
 

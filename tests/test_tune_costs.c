@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/registry.h"
-#include "src/tuning.h"
+#include "src/choice/tuning.h"
+#include "src/registry/registry.h"
 #include "support.h"
 #include "timing/core_share.h"
 #include "timing/setup.h"

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "idle_kernel.h"
-#include "src/registry.h"
-#include "src/tuning.h"
+#include "src/choice/tuning.h"
+#include "src/registry/registry.h"
 #include "support.h"
 
 static char head[16384], text[65536]; /* of a file of this machine; of the file that a test reads */

@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu.h"
 #include "kernel_checks.h"
-#include "machine_class.h"
-#include "registry.h"
+#include "src/choice/machine_class.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
 
 enum { SKIPPED = 77 };
 

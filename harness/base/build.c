@@ -9,7 +9,7 @@
 #include "attn/kernel.h"
 #include "base/cli.h"
 #include "base/files.h"
-#include "src/plugin.h"
+#include "src/registry/plugin.h"
 
 const bench_build bench_own_build = {.version = attn_version,
                                      .last_error = attn_last_error,

@@ -8,7 +8,7 @@
 #include "base/cli.h"
 #include "base/files.h"
 #include "commands/commands.h"
-#include "src/shared_object.h"
+#include "src/registry/shared_object.h"
 
 enum { PATH = 4096 };
 

@@ -9,7 +9,7 @@
 #include "commands/options.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
-#include "src/machine_class.h"
+#include "src/choice/machine_class.h"
 #include "tuning/tuning.h"
 
 static bench_options asked;

@@ -18,7 +18,7 @@
 #include "base/cli.h"
 #include "base/files.h"
 #include "build_info.h"
-#include "src/tiers.h"
+#include "src/registry/tiers.h"
 
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "src/registry.h"
+#include "src/registry/registry.h"
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 

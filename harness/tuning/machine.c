@@ -8,7 +8,7 @@
 #include "cases/case.h"
 #include "data/generate.h"
 #include "data/tensors.h"
-#include "src/tune.h"
+#include "src/plan/tune.h"
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
 

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "src/cpu.h"
-#include "src/registry.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
 

@@ -13,7 +13,7 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "cases/case.h"
-#include "src/costs.h"
+#include "src/choice/costs.h"
 
 /* The mask, window or change of the scores that a problem has: one, or none. */
 typedef enum bench_tune_mask {

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "cases/axes.h"
-#include "src/cpu.h"
-#include "src/registry.h"
-#include "src/tuning.h"
+#include "src/choice/tuning.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
 #include "tuning/tuning.h"
 
 /* Kernels that are never the quickest would only make the choice slower. */

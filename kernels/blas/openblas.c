@@ -13,7 +13,7 @@
 #include <omp.h>
 #endif
 
-#include "src/cpu.h"
+#include "src/registry/cpu.h"
 
 #define PASTE_NAMES(prefix, symbol) prefix##symbol
 #define PASTE(prefix, symbol)       PASTE_NAMES(prefix, symbol)

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "src/cpu.h"
+#include "src/registry/cpu.h"
 
 /* ---- What is loaded ---- */
 

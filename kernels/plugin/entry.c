@@ -3,7 +3,7 @@
  * plug-in from kernels.def and the files of its folder. */
 #include "host.h"
 #include "kernels/product.h"
-#include "src/version.h"
+#include "src/api/version.h"
 
 #define ATTN_KERNEL(name, folder) extern const attn_kernel attn_##name;
 #define ATTN_PRODUCT(name)        extern const attn_product_kernel attn_product_##name;

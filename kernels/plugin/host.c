@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The functions of src/cpu.h in a plug-in: those of the library that has loaded it. So a kernel calls the same names whether
- * it is part of libattn or of a plug-in, and all ask one library what this CPU can do. */
+/* The functions of src/registry/cpu.h in a plug-in: those of the library that has loaded it. So a kernel calls the same
+ * names whether it is part of libattn or of a plug-in, and all ask one library what this CPU can do. */
 #include "host.h"
 
-#include "src/cpu.h"
+#include "src/registry/cpu.h"
 
 static const attn_host *host;
 

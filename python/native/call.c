@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "cpu.h"
+#include "src/registry/cpu.h"
 
 static bool refuse(PyObject *kind, const char *sentence) {
   PyErr_SetString(kind, sentence);

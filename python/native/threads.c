@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Threads for libattn inside a Python process (src/parallel.c asks for them by ATTN_THREADS).
+/* Threads for libattn inside a Python process (src/plan/parallel.c asks for them by ATTN_THREADS).
  *
  * A wheel cannot link an OpenMP runtime: the process often has one already, PyTorch's, and two would fight for the CPUs. So
  * this file looks for a runtime that is loaded, and otherwise keeps a small pool of its own:
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "parallel.h"
+#include "src/plan/parallel.h"
 
 enum { MOST_THREADS = 256 };
 
@@ -191,7 +191,8 @@ static void run_pool(int workers, void (*body)(void *context, int worker), void 
   pthread_mutex_unlock(&pool.lock);
 }
 
-/* ---- What src/parallel.c asks for ------------------------------------------------------------------------------------ */
+/* ---- What src/plan/parallel.c asks for
+ * ------------------------------------------------------------------------------------ */
 
 /* CPUs that this process may use. */
 static int cpus(void) {

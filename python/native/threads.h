@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Where the threads come from (threads.c). src/parallel.c declares the functions that it takes from there. */
+/* Where the threads come from (threads.c). src/plan/parallel.c declares the functions that it takes from there. */
 #ifndef LIBATTN_THREADS_H
 #define LIBATTN_THREADS_H
 

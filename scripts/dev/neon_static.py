@@ -28,7 +28,7 @@ BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA and BFDOT
 ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; STEPS: of the inner dimension in one round of a product loop
 GOALS = {64: (86, 90), 128: (92, 94)}  # floor and goal in % of the limit, by head_dim
 FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
-         "-Iinclude", "-Isrc", "-I.", "-S", "-o"]
+         "-Iinclude", "-I.", "-S", "-o"]
 
 Stretch = collections.namedtuple("Stretch", "name lines multiplies")
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/common/aligned.h"
-#include "linear.h"
+#include "src/nn/linear.h"
 
 struct attn_additive {
   attn_additive_config config; /* a copy; its pointers may no longer be valid */

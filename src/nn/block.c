@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "kernels/common/aligned.h"
-#include "layer_norm.h"
-#include "linear.h"
+#include "src/nn/layer_norm.h"
+#include "src/nn/linear.h"
 
 enum { MOST_SUBLAYERS = 3 };
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Argument checks and memory that all of libattn_nn shares. */
-#include "check.h"
+#include "src/nn/check.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "kernels/common/aligned.h"
-#include "wall_clock.h"
+#include "src/api/wall_clock.h"
 
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {
   REQUIRE(theirs, "%s is NULL; it must point to an %s that %s has made", argument, layout->name, layout->maker);

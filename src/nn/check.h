@@ -4,8 +4,8 @@
 #define ATTN_NN_CHECK_H
 
 #include "attn/nn.h"
-#include "error.h"
-#include "layouts.h"
+#include "src/api/error.h"
+#include "src/api/layouts.h"
 
 /* Copies a caller's struct, as attn_struct_read does. `argument` is its name, for the error if it is NULL. */
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours);

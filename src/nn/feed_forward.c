@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "linear.h"
+#include "src/nn/linear.h"
 
 struct attn_feed_forward {
   int64_t width, hidden;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Nadaraya-Watson kernel regression: attention whose keys are the known points and whose values are the known values. */
-#include "check.h"
+#include "src/nn/check.h"
 
 static const attn_struct_layout layout = ATTN_LAYOUT(attn_regression, inverse_width);
 

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check.h"
 #include "kernels/common/aligned.h"
 #include "kernels/common/dtypes.h"
+#include "src/nn/check.h"
 
 struct attn_kv_cache {
   attn_kv_cache_shape shape;

@@ -7,8 +7,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "float_mode.h"
-#include "layer_norm.h"
+#include "src/api/float_mode.h"
+#include "src/nn/layer_norm.h"
 
 enum { LANES = 16 };
 

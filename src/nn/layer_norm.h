@@ -3,7 +3,7 @@
 #ifndef ATTN_NN_LAYER_NORM_H
 #define ATTN_NN_LAYER_NORM_H
 
-#include "check.h"
+#include "src/nn/check.h"
 
 /* y = norm(x + residual), or y = x + residual without a norm. Also stores the sum if `sum` is not NULL. With a norm the
  * residual may be NULL. All are dense [rows][width]. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Learnt maps, computed by attn_product, and workspaces. */
-#include "linear.h"
+#include "src/nn/linear.h"
 
 #include <inttypes.h>
 
-#include "float_mode.h"
+#include "src/api/float_mode.h"
 
 static attn_status create_linear(const attn_nn_linear *map, const attn_options *options) {
   const attn_linear *given = map->given;

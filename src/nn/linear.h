@@ -4,8 +4,8 @@
 #define ATTN_NN_LINEAR_H
 
 #include "attn/product.h"
-#include "check.h"
 #include "kernels/common/memory.h"
+#include "src/nn/check.h"
 
 /* For the reader of the config, and of the configs that hold one. */
 static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT(attn_feed_forward_config, second);

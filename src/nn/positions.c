@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "check.h"
-#include "float_mode.h"
+#include "src/api/float_mode.h"
+#include "src/nn/check.h"
 
 attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out) {
   const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", width, 1}};

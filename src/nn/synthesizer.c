@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kernels/common/aligned.h"
-#include "linear.h"
+#include "src/nn/linear.h"
 
 struct attn_synthesizer {
   attn_synthesizer_config config; /* a copy; its pointers may no longer be valid */

@@ -2,9 +2,9 @@
 /* Attention weights of any kernel: with the identity matrix as V (identity.h) the output O is P. */
 #include <stdlib.h>
 
-#include "check.h"
-#include "identity.h"
 #include "kernels/common/aligned.h"
+#include "src/layers/identity.h"
+#include "src/nn/check.h"
 
 attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options, float *weights) {
   attn_problem p;

@@ -6,9 +6,9 @@
 
 #include "attn/attn.h"
 #include "fuzz.h"
-#include "src/paying_threads.h"
-#include "src/registry.h"
-#include "src/tuning.h"
+#include "src/choice/paying_threads.h"
+#include "src/choice/tuning.h"
+#include "src/registry/registry.h"
 
 static bool takes(const attn_kernel *kernel, void *problem) { return !attn_kernel_rejects(&kernel->info, problem); }
 

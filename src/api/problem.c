@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: MIT */
+/* attn_problem: defaults and validation. Every check names the field, its value and what would be right. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "kernels/common/dtypes.h"
+#include "kernels/common/unroll.h"
+#include "src/api/error.h"
+#include "src/api/float_mode.h"
+#include "src/api/layouts.h"
+#include "src/api/problem.h"
+#include "src/api/strides.h"
+
+/* ---- Defaults ---- */
+
+/* Wrapping product: attn_problem_init checks nothing, attn_problem_validate rejects what overflows. */
+static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
+static attn_strides bhsd(int64_t heads, int64_t seq, int64_t dim) {
+  return (attn_strides){.b = times(heads, times(seq, dim)), .h = times(seq, dim), .s = dim, .d = 1};
+}
+
+static attn_strides bshd(int64_t heads, int64_t seq, int64_t dim) {
+  return (attn_strides){.b = times(seq, times(heads, dim)), .h = dim, .s = times(heads, dim), .d = 1};
+}
+
+/* 1 / sqrt(dim_qk), rounded to nearest whatever the caller's floating-point mode is. Not inlined, as in merge.c. */
+static NO_INLINE void set_default_scale(int64_t dim_qk, float *scale) {
+  *scale = dim_qk > 0 ? 1.0f / sqrtf((float)dim_qk) : 1.0f;
+}
+
+void(attn_problem_init)(attn_problem *theirs, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k,
+                        int64_t dim_qk, int64_t dim_v) {
+  attn_score_strides dense = {.b = times(heads_q, times(seq_q, seq_k)), .h = times(seq_q, seq_k), .q = seq_k, .k = 1};
+  attn_problem p = {
+      .batch = batch,
+      .heads_q = heads_q,
+      .heads_kv = heads_kv,
+      .seq_q = seq_q,
+      .seq_k = seq_k,
+      .dim_qk = dim_qk,
+      .dim_v = dim_v,
+      .q_stride = bhsd(heads_q, seq_q, dim_qk),
+      .k_stride = bhsd(heads_kv, seq_k, dim_qk),
+      .v_stride = bhsd(heads_kv, seq_k, dim_v),
+      .o_stride = bhsd(heads_q, seq_q, dim_v),
+      .lse_stride = bhsd(heads_q, seq_q, 1),
+      .bias_stride = dense,
+      .mask_stride = dense,
+      .scores_stride = dense,
+      .window_left = -1,
+      .window_right = -1,
+  };
+  const uint64_t mode = attn_float_mode_enter();
+  set_default_scale(dim_qk, &p.scale);
+  attn_float_mode_leave(mode);
+  attn_struct_write(&attn_problem_layout, &p, theirs);
+}
+
+void attn_problem_set_causal(attn_problem *p, attn_align align) {
+  p->align = align;
+  p->window_right = 0;
+}
+
+void attn_problem_set_bshd(attn_problem *p) {
+  p->q_stride = bshd(p->heads_q, p->seq_q, p->dim_qk);
+  p->k_stride = bshd(p->heads_kv, p->seq_k, p->dim_qk);
+  p->v_stride = bshd(p->heads_kv, p->seq_k, p->dim_v);
+  p->o_stride = bshd(p->heads_q, p->seq_q, p->dim_v);
+}
+
+void attn_problem_set_varlen(attn_problem *p, int64_t total_q, int64_t total_k) {
+  attn_problem_set_bshd(p);
+  p->lse_stride = (attn_strides){.b = 0, .h = total_q, .s = 1, .d = 1};
+  p->total_q = total_q;
+  p->total_k = total_k;
+  p->uses |= ATTN_USE_VARLEN;
+}
+
+/* ---- Validation ---- */
+
+static attn_status check_size(const char *field, int64_t value, int64_t least) {
+  REQUIRE(value >= least, "attn_problem.%s is %" PRId64 "; it must be at least %" PRId64, field, value, least);
+  REQUIRE(value <= ATTN_SIZE_LIMIT, "attn_problem.%s is %" PRId64 "; it must be at most 2^31", field, value);
+  return ATTN_OK;
+}
+
+static attn_status check_sizes(const attn_problem *p) {
+  const struct {
+    const char *field;
+    int64_t value, least;
+  } sizes[] = {
+      {"batch", p->batch, 0}, {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1},
+      {"seq_q", p->seq_q, 0}, {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},
+      {"dim_v", p->dim_v, 1}, {"total_q", p->total_q, 0}, {"total_k", p->total_k, 0},
+  };
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    attn_status status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
+    if (status != ATTN_OK) return status;
+  }
+  REQUIRE(p->heads_q % p->heads_kv == 0,
+          "attn_problem.heads_q is %" PRId64 " with heads_kv %" PRId64 "; heads_q must be a multiple of heads_kv",
+          p->heads_q, p->heads_kv);
+  int64_t rows, keys;
+  REQUIRE(!__builtin_mul_overflow(p->batch * p->heads_q, p->seq_q, &rows) && rows <= ATTN_ELEMENT_LIMIT &&
+              !__builtin_mul_overflow(p->batch * p->heads_kv, p->seq_k, &keys) && keys <= ATTN_ELEMENT_LIMIT,
+          "attn_problem.batch is %" PRId64 "; batch x heads x seq must be at most 2^60 rows", p->batch);
+  return ATTN_OK;
+}
+
+static attn_status check_enums(const attn_problem *p) {
+  REQUIRE(attn_dtype_exists(p->dtype_kv), "attn_problem.dtype_kv is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)p->dtype_kv);
+  REQUIRE(p->dtype_q == ATTN_F32 || p->dtype_q == p->dtype_kv,
+          "attn_problem.dtype_q is %d with dtype_kv %d; it must be ATTN_F32 or equal to dtype_kv", (int)p->dtype_q,
+          (int)p->dtype_kv);
+  REQUIRE(p->dtype_o == ATTN_F32 || p->dtype_o == p->dtype_q,
+          "attn_problem.dtype_o is %d with dtype_q %d; it must be ATTN_F32 or equal to dtype_q", (int)p->dtype_o,
+          (int)p->dtype_q);
+  REQUIRE(p->score >= ATTN_SCORE_DOT && p->score <= ATTN_SCORE_PRECOMPUTED,
+          "attn_problem.score is %d; it must be one of ATTN_SCORE_DOT, _ADDITIVE, _GAUSSIAN, _PRECOMPUTED", (int)p->score);
+  REQUIRE(p->align >= ATTN_ALIGN_TOP_LEFT && p->align <= ATTN_ALIGN_OFFSET,
+          "attn_problem.align is %d; it must be ATTN_ALIGN_TOP_LEFT, _BOTTOM_RIGHT or _OFFSET", (int)p->align);
+  return ATTN_OK;
+}
+
+static attn_status check_numbers(const attn_problem *p) {
+  REQUIRE(isfinite(p->scale), "attn_problem.scale is %g; it must be finite (0 and negative are fine)", (double)p->scale);
+  REQUIRE(isfinite(p->softcap) && p->softcap >= 0, "attn_problem.softcap is %g; it must be finite and at least 0 (0 = off)",
+          (double)p->softcap);
+  REQUIRE(p->window_left >= -1, "attn_problem.window_left is %" PRId64 "; it must be -1 (open) or at least 0",
+          p->window_left);
+  REQUIRE(p->window_right >= -1, "attn_problem.window_right is %" PRId64 "; it must be -1 (open) or at least 0",
+          p->window_right);
+  return ATTN_OK;
+}
+
+static attn_status check_uses(const attn_problem *p) {
+  const uint32_t known = (ATTN_USE_SCORE_WEIGHT << 1) - 1;
+  REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
+  const uint32_t padded = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN;
+  REQUIRE(
+      !(p->uses & ATTN_USE_VARLEN) || !(p->uses & padded),
+      "attn_problem.uses has ATTN_USE_VARLEN together with KV_LEN, Q_LEN or ROW_LEN; packed sequences take their lengths "
+      "from cu_seqlens alone");
+  REQUIRE(
+      !(p->uses & ATTN_USE_ROW_LEN) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
+      "attn_problem.uses has ATTN_USE_ROW_LEN with align ATTN_ALIGN_BOTTOM_RIGHT; per-row lengths need ATTN_ALIGN_TOP_LEFT "
+      "or ATTN_ALIGN_OFFSET");
+  REQUIRE(p->score != ATTN_SCORE_ADDITIVE || (p->uses & ATTN_USE_SCORE_WEIGHT),
+          "attn_problem.uses lacks ATTN_USE_SCORE_WEIGHT; ATTN_SCORE_ADDITIVE needs the weight vector w");
+  return ATTN_OK;
+}
+
+/* ---- Strides ---- */
+
+static attn_tensor row_tensor(const attn_problem *p, const char *field, attn_strides stride, int64_t heads, bool queries,
+                              int64_t dim) {
+  bool varlen = p->uses & ATTN_USE_VARLEN;
+  int64_t seq = queries ? p->seq_q : p->seq_k, total = queries ? p->total_q : p->total_k;
+  return (attn_tensor){.field = field,
+                       .axes = {{'b', varlen ? 1 : p->batch, stride.b},
+                                {'h', heads, stride.h},
+                                {'s', varlen ? total : seq, stride.s},
+                                {'d', dim, stride.d}}};
+}
+
+static attn_tensor score_tensor(const attn_problem *p, const char *field, attn_score_strides stride) {
+  return (attn_tensor){
+      .field = field,
+      .axes = {
+          {'b', p->batch, stride.b}, {'h', p->heads_q, stride.h}, {'q', p->seq_q, stride.q}, {'k', p->seq_k, stride.k}}};
+}
+
+static attn_status check_strides(const attn_problem *p) {
+  attn_tensor tensors[8];
+  int count = 0;
+  if (p->score != ATTN_SCORE_PRECOMPUTED) {
+    tensors[count++] = row_tensor(p, "attn_problem.q_stride", p->q_stride, p->heads_q, true, p->dim_qk);
+    tensors[count++] = row_tensor(p, "attn_problem.k_stride", p->k_stride, p->heads_kv, false, p->dim_qk);
+  } else {
+    tensors[count++] = score_tensor(p, "attn_problem.scores_stride", p->scores_stride);
+  }
+  tensors[count++] = row_tensor(p, "attn_problem.v_stride", p->v_stride, p->heads_kv, false, p->dim_v);
+  tensors[count] = row_tensor(p, "attn_problem.o_stride", p->o_stride, p->heads_q, true, p->dim_v);
+  tensors[count++].output = true;
+  if (p->uses & ATTN_USE_LSE) {
+    tensors[count] = row_tensor(p, "attn_problem.lse_stride", p->lse_stride, p->heads_q, true, 1);
+    tensors[count++].output = true;
+  }
+  if (p->uses & ATTN_USE_SCORE_WEIGHT)
+    tensors[count++] = (attn_tensor){.field = "attn_problem.score_weight_stride_h",
+                                     .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
+  if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "attn_problem.bias_stride", p->bias_stride);
+  if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "attn_problem.mask_stride", p->mask_stride);
+  for (int i = 0; i < count; i++) {
+    const attn_status status = attn_check_strides(&tensors[i]);
+    if (status != ATTN_OK) return status;
+  }
+  return ATTN_OK;
+}
+
+attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
+  REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
+  const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
+  if (size != ATTN_OK) return size;
+  static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums, check_numbers, check_uses,
+                                                                check_strides};
+  for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
+    attn_status status = checks[i](p);
+    if (status != ATTN_OK) return status;
+  }
+  return ATTN_OK;
+}
+
+attn_status attn_problem_validate(const attn_problem *problem) {
+  attn_problem own;
+  return attn_problem_read(problem, &own);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/* Which kernel was chosen, by what, and by what margin: a value, put into words in one place. */
+#ifndef ATTN_CHOICE_H
+#define ATTN_CHOICE_H
+
+#include "attn/kernel.h"
+#include "src/choice/machine_class.h"
+
+typedef enum attn_cause {
+  ATTN_CAUSE_GIVEN, /* by a test or a program that has a kernel of its own */
+  ATTN_CAUSE_NAMED, /* by an option or a variable */
+  ATTN_CAUSE_RULE,  /* of the tuning file */
+  ATTN_CAUSE_COSTS, /* of the tuning file, or of a class of CPUs */
+  ATTN_CAUSE_RANK   /* the first of the registry: no kernel that takes the problem has costs */
+} attn_cause;
+
+typedef struct attn_choice {
+  const attn_kernel *kernel;
+  attn_cause cause;
+  const char *cap;           /* the highest tier to use; NULL = no cap. Static text */
+  const char *named_by;      /* CAUSE_NAMED: "ATTN_KERNEL". Static text */
+  const attn_tuning *tuning; /* the tuning file in force; NULL = none */
+  const char *not_tuned;     /* why it did not decide; NULL if it did, or if there is none. Static text, or a process's */
+  const attn_tuning *source; /* what costs or the rule are of */
+  double distance;           /* of the class from this CPU */
+  bool class_named;          /* by ATTN_MACHINE */
+  int line;                  /* of the rule, or of the costs */
+  double error;              /* of the costs: root of the mean square, relative */
+  const attn_kernel *second; /* the next by costs; NULL = no other has any */
+  double margin;             /* times as long as the kernel the second takes */
+} attn_choice;
+
+/* NULL = the kernel can run the problem here; else why not. Thread-local or static text. */
+const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap);
+
+/* In a sentence: the cause, and why kernels that rank before it were not taken. */
+void attn_choice_describe(const attn_choice *choice, const attn_problem *problem, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/choice/costs.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+int attn_term_find(const attn_kernel *kernel, const char *name) {
+  for (int i = 0; i < kernel->terms.count; i++)
+    if (strcmp(kernel->terms.names[i], name) == 0) return i;
+  return -1;
+}
+
+double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem) {
+  double terms[ATTN_MAX_TERMS], sum = 0;
+  assert(kernel->terms.count <= ATTN_MAX_TERMS);
+  kernel->terms.of(problem, terms);
+  for (int i = 0; i < kernel->terms.count; i++) sum += ns[i] * terms[i];
+  return sum;
+}
+
+void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
+                 bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]) {
+  best[0] = best[1] = (attn_expected){.ns = INFINITY};
+  for (int i = 0; i < count; i++) {
+    const attn_kernel_costs *c = &costs[i];
+    if (c->dtype != problem->dtype_kv || !takes(c->kernel, context)) continue;
+    const attn_expected now = {c, attn_expected_ns(c->kernel, c->ns, problem)};
+    if (!best[0].costs || now.ns < best[0].ns) {
+      best[1] = best[0];
+      best[0] = now;
+    } else if (!best[1].costs || now.ns < best[1].ns) {
+      best[1] = now;
+    }
+  }
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT */
+/* A CPU of which a class was made is found by its tiers and by what kernels take: some small problems are timed, and each
+ * class says what they should take. The common factor does not count, so that a slow moment or a low clock does not decide,
+ * and neither does the model number: virtual machines tell what they like. */
+#include "src/choice/machine_class.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/aligned.h"
+#include "src/api/error.h"
+#include "src/api/float_mode.h"
+#include "src/api/text.h"
+#include "src/api/wall_clock.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
+
+/* kernels/machines/<class>.tuning, embedded by CMake. */
+static const struct {
+  const char *name, *text;
+} files[] = {
+#include "machine_classes.h"
+};
+
+enum { CLASSES = sizeof files / sizeof *files, MOST_LINES = 64 /* with costs, of a class */ };
+static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that have terms */
+
+/* ---- The probe ---- */
+
+enum {
+  TURNS = 5,
+  MOST_ELEMENTS = 1 << 16, /* of Q, K, V and O each */
+  MOST_BYTES = 1 << 18     /* of a unit and of a thread */
+};
+
+typedef struct probed {
+  int64_t heads_q, heads_kv, queries, keys, dim;
+} probed;
+
+static const double MOST_NS = 2e4; /* that a call of a kernel may be expected to take */
+
+/* One row and several, a few queries, many; K and V in level 1 and beyond. */
+static const probed PROBLEMS[] = {
+    {1, 1, 48, 128, 64}, {1, 1, 1, 128, 64}, {4, 1, 1, 384, 128}, {1, 1, 6, 256, 32}, {8, 1, 1, 512, 64}};
+
+enum { PROBLEM_COUNT = sizeof PROBLEMS / sizeof *PROBLEMS, MOST_TIMES = PROBLEM_COUNT * MOST_LINES };
+
+/* Memory that probed kernels read and write. It holds zeros, which take as long as other numbers. */
+typedef struct probe_memory {
+  float q[MOST_ELEMENTS], k[MOST_ELEMENTS], v[MOST_ELEMENTS], o[MOST_ELEMENTS];
+  _Alignas(ATTN_MEMORY_ALIGN) char unit[MOST_BYTES], scratch[MOST_BYTES];
+} probe_memory;
+
+typedef struct probe_time {
+  const attn_kernel *kernel;
+  attn_problem problem;
+  double ns;
+} probe_time;
+
+typedef struct probe {
+  int count;
+  probe_time time[MOST_TIMES];
+} probe;
+
+static struct {
+  pthread_mutex_t lock;
+  _Atomic bool found;
+  attn_tuning costs[CLASSES]; /* by class */
+  attn_kernel_costs lines[CLASSES][MOST_LINES];
+  probe probe;
+  attn_class here;
+} machine = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int last_resort(void) {
+  int index = 0;
+  while (strcmp(files[index].name, LAST_RESORT) != 0) index++;
+  return index;
+}
+
+static void plan_and_run(probe_time *t, attn_schedule *schedule, probe_memory *memory) {
+  const attn_args args = ATTN_STRUCT(attn_args, .q = memory->q, .k = memory->k, .v = memory->v, .o = memory->o);
+  const double start = attn_wall_clock_ns();
+  for (int64_t unit = 0; unit < schedule->units; unit++)
+    for (int phase = 0; phase < schedule->phases; phase++)
+      for (int64_t item = 0; item < schedule->items[phase]; item++)
+        t->kernel->run(schedule, &args, (attn_task){phase, unit, item}, memory->unit, memory->scratch);
+  t->ns = fmin(t->ns, attn_wall_clock_ns() - start);
+}
+
+static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES && s->scratch_bytes <= MOST_BYTES; }
+
+/* The best of some calls, so that interruptions do not decide. */
+static void time_one(probe_time *t, probe_memory *memory) {
+  attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
+  t->ns = INFINITY;
+  if (!t->kernel->plan(&t->problem, &(attn_machine){.threads = 1}, &schedule) || !fits(&schedule)) return;
+  for (int turn = 0; turn < TURNS; turn++) plan_and_run(t, &schedule, memory);
+}
+
+static attn_problem problem_of(const probed *p, attn_dtype dtype) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, p->heads_q, p->heads_kv, p->queries, p->keys, p->dim, p->dim);
+  problem.dtype_q = problem.dtype_kv = problem.dtype_o = dtype;
+  return problem;
+}
+
+/* Whether the kernel can run here without a permission, and is expected to be quick. */
+static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
+  char buffer[300];
+  const int tier = attn_tier_find(kernel->info.isa);
+  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
+  return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
+         !kernel->rejects(problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
+}
+
+static void list_times(probe *p) {
+  const attn_kernel *kernel;
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
+  for (int d = 0; d < 2; d++)
+    for (int n = 0; n < PROBLEM_COUNT; n++)
+      for (int i = 0; (kernel = attn_registry_get(i)); i++) {
+        const attn_problem problem = problem_of(&PROBLEMS[n], dtypes[d]);
+        if (is_probed(kernel, &problem)) /* one of MOST_LINES lines of the last resort */
+          p->time[p->count++] = (probe_time){.kernel = kernel, .problem = problem};
+      }
+}
+
+static attn_status measure(probe *p) {
+  probe_memory *memory = attn_aligned_alloc(ATTN_MEMORY_ALIGN, sizeof *memory);
+  if (!memory)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: to find the class of this CPU takes %zu bytes", sizeof *memory);
+  memset(memory, 0, sizeof *memory);
+  list_times(p);
+  for (int i = 0; i < p->count; i++) time_one(&p->time[i], memory);
+  attn_aligned_free(memory);
+  return ATTN_OK;
+}
+
+/* ---- Distances ---- */
+
+static const double UNKNOWN = 0.5; /* the error of a logarithm that a kernel without costs counts as */
+
+static double distance_of(const attn_tuning *tuning, const probe *p) {
+  double sum = 0, squares = 0, unknown = 0, known = 0;
+  for (int i = 0; i < p->count; i++) {
+    const probe_time *t = &p->time[i];
+    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
+    if (isinf(t->ns) || !(t->ns > 0)) continue;
+    const double expected = c ? attn_expected_ns(t->kernel, c->ns, &t->problem) : 0;
+    if (!(expected > 0)) {
+      unknown++;
+      continue;
+    }
+    const double error = log(t->ns / expected);
+    sum += error, squares += error * error, known++;
+  }
+  if (known == 0) return unknown > 0 ? UNKNOWN : 0;
+  return sqrt((squares - sum * sum / known + unknown * UNKNOWN * UNKNOWN) / (known + unknown));
+}
+
+/* ---- Classes ---- */
+
+static bool lists_tier(const attn_tuning *costs, const char *isa) {
+  const char *tiers = attn_tuning_tiers(costs);
+  const size_t length = strlen(isa);
+  for (const char *at = strstr(tiers, isa); at; at = strstr(at + 1, isa))
+    if ((at == tiers || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
+  return false;
+}
+
+/* Whether a class can say everything of this CPU: it knows its highest tier. */
+static bool is_eligible(int index, const char *without) {
+  const attn_tuning *costs = &machine.costs[index];
+  return strcmp(files[index].name, LAST_RESORT) != 0 && lists_tier(costs, attn_tier_best()) &&
+         !(without && strcmp(files[index].name, without) == 0);
+}
+
+static int count_eligible(void) {
+  int count = 0;
+  for (int i = 0; i < CLASSES; i++) count += is_eligible(i, NULL);
+  return count;
+}
+
+static void find_nearest(const char *without, attn_class *found) {
+  *found = (attn_class){.costs = &machine.costs[last_resort()], .distance = INFINITY};
+  for (int i = 0; i < CLASSES; i++) {
+    if (!is_eligible(i, without)) continue;
+    const double distance = distance_of(&machine.costs[i], &machine.probe);
+    if (distance < found->distance) *found = (attn_class){.costs = &machine.costs[i], .distance = distance};
+  }
+  if (isinf(found->distance)) found->distance = distance_of(found->costs, &machine.probe);
+}
+
+static attn_status find_named(const char *name) {
+  char names[400] = "";
+  for (int i = 0; i < CLASSES; i++) {
+    if (strcmp(files[i].name, name) == 0) {
+      machine.here = (attn_class){.costs = &machine.costs[i], .named = true};
+      return ATTN_OK;
+    }
+    attn_append(names, sizeof names, ", ", files[i].name);
+  }
+  return attn_fail(ATTN_INVALID_ARGUMENT, "ATTN_MACHINE is '%s'; it must be a class of CPUs: %s", name, names);
+}
+
+static attn_status read_classes(void) {
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < CLASSES && status == ATTN_OK; i++)
+    status = attn_tuning_read_class(files[i].name, files[i].text, machine.lines[i], MOST_LINES, &machine.costs[i]);
+  return status;
+}
+
+static attn_status find_by_probe(void) {
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_status status = count_eligible() > 1 ? measure(&machine.probe) : ATTN_OK;
+  if (status == ATTN_OK) find_nearest(NULL, &machine.here);
+  attn_float_mode_leave(mode);
+  return status;
+}
+
+static attn_status find(void) {
+  const char *name = getenv("ATTN_MACHINE");
+  attn_status status = read_classes();
+  if (status == ATTN_OK) status = name && *name ? find_named(name) : find_by_probe();
+  machine.found = status == ATTN_OK;
+  return status;
+}
+
+/* Tried again by the next call where it failed. */
+attn_status attn_class_here(const attn_class **found) {
+  attn_status status = ATTN_OK;
+  *found = &machine.here;
+  if (machine.found) return ATTN_OK;
+  pthread_mutex_lock(&machine.lock);
+  if (!machine.found) status = find();
+  pthread_mutex_unlock(&machine.lock);
+  return status;
+}
+
+attn_status attn_class_nearest(const char *without, attn_class *found) {
+  const attn_class *here;
+  const attn_status status = attn_class_here(&here);
+  if (status == ATTN_OK) find_nearest(without, found);
+  return status;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* Which class of CPUs this one belongs to (kernels/machines): the class whose costs say best how long some kernels take
+ * here. */
+#ifndef ATTN_MACHINE_CLASS_H
+#define ATTN_MACHINE_CLASS_H
+
+#include "src/choice/tuning.h"
+
+typedef struct attn_class {
+  const attn_tuning *costs;
+  double distance; /* of its costs from what kernels take here: the standard deviation of the logarithm of their ratios; 0 if
+                      nothing was timed */
+  bool named;      /* by ATTN_MACHINE */
+} attn_class;
+
+/* The class whose costs the built-in choice takes: that of ATTN_MACHINE, or the nearest. Found once per process, in a few
+ * milliseconds. Fails if no class is called as ATTN_MACHINE says, or for lack of memory. The floating-point mode must be the
+ * default one. */
+attn_status attn_class_here(const attn_class **found);
+
+/* The nearest class that is not called `without` (NULL: of all). */
+attn_status attn_class_nearest(const char *without, attn_class *found);
+
+#endif

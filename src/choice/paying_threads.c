@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT */
+/* Small calls run on fewer threads, because starting and joining threads costs more than they save. What a thread has to
+ * save and what a call takes come from the same costs as the choice of a kernel. */
+#include "src/choice/paying_threads.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "src/api/float_mode.h"
+#include "src/choice/machine_class.h"
+#include "src/registry/cpu.h"
+#include "src/registry/registry.h"
+
+int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threads) {
+  const double pay = work_ns / (least_ns * (double)(waves > 0 ? waves : 1));
+  if (pay >= threads) return threads;
+  return pay < 2 ? 1 : (int)pay;
+}
+
+/* Costs of this machine's class; NULL where these cannot be had. */
+static const attn_tuning *class_costs(void) {
+  const attn_class *class;
+  return attn_class_here(&class) == ATTN_OK ? class->costs : NULL;
+}
+
+/* How many sequences of one length stand for those of the call, and their length: as many queries as the longest has, and as
+ * many queries and keys in all. */
+static double even_sequences(attn_problem *p) {
+  if (!(p->uses & ATTN_USE_VARLEN) || p->seq_q == 0) return (double)p->batch;
+  const double count = (double)p->total_q / (double)p->seq_q;
+  if ((double)p->total_k < count * (double)p->seq_k) p->seq_k = (int64_t)((double)p->total_k / count);
+  return count;
+}
+
+static int tier_of(const attn_kernel *kernel) { return attn_tier_find(kernel->info.isa); }
+
+static bool takes_problem(const attn_kernel *kernel, void *context) {
+  char buffer[300];
+  return !attn_tier_unusable(tier_of(kernel), NULL) && !kernel->rejects(context, buffer, sizeof buffer);
+}
+
+/* The time that a kernel takes for one sequence; 0 if the costs say nothing. */
+static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
+  const attn_kernel_costs *costs = attn_tuning_costs_of(tuning, kernel, problem->dtype_kv);
+  return costs ? attn_expected_ns(kernel, costs->ns, problem) : 0;
+}
+
+/* The time of a kernel without costs: that of the quickest kernel, and for kernels of our own as much longer as their tier
+ * is slower. Libraries choose their instructions themselves. */
+static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
+  int count;
+  attn_expected best[2];
+  const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
+  attn_expect(costs, count, problem, takes_problem, problem, best);
+  if (!best[0].costs) return 0;
+  if (kernel->info.library[0]) return best[0].ns;
+  return best[0].ns * attn_tier_flops(tier_of(best[0].costs->kernel)) / attn_tier_flops(tier_of(kernel));
+}
+
+double attn_call_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
+  attn_problem even = *problem;
+  const double count = even_sequences(&even);
+  const double measured = tuning ? sequence_ns(tuning, kernel, &even) : 0;
+  if (measured > 0) return count * measured;
+  const attn_tuning *class = class_costs();
+  const double ns = class ? sequence_ns(class, kernel, &even) : 0;
+  return count * (ns > 0 || !class ? ns : quickest_ns(class, kernel, &even));
+}
+
+static double least_ns(const attn_tuning *tuning) {
+  const double measured = tuning ? attn_tuning_least_ns(tuning) : 0;
+  const attn_tuning *class = class_costs();
+  return measured > 0 || !class ? measured : attn_tuning_least_ns(class);
+}
+
+int attn_paying_threads(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem, int64_t waves,
+                        int threads) {
+  const double ns = attn_call_ns(tuning, kernel, problem), least = least_ns(tuning);
+  return ns > 0 && least > 0 ? attn_threads_worth(ns, least, waves, threads) : threads;
+}
+
+/* ---- Dense layers ---- */
+
+static const attn_kernel *flash_of(const char *isa) {
+  const attn_kernel *kernel;
+  for (int i = 0; (kernel = attn_registry_get(i)); i++)
+    if (strcmp(kernel->info.isa, isa) == 0 && strcmp(kernel->info.algorithm, "flash") == 0) return kernel;
+  return NULL;
+}
+
+/* A dense layer reads its weights and multiplies rows with them as flash does K and V: as many elements, as many
+ * multiply-adds. */
+static double layer_ns(const attn_kernel *flash, int64_t rows, int64_t depth, int64_t columns) {
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, rows, columns, (depth + 1) / 2, (depth + 1) / 2);
+  return attn_call_ns(NULL, flash, &p);
+}
+
+/* Called in the caller's floating-point mode, which may have traps for inexact results. */
+int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns) {
+  const attn_kernel *flash = flash_of(isa);
+  const uint64_t mode = attn_float_mode_enter();
+  const double needed = 2 * least_ns(NULL);
+  int64_t few = 0, enough = 1;
+  while (flash && enough < INT64_C(1) << 40 && layer_ns(flash, enough, depth, columns) < needed) few = enough, enough *= 2;
+  while (enough - few > 1) {
+    const int64_t middle = few + (enough - few) / 2;
+    if (layer_ns(flash, middle, depth, columns) < needed)
+      few = middle;
+    else
+      enough = middle;
+  }
+  attn_float_mode_leave(mode);
+  return enough;
+}
+
+/* Volatile: the arithmetic stays between enter and leave. */
+bool attn_parallel_pays(int64_t items, double item_ns) {
+  const uint64_t mode = attn_float_mode_enter();
+  const volatile int64_t asked = items;
+  volatile bool pays = (double)asked * item_ns >= 2 * least_ns(NULL);
+  attn_float_mode_leave(mode);
+  return pays;
+}

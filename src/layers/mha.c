@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: MIT */
+/* Multi-head attention: four dense layers around one attention plan (include/attn/mha.h).
+ *
+ * Q, K, V and O lie in the workspace as [batch][heads][seq][dim], so the keys of a head are adjacent. The products address
+ * heads by strides: the projections write Q, K and V in this order and the last one reads O in it, without a transpose. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/product.h"
+#include "kernels/common/convert.h"
+#include "kernels/common/memory.h"
+#include "src/api/error.h"
+#include "src/api/layouts.h"
+#include "src/api/problem.h"
+#include "src/api/wall_clock.h"
+#include "src/layers/identity.h"
+#include "src/layers/mha_problem.h"
+
+static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_mha_args, attention);
+
+enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights attn_mha_attention_weights computes in one pass */
+
+struct attn_mha {
+  attn_mha_problem problem; /* with the strides of q, k, v and o filled in */
+  attn_product *product[PROJECTIONS];
+  attn_plan *attention, *weights;          /* weights: NULL unless wanted */
+  int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and what the steps work in */
+  size_t workspace_bytes;
+  size_t rest_bytes; /* of the product or plan that needs most */
+  char description[3400];
+};
+
+/* attn_mha_options, read. */
+typedef struct layer_options {
+  attn_options attention, products;
+} layer_options;
+
+static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
+
+/* Rows of x and y, or of the memory, of all sequences. */
+static int64_t all_rows(const attn_mha *layer, bool queries) {
+  const row_count rows = attn_mha_rows(&layer->problem, queries);
+  return rows.batch * rows.rows;
+}
+
+/* The caller's options; NULL is the default. */
+static attn_status read_options(const attn_mha_options *theirs, layer_options *options) {
+  attn_mha_options own = ATTN_STRUCT(attn_mha_options, .product = NULL);
+  attn_status status = theirs ? attn_struct_read(&options_layout, theirs, &own) : ATTN_OK;
+  if (status == ATTN_OK) status = attn_options_read(own.attention, &options->attention);
+  options->products = options->attention;
+  options->products.kernel = own.product;
+  return status;
+}
+
+/* ---- Weights ---- */
+
+static attn_status pack_projection(const projection *part, const attn_mha_weights *w, const attn_options *options,
+                                   attn_product **product) {
+  const bool in_out = w->layout == ATTN_IN_OUT;
+  const int64_t first = in_out ? part->first : part->first * part->depth;
+  const attn_product_weights weights = {
+      .struct_size = sizeof weights,
+      .depth = part->depth,
+      .columns = part->columns,
+      .weight = (const char *)part->weight + first * (int64_t)attn_dtype_bytes(w->dtype),
+      .stride_depth = in_out ? part->all : 1,
+      .stride_column = in_out ? 1 : part->depth,
+      .dtype = w->dtype,
+      .bias = part->bias,
+  };
+  return attn_product_create(&weights, options, product);
+}
+
+static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_options *options) {
+  projection list[PROJECTIONS];
+  attn_mha_projections(&layer->problem, weights, list);
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++)
+    status = pack_projection(&list[i], weights, options, &layer->product[i]);
+  return status;
+}
+
+/* ---- Plans ---- */
+
+/* With the identity as V (identity.h) the output is P. The plan computes WEIGHT_COLUMNS of its columns at a time. */
+static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
+  if (!layer->problem.want_weights || layer->problem.attention.seq_k == 0) return ATTN_OK;
+  const attn_score_strides stride = layer->problem.weights_stride;
+  attn_problem p = layer->problem.attention;
+  p.dim_v = min64(p.seq_k, WEIGHT_COLUMNS);
+  p.v_stride = attn_identity_strides;
+  p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
+  p.uses &= ~(uint32_t)ATTN_USE_LSE;
+  attn_options automatic = *options;
+  attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
+  if (status != ATTN_UNSUPPORTED || !automatic.kernel) return status;
+  automatic.kernel = NULL; /* the named kernel may refuse these strides */
+  return attn_plan_create(&p, &automatic, &layer->weights);
+}
+
+static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? needed : *bytes; }
+
+/* In whole cache lines. */
+static size_t identity_floats(const attn_mha *layer) {
+  return layer->weights ? (attn_identity_elements(layer->problem.attention.seq_k) + 15) / 16 * 16 : 0;
+}
+
+/* [Q][K][V][O][memory of one product or plan at a time; if weights are wanted, the identity and then the plan's memory] */
+static attn_status lay_out_workspace(attn_mha *layer) {
+  const attn_problem *a = &layer->problem.attention;
+  const int64_t queries = all_rows(layer, true), keys = all_rows(layer, false);
+  const memory_part parts[] = {{&layer->q_at, queries, float_bytes(a->heads_q * a->dim_qk)},
+                               {&layer->k_at, keys, float_bytes(a->heads_kv * a->dim_qk)},
+                               {&layer->v_at, keys, float_bytes(a->heads_kv * a->dim_v)},
+                               {&layer->o_at, queries, float_bytes(a->heads_q * a->dim_v)}};
+  if (!LAY_OUT(parts, &layer->rest_at))
+    return attn_fail(ATTN_UNSUPPORTED, "the workspace of this layer exceeds the address space; take a smaller batch or seq");
+  for (int i = 0; i < PROJECTIONS; i++)
+    want(&layer->rest_bytes, attn_product_workspace(layer->product[i], i == PROJECT_Q || i == PROJECT_OUT ? queries : keys));
+  want(&layer->rest_bytes, attn_plan_workspace(layer->attention));
+  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + identity_floats(layer) * sizeof(float));
+  layer->workspace_bytes = (size_t)layer->rest_at + layer->rest_bytes;
+  return ATTN_OK;
+}
+
+static attn_status describe(attn_mha *layer) {
+  const char *attention = attn_plan_describe(layer->attention);
+  const attn_problem *a = &layer->problem.attention;
+  snprintf(layer->description, sizeof layer->description,
+           "layer      width %" PRId64 " and %" PRId64 " to %" PRId64 ", %" PRId64 " heads on %" PRId64
+           ", head dimensions %" PRId64 " and %" PRId64
+           "\n"
+           "products   %s\n"
+           "workspace  %zu bytes: %" PRId64
+           " of Q, K, V and O, %zu to work in\n"
+           "attention:\n%s",
+           layer->problem.width, layer->problem.width_memory, layer->problem.width_out, a->heads_q, a->heads_kv, a->dim_qk,
+           a->dim_v, attn_product_name(layer->product[0]), layer->workspace_bytes, layer->rest_at, layer->rest_bytes,
+           attention);
+  return *attention ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the description of a layer");
+}
+
+static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const layer_options *options) {
+  attn_status status = attn_plan_create(&layer->problem.attention, &options->attention, &layer->attention);
+  if (status == ATTN_OK) status = plan_weights(layer, &options->attention);
+  if (status == ATTN_OK) status = pack_weights(layer, weights, &options->products);
+  if (status == ATTN_OK) status = lay_out_workspace(layer);
+  if (status == ATTN_OK) status = describe(layer);
+  return status;
+}
+
+attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weights *weights,
+                            const attn_mha_options *options, attn_mha **layer) {
+  REQUIRE(layer, "layer is NULL; it must point to where the layer's address goes");
+  *layer = NULL;
+  attn_mha_problem p;
+  attn_mha_weights w;
+  layer_options wanted;
+  attn_status status = attn_mha_read(problem, weights, &p, &w);
+  if (status == ATTN_OK) status = read_options(options, &wanted);
+  if (status != ATTN_OK) return status;
+  attn_mha *made = calloc(1, sizeof *made);
+  if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mha needs %zu bytes", sizeof *made);
+  made->problem = p;
+  status = build(made, &w, &wanted);
+  if (status == ATTN_OK)
+    *layer = made;
+  else
+    attn_mha_destroy(made);
+  return status;
+}
+
+void attn_mha_destroy(attn_mha *layer) {
+  if (!layer) return;
+  for (int i = 0; i < PROJECTIONS; i++) attn_product_destroy(layer->product[i]);
+  attn_plan_destroy(layer->attention);
+  attn_plan_destroy(layer->weights);
+  free(layer);
+}
+
+size_t attn_mha_workspace(const attn_mha *layer) { return layer ? layer->workspace_bytes : 0; }
+const char *attn_mha_describe(const attn_mha *layer) { return layer ? layer->description : ""; }
+const char *attn_mha_kernel(const attn_mha *layer) { return layer ? attn_plan_kernel(layer->attention) : ""; }
+const char *attn_mha_product(const attn_mha *layer) { return layer ? attn_product_name(layer->product[0]) : ""; }
+
+/* ---- Running ---- */
+
+/* The arguments of one run, read. */
+typedef struct layer_args {
+  attn_mha_args args;
+  attn_args attention;
+} layer_args;
+
+/* One run: its arguments, and the parts of its workspace. */
+typedef struct layer_run {
+  const attn_mha *layer;
+  const layer_args *given;
+  const float *memory;
+  attn_strides memory_stride;
+  float *q, *k, *v, *o;
+  void *rest;
+} layer_run;
+
+static attn_status project(const layer_run *r, int which) {
+  const attn_mha_problem *p = &r->layer->problem;
+  const attn_problem *a = &p->attention;
+  const attn_product *product = r->layer->product[which];
+  const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  const size_t size = sizeof(attn_product_args);
+  attn_product_args args;
+  switch (which) {
+    case PROJECT_Q:
+      args = (attn_product_args){size, queries.batch, queries.rows, r->given->args.x, p->x_stride,
+                                 0,    r->q,          a->q_stride,  a->dim_qk};
+      break;
+    case PROJECT_K:
+      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->k, a->k_stride, a->dim_qk};
+      break;
+    case PROJECT_V:
+      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->v, a->v_stride, a->dim_v};
+      break;
+    default:
+      args = (attn_product_args){size,     queries.batch,    queries.rows, r->o, a->o_stride,
+                                 a->dim_v, r->given->args.y, p->y_stride,  0};
+  }
+  return attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
+}
+
+static attn_status attend(const layer_run *r) {
+  const attn_mha_problem *p = &r->layer->problem;
+  const row_count queries = attn_mha_rows(p, true);
+  const attn_problem *a = &p->attention;
+  attn_args args = r->given->attention;
+  args.q = r->q;
+  args.k = r->k;
+  args.v = r->v;
+  args.o = r->o;
+  if (uses(p, ATTN_USE_VARLEN)) /* tokens that belong to no sequence have rows of y too */
+    memset(r->o, 0, (size_t)(queries.rows * a->heads_q * a->dim_v) * sizeof(float));
+  return attn_plan_run(r->layer->attention, &args, r->rest, r->layer->rest_bytes);
+}
+
+static attn_status check_pointer(const char *field, const float *pointer, bool needed) {
+  REQUIRE(!needed || pointer, "attn_mha_args.%s is NULL; the layer has rows there", field);
+  REQUIRE((uintptr_t)pointer % sizeof(float) == 0, "attn_mha_args.%s is %p; it must be aligned to its element, 4 bytes",
+          field, (const void *)pointer);
+  return ATTN_OK;
+}
+
+static attn_status read_args(const attn_mha_args *theirs, layer_args *given) {
+  REQUIRE(theirs, "args is NULL; it must point to an attn_mha_args");
+  given->attention = ATTN_STRUCT(attn_args, .q = NULL);
+  const attn_status status = attn_struct_read(&args_layout, theirs, &given->args);
+  if (status != ATTN_OK || !given->args.attention) return status;
+  return attn_struct_read(&attn_args_layout, given->args.attention, &given->attention);
+}
+
+static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, const void *workspace, size_t bytes) {
+  REQUIRE(layer, "layer is NULL; it must come from attn_mha_create");
+  const attn_mha_problem *p = &layer->problem;
+  const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
+  attn_status status = check_pointer("x", args->x, has_rows);
+  if (status == ATTN_OK) status = check_pointer("memory", args->memory, false);
+  if (status != ATTN_OK) return status;
+  REQUIRE(args->memory || !has_keys || (queries.rows == keys.rows && p->width == p->width_memory),
+          "attn_mha_args.memory is NULL, which stands for x: but x has %" PRId64 " rows of %" PRId64
+          ", and the memory %" PRId64 " of %" PRId64,
+          queries.rows, p->width, keys.rows, p->width_memory);
+  if (layer->workspace_bytes && (!workspace || bytes < layer->workspace_bytes || (uintptr_t)workspace % ATTN_MEMORY_ALIGN))
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
+                     "workspace is %p with %zu bytes; this layer needs %zu, aligned to %d (attn_mha_workspace)", workspace,
+                     workspace ? bytes : 0, layer->workspace_bytes, ATTN_MEMORY_ALIGN);
+  return ATTN_OK;
+}
+
+static layer_run start_run(const attn_mha *layer, const layer_args *given, char *workspace) {
+  const attn_mha_problem *p = &layer->problem;
+  const attn_mha_args *args = &given->args;
+  return (layer_run){.layer = layer,
+                     .given = given,
+                     .memory = args->memory ? args->memory : args->x,
+                     .memory_stride = args->memory ? p->memory_stride : p->x_stride,
+                     .q = floats_at(workspace, layer->q_at),
+                     .k = floats_at(workspace, layer->k_at),
+                     .v = floats_at(workspace, layer->v_at),
+                     .o = floats_at(workspace, layer->o_at),
+                     .rest = workspace + layer->rest_at};
+}
+
+static double now_ns(const attn_mha_profile *profile) { return profile ? attn_wall_clock_ns() : 0; }
+
+attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes) {
+  layer_args given;
+  attn_status status = read_args(args, &given);
+  if (status != ATTN_OK) return status;
+  attn_mha_profile *profile = given.args.profile;
+  const double start = now_ns(profile);
+  status = check_run(layer, &given.args, workspace, workspace_bytes);
+  if (status != ATTN_OK) return status;
+  if (all_rows(layer, true) == 0) return ATTN_OK;
+  status = check_pointer("y", given.args.y, true);
+  const layer_run run = start_run(layer, &given, workspace);
+  const double projecting = now_ns(profile);
+  for (int i = PROJECT_Q; i <= PROJECT_V && status == ATTN_OK; i++) status = project(&run, i);
+  const double attending = now_ns(profile);
+  if (status == ATTN_OK) status = attend(&run);
+  const double finishing = now_ns(profile);
+  if (status == ATTN_OK) status = project(&run, PROJECT_OUT);
+  if (!profile || status != ATTN_OK) return status;
+  const double end = now_ns(profile);
+  profile->runs++;
+  profile->projections_ns += attending - projecting + (end - finishing);
+  profile->attention_ns += finishing - attending;
+  profile->total_ns += end - start;
+  return ATTN_OK;
+}
+
+static attn_status run_weights(const layer_run *r, float *weights) {
+  const attn_problem *a = &r->layer->problem.attention;
+  const int64_t columns = min64(a->seq_k, WEIGHT_COLUMNS);
+  const char *identity = attn_identity_fill(r->rest, a->seq_k, ATTN_F32);
+  float *rest = (float *)r->rest + identity_floats(r->layer);
+  attn_args args = r->given->attention;
+  args.q = r->q;
+  args.k = r->k;
+  args.lse = NULL;
+  attn_status status = ATTN_OK;
+  for (int64_t first = 0; first < a->seq_k && status == ATTN_OK; first += columns) {
+    const int64_t column = min64(first, a->seq_k - columns); /* the last pass overlaps the one before */
+    args.v = identity + column * (int64_t)sizeof(float);
+    args.o = weights + column * r->layer->problem.weights_stride.k;
+    status = attn_plan_run(r->layer->weights, &args, rest, attn_plan_workspace(r->layer->weights));
+  }
+  return status;
+}
+
+attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_args *args, float *weights, void *workspace,
+                                       size_t workspace_bytes) {
+  layer_args given;
+  attn_status status = read_args(args, &given);
+  if (status == ATTN_OK) status = check_run(layer, &given.args, workspace, workspace_bytes);
+  if (status != ATTN_OK) return status;
+  REQUIRE(layer->problem.want_weights,
+          "attn_mha_problem.want_weights was false when this layer was made; set it before attn_mha_create");
+  const attn_problem *a = &layer->problem.attention;
+  if (a->batch * a->seq_q == 0 || a->seq_k == 0) return ATTN_OK;
+  REQUIRE(weights && (uintptr_t)weights % sizeof *weights == 0, "weights is %p; it must point to aligned floats",
+          (void *)weights);
+  const layer_run run = start_run(layer, &given, workspace);
+  status = project(&run, PROJECT_Q);
+  if (status == ATTN_OK) status = project(&run, PROJECT_K);
+  return status == ATTN_OK ? run_weights(&run, weights) : status;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/* attn_mha_problem and attn_mha_weights: defaults and checks. Every check names the field, its value and what would be
+ * right. */
+#include "src/layers/mha_problem.h"
+
+#include <inttypes.h>
+
+#include "kernels/common/convert.h"
+#include "src/api/error.h"
+#include "src/api/layouts.h"
+#include "src/api/strides.h"
+
+static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
+
+/* ---- Shape ---- */
+
+/* Wrapping product, as in attn_problem_init. */
+static int64_t times(int64_t a, int64_t b) { return (int64_t)((uint64_t)a * (uint64_t)b); }
+
+static attn_strides dense_rows(int64_t seq, int64_t width) {
+  return (attn_strides){.b = times(seq, width), .s = width, .d = 1};
+}
+
+void(attn_mha_problem_init)(attn_mha_problem *theirs, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k,
+                            int64_t width) {
+  const int64_t dim = heads > 0 && width % heads == 0 ? width / heads : 0; /* 0: attn_mha_create says what is wrong */
+  attn_mha_problem p = {.width = width,
+                        .width_memory = width,
+                        .width_out = width,
+                        .x_stride = dense_rows(seq_q, width),
+                        .memory_stride = dense_rows(seq_k, width),
+                        .y_stride = dense_rows(seq_q, width)};
+  attn_problem_init(&p.attention, batch, heads, heads, seq_q, seq_k, dim, dim);
+  p.weights_stride = p.attention.bias_stride;
+  attn_struct_write(&attn_mha_problem_layout, &p, theirs);
+}
+
+row_count attn_mha_rows(const attn_mha_problem *p, bool queries) {
+  const attn_problem *a = &p->attention;
+  if (uses(p, ATTN_USE_VARLEN)) return (row_count){1, queries ? a->total_q : a->total_k};
+  return (row_count){a->batch, queries ? a->seq_q : a->seq_k};
+}
+
+static attn_status check_width(const char *field, int64_t value) {
+  REQUIRE(value >= 1 && value <= ATTN_SIZE_LIMIT, "attn_mha_problem.%s is %" PRId64 "; it must be in 1..2^31", field, value);
+  return ATTN_OK;
+}
+
+static attn_status check_heads(const char *names, int64_t heads, int64_t dim) {
+  REQUIRE(heads <= ATTN_SIZE_LIMIT / dim,
+          "attn_mha_problem.attention has %s = %" PRId64 " x %" PRId64 "; heads side by side must be at most 2^31 wide",
+          names, heads, dim);
+  return ATTN_OK;
+}
+
+static attn_status check_rows(const char *field, row_count rows, attn_strides stride, int64_t width, bool output) {
+  const attn_tensor tensor = {
+      .field = field,
+      .axes = {{'b', rows.batch, stride.b}, {'s', rows.rows, stride.s}, {'d', width, stride.d}, {0, 1, 0}},
+      .output = output};
+  return attn_check_strides(&tensor);
+}
+
+static attn_status check_weights_wanted(const attn_mha_problem *p) {
+  if (!p->want_weights) return ATTN_OK;
+  const attn_problem *a = &p->attention;
+  const attn_score_strides stride = p->weights_stride;
+  REQUIRE(!uses(p, ATTN_USE_VARLEN),
+          "attn_mha_problem.want_weights is true with ATTN_USE_VARLEN; weights are [batch][heads][seq_q][seq_k], so it must "
+          "be a padded batch (kv_len and q_len) or false");
+  const attn_tensor tensor = {
+      .field = "attn_mha_problem.weights_stride",
+      .axes = {{'b', a->batch, stride.b}, {'h', a->heads_q, stride.h}, {'q', a->seq_q, stride.q}, {'k', a->seq_k, stride.k}},
+      .output = true};
+  return attn_check_strides(&tensor);
+}
+
+static attn_status check_attention(const attn_mha_problem *p) {
+  const attn_problem *a = &p->attention;
+  REQUIRE(a->dtype_q == ATTN_F32 && a->dtype_kv == ATTN_F32 && a->dtype_o == ATTN_F32,
+          "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer all must be ATTN_F32",
+          (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
+  REQUIRE(
+      a->dim_qk != 0 || a->heads_q < 1 || p->width % a->heads_q == 0,
+      "attn_mha_problem.width is %" PRId64 " with %" PRId64
+      " heads; it must be a multiple of the heads, or attention must get head dimensions of its own by attn_problem_init",
+      p->width, a->heads_q);
+  REQUIRE(a->score == ATTN_SCORE_DOT, "attn_mha_problem.attention.score is %d; multi-head attention has ATTN_SCORE_DOT",
+          (int)a->score);
+  return attn_problem_validate(a);
+}
+
+/* q, k, v and o as the layer lays them out: heads one behind the other. */
+static void set_strides(attn_problem *a) {
+  const bool varlen = (a->uses & ATTN_USE_VARLEN) != 0;
+  const int64_t rows_q = varlen ? a->total_q : a->seq_q, rows_k = varlen ? a->total_k : a->seq_k;
+  attn_problem dense;
+  attn_problem_init(&dense, a->batch, a->heads_q, a->heads_kv, rows_q, rows_k, a->dim_qk, a->dim_v);
+  a->q_stride = dense.q_stride;
+  a->k_stride = dense.k_stride;
+  a->v_stride = dense.v_stride;
+  a->o_stride = dense.o_stride;
+}
+
+static attn_status check_problem(const attn_mha_problem *p) {
+  const struct {
+    const char *field;
+    int64_t value;
+  } widths[] = {{"width", p->width}, {"width_memory", p->width_memory}, {"width_out", p->width_out}};
+  attn_status status = check_attention(p);
+  for (int i = 0; i < 3 && status == ATTN_OK; i++) status = check_width(widths[i].field, widths[i].value);
+  const attn_problem *a = &p->attention;
+  const int64_t dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
+  if (status == ATTN_OK) status = check_heads("heads_q x head dimension", a->heads_q, dim);
+  const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  if (status == ATTN_OK) status = check_rows("attn_mha_problem.x_stride", queries, p->x_stride, p->width, false);
+  if (status == ATTN_OK)
+    status = check_rows("attn_mha_problem.memory_stride", keys, p->memory_stride, p->width_memory, false);
+  if (status == ATTN_OK) status = check_rows("attn_mha_problem.y_stride", queries, p->y_stride, p->width_out, true);
+  return status == ATTN_OK ? check_weights_wanted(p) : status;
+}
+
+/* ---- Weights ---- */
+
+void attn_mha_projections(const attn_mha_problem *p, const attn_mha_weights *w, projection list[PROJECTIONS]) {
+  const attn_problem *a = &p->attention;
+  const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v;
+  list[PROJECT_Q] = (projection){"w_q", p->width, q, w->w_q, w->b_q, 0, q};
+  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, w->w_k, w->b_k, 0, k};
+  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, w->w_v, w->b_v, 0, v};
+  list[PROJECT_OUT] = (projection){"w_o", a->heads_q * a->dim_v, p->width_out, w->w_o, w->b_o, 0, p->width_out};
+  if (!w->w_qkv) return;
+  const int64_t first[] = {0, q, q + k};
+  for (int i = PROJECT_Q; i <= PROJECT_V; i++) {
+    list[i].weight = w->w_qkv;
+    list[i].bias = w->b_qkv ? w->b_qkv + first[i] : NULL;
+    list[i].first = first[i];
+    list[i].all = q + k + v;
+  }
+}
+
+static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weights *w) {
+  REQUIRE(w->layout == ATTN_IN_OUT || w->layout == ATTN_OUT_IN,
+          "attn_mha_weights.layout is %d; it must be ATTN_IN_OUT or ATTN_OUT_IN", (int)w->layout);
+  REQUIRE(attn_dtype_exists(w->dtype), "attn_mha_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)w->dtype);
+  REQUIRE(!w->w_qkv || !(w->w_q || w->w_k || w->w_v),
+          "attn_mha_weights.w_qkv is given beside w_q, w_k or w_v; it must be one or the other");
+  REQUIRE(!w->w_qkv || !(w->b_q || w->b_k || w->b_v),
+          "attn_mha_weights.b_q, b_k or b_v is given beside w_qkv; the bias of packed weights is b_qkv");
+  REQUIRE(w->w_qkv || !w->b_qkv, "attn_mha_weights.b_qkv is given without w_qkv; it must be b_q, b_k and b_v");
+  REQUIRE(!w->w_qkv || p->width == p->width_memory,
+          "attn_mha_weights.w_qkv is given with width %" PRId64 " and width_memory %" PRId64
+          "; packed weights need both alike: give w_q, w_k and w_v",
+          p->width, p->width_memory);
+  projection list[PROJECTIONS];
+  attn_mha_projections(p, w, list);
+  for (int i = 0; i < PROJECTIONS; i++) {
+    const size_t align = attn_dtype_bytes(w->dtype);
+    REQUIRE(list[i].weight, "attn_mha_weights.%s is NULL; it must point to %" PRId64 " x %" PRId64 " weights", list[i].name,
+            list[i].depth, list[i].columns);
+    REQUIRE((uintptr_t)list[i].weight % align == 0,
+            "attn_mha_weights.%s is %p; it must be aligned to its element, %zu bytes", list[i].name, list[i].weight, align);
+    REQUIRE((uintptr_t)list[i].bias % sizeof(float) == 0,
+            "attn_mha_weights: the bias of %s is %p; it must be aligned to its element, 4 bytes", list[i].name,
+            (const void *)list[i].bias);
+  }
+  return ATTN_OK;
+}
+
+attn_status attn_mha_read(const attn_mha_problem *their_problem, const attn_mha_weights *their_weights,
+                          attn_mha_problem *problem, attn_mha_weights *weights) {
+  REQUIRE(their_problem, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
+  attn_status status = attn_struct_read(&attn_mha_problem_layout, their_problem, problem);
+  if (status != ATTN_OK) return status;
+  set_strides(&problem->attention);
+  status = check_problem(problem);
+  if (status != ATTN_OK) return status;
+  REQUIRE(their_weights, "weights is NULL; it must point to an attn_mha_weights");
+  status = attn_struct_read(&attn_mha_weights_layout, their_weights, weights);
+  return status == ATTN_OK ? check_weights(problem, weights) : status;
+}

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: MIT */
+/* Dense layers: Y = X W + bias (include/attn/product.h).
+ *
+ * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias
+ * beside it. A task is a block of rows times a strip of columns:
+ *
+ *     for each depth block: gather X of the rows (any strides become dense rows, kept in L2)
+ *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
+ *     scatter the sums to Y
+ *
+ * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
+ * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
+ * bias's magnitude. */
+#include "attn/product.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/aligned.h"
+#include "kernels/common/convert.h"
+#include "kernels/common/memory.h"
+#include "kernels/product.h"
+#include "src/api/error.h"
+#include "src/api/float_mode.h"
+#include "src/api/layouts.h"
+#include "src/api/problem.h"
+#include "src/api/strides.h"
+#include "src/api/text.h"
+#include "src/choice/dispatch.h"
+#include "src/choice/machine_class.h"
+#include "src/choice/paying_threads.h"
+#include "src/plan/parallel.h"
+#include "src/registry/cpu.h"
+#include "src/registry/plugin.h"
+#include "src/registry/registry.h"
+
+static const attn_struct_layout weights_layout = ATTN_LAYOUT(attn_product_weights, relu);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
+
+enum {
+  BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
+  STRIP_COLUMNS = 512, /* X is gathered once per strip */
+  MOST_COLUMNS = 256,  /* of any panel */
+  PAD = 16             /* floats that keep rows off each other's cache sets */
+};
+
+struct attn_product {
+  const attn_product_kernel *kernel;
+  attn_options options; /* threads resolved */
+  int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
+  int64_t depth, columns, panels;
+  bool has_bias, relu;
+  void (*gelu)(float *x, int64_t count); /* NULL = none */
+  float *panel;                          /* [panels][depth][panel_columns]; columns beyond W are 0 */
+  float *bias;                           /* [columns] */
+};
+
+/* Whole tiles. */
+static int64_t most_rows(const attn_product_kernel *kernel) { return BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows; }
+
+/* ---- Which product ---- */
+
+/* A product of another library is asked too, because that library chooses its instructions itself. */
+static const char *unusable_below(const attn_product_kernel *kernel, const char *cap) {
+  const char *reason = attn_tier_unusable(attn_tier_find(kernel->isa), cap);
+  return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
+}
+
+/* For the sentence: a product that a plug-in of libattn brings is called product_<plug-in>. */
+static const char *hint_for(const char *name) {
+  const size_t prefix = strlen("product_");
+  const bool of_plugin = strncmp(name, "product_", prefix) == 0 && attn_registry_knows_plugin(name + prefix);
+  return of_plugin ? ", unless its plug-in is loaded (attn_load_kernels)" : "";
+}
+
+static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
+  char names[200] = "";
+  const attn_product_kernel *k;
+  for (int i = 0; (k = attn_registry_product(i)); i++) {
+    const char *unusable = unusable_below(k, cap);
+    if (strcmp(k->name, name) == 0) {
+      if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
+      *kernel = k;
+      return ATTN_OK;
+    }
+    if (!unusable) attn_append(names, sizeof names, ", ", k->name);
+  }
+  return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'%s; those that run here: %s", name, hint_for(name), names);
+}
+
+/* Our own product of the highest tier: libraries' products come after those of the tiers and are only taken by name. The c
+ * tier always runs. */
+static const attn_product_kernel *best_of_tiers(const char *cap) {
+  int best = 0;
+  while (unusable_below(attn_registry_product(best), cap)) best++;
+  return attn_registry_product(best);
+}
+
+static attn_status choose(const attn_options *options, const attn_product_kernel **kernel,
+                          const attn_product_kernel **best) {
+  const char *cap;
+  attn_status status = attn_plugins_check_named();
+  if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
+  if (status != ATTN_OK) return status;
+  *kernel = *best = best_of_tiers(cap);
+  return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
+}
+
+/* ---- Packing ---- */
+
+/* Weights that overlap are those of a matrix of another shape, unless a stride of 0 repeats them. */
+static attn_status check_pitch(const attn_product_weights *w) {
+  const int64_t down = llabs(w->stride_depth), across = llabs(w->stride_column);
+  const bool by_rows = across <= down;
+  const int64_t narrow = by_rows ? across * (w->columns - 1) : down * (w->depth - 1);
+  if (down == 0 || across == 0 || w->depth == 1 || w->columns == 1 || (by_rows ? down : across) > narrow) return ATTN_OK;
+  return attn_fail(ATTN_INVALID_ARGUMENT,
+                   "attn_product_weights.stride_depth is %" PRId64 " with stride_column %" PRId64
+                   "; weights would overlap: it must be %" PRId64 " and 1 for [in][out], 1 and %" PRId64 " for [out][in]",
+                   w->stride_depth, w->stride_column, w->columns, w->depth);
+}
+
+static attn_status read_weights(const attn_product_weights *theirs, attn_product_weights *w) {
+  REQUIRE(theirs, "weights is NULL; it must point to an attn_product_weights");
+  const attn_status size = attn_struct_read(&weights_layout, theirs, w);
+  if (size != ATTN_OK) return size;
+  const struct {
+    const char *field;
+    int64_t value;
+  } sizes[] = {{"depth", w->depth}, {"columns", w->columns}};
+  for (int i = 0; i < 2; i++)
+    if (sizes[i].value < 1 || sizes[i].value > ATTN_SIZE_LIMIT)
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %" PRId64 "; it must be in 1..2^31",
+                       sizes[i].field, sizes[i].value);
+  if (!attn_dtype_exists(w->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
+                     (int)w->dtype);
+  if (!w->weight || (uintptr_t)w->weight % attn_dtype_bytes(w->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
+                     w->weight);
+  if ((uintptr_t)w->bias % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.bias is %p; it must be aligned to its element, 4 bytes",
+                     (const void *)w->bias);
+  if (w->relu && w->gelu)
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true; one of them must be false");
+  const attn_tensor tensor = {.field = "attn_product_weights.stride",
+                              .axes = {{'k', w->depth, w->stride_depth}, {'n', w->columns, w->stride_column}}};
+  const attn_status status = attn_check_strides(&tensor);
+  return status == ATTN_OK ? check_pitch(w) : status;
+}
+
+static void pack_panel(const attn_product_weights *w, int64_t first, int64_t width, float *panel) {
+  for (int64_t k = 0; k < w->depth; k++)
+    for (int64_t c = 0; c < width; c++) {
+      const int64_t column = first + c;
+      panel[k * width + c] =
+          column < w->columns ? attn_load_f32(w->weight, w->dtype, k * w->stride_depth + column * w->stride_column) : 0.0f;
+    }
+}
+
+static void pack(const attn_product_weights *w, attn_product *product) {
+  const int64_t width = product->kernel->panel_columns;
+  for (int64_t p = 0; p < product->panels; p++) pack_panel(w, p * width, width, product->panel + p * width * w->depth);
+  if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
+}
+
+/* One allocation: the product, its bias, its panels, each on a cache line of its own. */
+static attn_status allocate(const attn_product_kernel *kernel, const attn_product_weights *w, attn_product **result) {
+  const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
+  const size_t bias = (size_t)round_up(w->bias ? w->columns : 0, 16) * sizeof(float);
+  const size_t head = (size_t)round_up(sizeof(attn_product), ATTN_MEMORY_ALIGN);
+  const size_t panel = (size_t)kernel->panel_columns * (size_t)panels * (size_t)w->depth; /* <= 2^63 */
+  attn_product *product = NULL;
+  if (panel <= SIZE_MAX / 8 - head - bias)
+    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + (panel * sizeof(float) + 63) / 64 * 64);
+  if (!product)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu floats packed",
+                     w->depth, w->columns, panel);
+  *product = (attn_product){
+      .kernel = kernel, .depth = w->depth, .columns = w->columns, .panels = panels, .has_bias = w->bias, .relu = w->relu};
+  product->bias = (float *)(void *)((char *)product + head);
+  product->panel = (float *)(void *)((char *)product + head + bias);
+  *result = product;
+  return ATTN_OK;
+}
+
+attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options, attn_product **product) {
+  if (!product)
+    return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must point to where the product's address goes");
+  *product = NULL;
+  attn_product_weights own;
+  attn_options wanted, resolved;
+  const attn_product_kernel *kernel, *best;
+  const attn_class *class;
+  attn_status status = read_weights(weights, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
+  if (status == ATTN_OK) status = choose(&wanted, &kernel, &best);
+  if (status == ATTN_OK && wanted.threads == 0) status = attn_class_here(&class); /* whose costs say how many threads pay */
+  if (status == ATTN_OK) status = allocate(kernel, &own, product);
+  if (status != ATTN_OK) return status;
+  (*product)->options = resolved;
+  if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
+  if (own.gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
+  if (kernel->most_threads && kernel->most_threads() < resolved.threads)
+    (*product)->options.threads = kernel->most_threads();
+  pack(&own, *product);
+  return ATTN_OK;
+}
+
+void attn_product_destroy(attn_product *product) { attn_aligned_free(product); }
+
+const char *attn_product_name(const attn_product *product) { return product ? product->kernel->name : ""; }
+
+/* ---- Tasks and memory ---- */
+
+/* The memory of one thread: [X of a depth block][sums], for blocks of `rows` and strips of `columns`. */
+typedef struct thread_memory {
+  int64_t x_at, sum_at, bytes;
+  int64_t x_stride, sum_stride; /* floats from row to row */
+} thread_memory;
+
+static thread_memory memory_of(const attn_product *product, int64_t rows, int64_t columns) {
+  thread_memory m = {.x_stride = min64(product->depth, product->kernel->depth_block) + PAD, .sum_stride = columns + PAD};
+  const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)}, {&m.sum_at, rows, float_bytes(m.sum_stride)}};
+  const bool fits = LAY_OUT(parts, &m.bytes);
+  assert(fits); /* blocks and strips are small */
+  (void)fits;
+  return m;
+}
+
+/* How the rows and columns of one run are cut. */
+typedef struct layout {
+  int64_t rows_per_block, blocks, panels_per_strip, strips;
+  int64_t rows; /* that are cut into blocks together: all, or those of one sequence */
+  thread_memory memory;
+} layout;
+
+/* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
+static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each, int64_t threads) {
+  const attn_product_kernel *kernel = product->kernel;
+  const bool by_place = kernel->rows_by_place;
+  const int64_t rows = by_place ? rows_each : batch * rows_each; /* cut into blocks; by place each sequence on its own */
+  layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
+  l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
+  l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);
+  l.rows = rows;
+  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1);
+  const int64_t wanted = threads > 1 ? ceil_div(2 * threads, max64(l.blocks, 1)) : 1;
+  l.strips = min64(max64(ceil_div(product->panels, most), wanted), product->panels);
+  l.panels_per_strip = ceil_div(product->panels, l.strips);
+  l.strips = ceil_div(product->panels, l.panels_per_strip);
+  l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
+  return l;
+}
+
+/* One for a small call, or all: programs alternate layers, and OpenMP ends the threads that the next smaller team lacks. */
+static int paying_threads(const attn_product *product, int64_t rows) {
+  return rows < product->rows_worth ? 1 : product->options.threads;
+}
+
+/* Blocks are of equal size, so fewer rows can make larger blocks and need more memory. The result is the memory of the
+ * largest block and strip: enough for any number of rows up to `rows`. */
+size_t attn_product_workspace(const attn_product *product, int64_t rows) {
+  if (!product || rows <= 0) return 0;
+  const attn_product_kernel *kernel = product->kernel;
+  const int64_t block = round_up(min64(rows, most_rows(kernel)), kernel->tile_rows);
+  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1) * kernel->panel_columns;
+  const int64_t strip = min64(most, product->panels * kernel->panel_columns);
+  const bool one_task = product->panels == 1 && rows <= (kernel->rows_by_place ? 1 : block); /* run serially */
+  const int64_t threads = one_task ? 1 : product->options.threads;
+  return (size_t)(threads * memory_of(product, block, strip).bytes);
+}
+
+/* ---- Running ---- */
+
+typedef struct run_context {
+  const attn_product *product;
+  const attn_product_args *args;
+  layout at;
+  char *workspace;
+} run_context;
+
+static int64_t row_offset(const attn_product_args *args, const attn_strides *stride, int64_t row) {
+  return row / args->rows * stride->b + row % args->rows * stride->s;
+}
+
+/* Elements that follow each other within one head. */
+typedef struct segment {
+  int64_t offset, count;
+} segment;
+
+static segment segment_at(const attn_strides *stride, int64_t head_dim, int64_t column, int64_t end) {
+  if (head_dim == 0) return (segment){column * stride->d, end - column};
+  const int64_t within = column % head_dim;
+  return (segment){column / head_dim * stride->h + within * stride->d, min64(end - column, head_dim - within)};
+}
+
+static void gather_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, float *to) {
+  const float *x = args->x + row_offset(args, &args->x_stride, row);
+  for (segment s; begin < end; begin += s.count, to += s.count) {
+    s = segment_at(&args->x_stride, args->x_head_dim, begin, end);
+    if (args->x_stride.d == 1)
+      memcpy(to, x + s.offset, (size_t)s.count * sizeof *to);
+    else
+      for (int64_t c = 0; c < s.count; c++) to[c] = x[s.offset + c * args->x_stride.d];
+  }
+}
+
+static void scatter_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, const float *from) {
+  float *y = args->y + row_offset(args, &args->y_stride, row);
+  for (segment s; begin < end; begin += s.count, from += s.count) {
+    s = segment_at(&args->y_stride, args->y_head_dim, begin, end);
+    if (args->y_stride.d == 1)
+      memcpy(y + s.offset, from, (size_t)s.count * sizeof *from);
+    else
+      for (int64_t c = 0; c < s.count; c++) y[s.offset + c * args->y_stride.d] = from[c];
+  }
+}
+
+static void finish_row(const attn_product *product, int64_t first_column, int64_t count, float *row) {
+  const float *bias = product->bias + first_column;
+  if (product->has_bias)
+    for (int64_t c = 0; c < count; c++) row[c] += bias[c];
+  if (product->relu)
+    for (int64_t c = 0; c < count; c++) row[c] = row[c] < 0 ? 0.0f : row[c];
+  if (product->gelu) product->gelu(row, count);
+}
+
+/* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
+typedef struct strip {
+  int64_t first_row, rows, first_panel, panels, begin, end;
+  float *x, *sum; /* [rows up to whole tiles][stride]: X of the depth block, and the sums */
+} strip;
+
+/* X of the depth block; rows up to the next whole tile are 0. */
+static void gather(const run_context *c, const strip *s) {
+  const int64_t capacity = round_up(s->rows, c->product->kernel->tile_rows);
+  for (int64_t i = 0; i < capacity; i++) {
+    float *row = s->x + i * c->at.memory.x_stride;
+    if (i < s->rows)
+      gather_row(c->args, s->first_row + i, s->begin, s->end, row);
+    else
+      memset(row, 0, (size_t)(s->end - s->begin) * sizeof *row);
+  }
+}
+
+/* sum += X W over the depth block; the first one starts from 0. */
+static void multiply(const run_context *c, const strip *s) {
+  static const float zeros[MOST_COLUMNS];
+  const attn_product *product = c->product;
+  const int64_t width = product->kernel->panel_columns;
+  for (int64_t p = 0; p < s->panels; p++) {
+    const int64_t column = (s->first_panel + p) * width;
+    float *out = s->sum + p * width;
+    product->kernel->run(&(attn_product_block){.rows = round_up(s->rows, product->kernel->tile_rows),
+                                               .columns = min64(product->columns - column, width),
+                                               .depth = s->end - s->begin,
+                                               .x = s->x,
+                                               .panel = product->panel + column * product->depth + s->begin * width,
+                                               .start = s->begin == 0 ? zeros : out,
+                                               .out = out,
+                                               .x_stride = c->at.memory.x_stride,
+                                               .start_stride = s->begin == 0 ? 0 : c->at.memory.sum_stride,
+                                               .out_stride = c->at.memory.sum_stride});
+  }
+}
+
+static void scatter(const run_context *c, const strip *s) {
+  const int64_t width = c->product->kernel->panel_columns, begin = s->first_panel * width;
+  const int64_t end = min64((s->first_panel + s->panels) * width, c->product->columns);
+  for (int64_t i = 0; i < s->rows; i++) {
+    float *row = s->sum + i * c->at.memory.sum_stride;
+    finish_row(c->product, begin, end - begin, row);
+    scatter_row(c->args, s->first_row + i, begin, end, row);
+  }
+}
+
+/* The rows of a block, counted through all sequences. */
+typedef struct row_range {
+  int64_t first, count;
+} row_range;
+
+static row_range rows_of_block(const layout *at, int64_t block) {
+  const int64_t each = ceil_div(at->rows, at->rows_per_block), within = block % each * at->rows_per_block;
+  return (row_range){block / each * at->rows + within, min64(at->rows_per_block, at->rows - within)};
+}
+
+/* Strips are outermost, so that neighbouring tasks share W. */
+static void run_task(void *pointer, int64_t task, int worker) {
+  const run_context *c = pointer;
+  const attn_product *product = c->product;
+  assert(task >= 0 && task < c->at.blocks * c->at.strips && worker >= 0 && worker < product->options.threads);
+  const row_range block = rows_of_block(&c->at, task % c->at.blocks);
+  char *memory = c->workspace + worker * c->at.memory.bytes;
+  strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
+  s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
+  s.x = floats_at(memory, c->at.memory.x_at);
+  s.sum = floats_at(memory, c->at.memory.sum_at);
+  const uint64_t mode = attn_float_mode_enter();
+  for (; s.begin < product->depth; s.begin = s.end) {
+    s.end = s.begin + min64(product->kernel->depth_block, product->depth - s.begin);
+    gather(c, &s);
+    multiply(c, &s);
+  }
+  scatter(c, &s);
+  attn_float_mode_leave(mode);
+}
+
+/* X or Y as the arguments give it. */
+typedef struct side {
+  const char *name, *stride_name;
+  const float *data;
+  attn_strides stride;
+  int64_t head_dim, columns;
+  bool output;
+} side;
+
+static attn_status check_side(const attn_product_args *args, const side *s) {
+  if (s->head_dim < 0 || (s->head_dim > 0 && s->columns % s->head_dim))
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "attn_product_args.%s_head_dim is %" PRId64 "; it must be 0 or a divisor of the %" PRId64 " columns",
+                     s->name, s->head_dim, s->columns);
+  if (!s->data || (uintptr_t)s->data % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned floats", s->name,
+                     (const void *)s->data);
+  const int64_t width = s->head_dim ? s->head_dim : s->columns;
+  const attn_tensor tensor = {.field = s->stride_name,
+                              .axes = {{'b', args->batch, s->stride.b},
+                                       {'h', s->columns / width, s->head_dim ? s->stride.h : 0},
+                                       {'s', args->rows, s->stride.s},
+                                       {'d', width, s->stride.d}},
+                              .output = s->output};
+  return attn_check_strides(&tensor);
+}
+
+static attn_status read_args(const attn_product *product, const attn_product_args *theirs, attn_product_args *args) {
+  REQUIRE(product, "product is NULL; it must come from attn_product_create");
+  REQUIRE(theirs, "args is NULL; it must point to an attn_product_args");
+  const attn_status size = attn_struct_read(&args_layout, theirs, args);
+  if (size != ATTN_OK) return size;
+  const struct {
+    const char *field;
+    int64_t value;
+  } sizes[] = {{"batch", args->batch}, {"rows", args->rows}};
+  for (int i = 0; i < 2; i++)
+    if (sizes[i].value < 0 || sizes[i].value > ATTN_SIZE_LIMIT)
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %" PRId64 "; it must be in 0..2^31", sizes[i].field,
+                       sizes[i].value);
+  if (args->batch == 0 || args->rows == 0) return ATTN_OK;
+  const side x = {.name = "x",
+                  .stride_name = "attn_product_args.x_stride",
+                  .data = args->x,
+                  .stride = args->x_stride,
+                  .head_dim = args->x_head_dim,
+                  .columns = product->depth};
+  const side y = {.name = "y",
+                  .stride_name = "attn_product_args.y_stride",
+                  .data = args->y,
+                  .stride = args->y_stride,
+                  .head_dim = args->y_head_dim,
+                  .columns = product->columns,
+                  .output = true};
+  attn_status status = check_side(args, &x);
+  if (status == ATTN_OK) status = check_side(args, &y);
+  if (status != ATTN_OK || x.data != y.data) return status;
+  return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.y is x; it must be memory of its own");
+}
+
+attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
+                             size_t workspace_bytes) {
+  attn_product_args own;
+  const attn_status status = read_args(product, args, &own);
+  if (status != ATTN_OK || own.batch == 0 || own.rows == 0) return status;
+  const int64_t rows = own.batch * own.rows;
+  attn_options options = product->options;
+  options.threads = paying_threads(product, rows);
+  run_context context = {.product = product,
+                         .args = &own,
+                         .at = layout_of(product, own.batch, own.rows, options.threads),
+                         .workspace = workspace};
+  const size_t needed = attn_product_workspace(product, rows);
+  if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
+                     "workspace is %p with %zu bytes; %" PRId64 " rows need %zu, aligned to %d (attn_product_workspace)",
+                     workspace, workspace ? workspace_bytes : 0, rows, needed, ATTN_MEMORY_ALIGN);
+  if (product->kernel->begin_run) product->kernel->begin_run();
+  attn_parallel_run(&options, context.at.blocks * context.at.strips, run_task, &context);
+  if (product->kernel->end_run) product->kernel->end_run();
+  return ATTN_OK;
+}

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: MIT */
+/* Plans: everything that can be decided or checked before the data is there, and the loop that runs it. */
+#include "src/plan/plan.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/common/aligned.h"
+#include "kernels/common/memory.h"
+#include "src/api/error.h"
+#include "src/api/float_mode.h"
+#include "src/api/layouts.h"
+#include "src/api/problem.h"
+#include "src/choice/dispatch.h"
+#include "src/choice/paying_threads.h"
+#include "src/choice/tuning.h"
+#include "src/plan/parallel.h"
+#include "src/registry/cpu.h"
+#include "src/registry/score_steps.h"
+
+struct attn_plan {
+  const attn_kernel *kernel;
+  attn_schedule schedule;
+  attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
+  bool small;           /* more threads do not pay */
+  size_t workspace_bytes;
+  attn_choice choice;
+  _Atomic(char *) description; /* made when it is asked for */
+};
+
+/* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
+
+/* One thread takes unit by unit and packs each just before it is used. Several threads share a wave. It holds enough tasks
+ * to balance their load and enough work to pay for its barriers; more units would only cost memory. */
+static int64_t choose_wave(const attn_schedule *schedule, int threads) {
+  if (!schedule->unit_bytes) return schedule->units;
+  if (threads == 1) return 1;
+  const int64_t tasks_per_thread = 8, bytes_per_thread = 1 << 20;
+  int64_t items = schedule->items[schedule->phases - 1] > 0 ? schedule->items[schedule->phases - 1] : 1;
+  int64_t for_balance = (tasks_per_thread * threads + items - 1) / items;
+  int64_t for_barriers = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
+  int64_t wave = for_balance > for_barriers ? for_balance : for_barriers;
+  return wave < schedule->units ? wave : schedule->units;
+}
+
+/* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */
+static int useful_threads(const attn_schedule *schedule, int threads) {
+  int64_t tasks = 1;
+  for (int phase = 0; phase < schedule->phases; phase++) {
+    const int64_t in_phase = schedule->wave_units * schedule->items[phase];
+    tasks = in_phase > tasks ? in_phase : tasks;
+  }
+  if (schedule->most_threads && schedule->most_threads < tasks) tasks = schedule->most_threads;
+  return tasks < threads ? (int)tasks : threads;
+}
+
+static bool size_workspace(attn_plan *plan) {
+  attn_schedule *s = &plan->schedule;
+  if (s->unit_bytes > INT64_MAX / 4 || s->scratch_bytes > INT64_MAX / 4) return false;
+  s->unit_bytes = (size_t)round_up((int64_t)s->unit_bytes, ATTN_MEMORY_ALIGN);
+  s->scratch_bytes = (size_t)round_up((int64_t)s->scratch_bytes, ATTN_MEMORY_ALIGN);
+  s->wave_units = choose_wave(s, plan->options.threads);
+  plan->options.threads = useful_threads(s, plan->options.threads);
+  int64_t units_at, scratch_at, end = 0;
+  const memory_part parts[] = {{&units_at, s->wave_units, (int64_t)s->unit_bytes},
+                               {&scratch_at, plan->options.threads, (int64_t)s->scratch_bytes}};
+  const bool fits = LAY_OUT(parts, &end);
+  plan->workspace_bytes = (size_t)end;
+  return fits;
+}
+
+/* ---- Creating ---- */
+
+enum { DESCRIPTION_BYTES = 2800 };
+
+static void describe(const attn_plan *plan, char *text) {
+  const attn_schedule *s = &plan->schedule;
+  const attn_kernel_info *info = &plan->kernel->info;
+  char why[2000];
+  attn_choice_describe(&plan->choice, &s->problem, why, sizeof why);
+  snprintf(text, DESCRIPTION_BYTES,
+           "kernel     %s: %s\n"
+           "blocks     %" PRId64 " query rows, %" PRId64
+           " keys\n"
+           "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64
+           " KV heads in memory at a time\n"
+           "threads    %d (%s%s)\n"
+           "workspace  %zu bytes: %zu per KV head, %zu per thread\n"
+           "choice     %s\n",
+           info->name, info->summary, s->row_block, s->key_block, s->units, s->items[s->phases - 1], s->phases,
+           s->phases == 1 ? "" : "s", s->wave_units, plan->options.threads,
+           plan->options.threads == 1   ? "serial"
+           : plan->options.parallel_for ? "the caller's pool"
+                                        : "OpenMP",
+           plan->small ? "; more do not pay for so small a call" : "", plan->workspace_bytes, s->unit_bytes,
+           s->scratch_bytes, why);
+}
+
+static void print_if_verbose(const attn_plan *plan) {
+  const char *verbose = getenv("ATTN_VERBOSE");
+  if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", attn_plan_describe(plan));
+}
+
+/* Objects of another library, for the kernels that use one. */
+static attn_status open_library(attn_plan *plan) {
+  const attn_kernel *kernel = plan->kernel;
+  char reason[300] = "";
+  if (!kernel->open) return ATTN_OK;
+  const attn_status status = kernel->open(&plan->schedule, reason, sizeof reason);
+  return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
+}
+
+/* Blocks and tasks; false if a size overflows. Where the caller leaves the number of threads open, there are no more than
+ * pay, and the tasks are cut for those. */
+static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_threads) {
+  const attn_kernel *kernel = plan->kernel;
+  const attn_schedule before = plan->schedule;
+  const int most = plan->options.threads;
+  const attn_machine all = {.threads = most, .steps = attn_score_steps_below(choice->cap)};
+  if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
+  if (!open_threads || most == 1 || before.units == 0) return true;
+  const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
+  plan->options.threads = attn_paying_threads(choice->tuning, kernel, &before.problem, waves, most);
+  if (plan->options.threads == most) return true;
+  plan->small = true;
+  plan->schedule = before;
+  const attn_machine fewer = {.threads = plan->options.threads, .steps = all.steps};
+  return kernel->plan(&before.problem, &fewer, &plan->schedule);
+}
+
+/* Tasks, library objects and memory; on failure the plan holds none of them. */
+static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open_threads) {
+  const attn_kernel *kernel = plan->kernel;
+  bool fits = plan_tasks(plan, choice, open_threads);
+  if (fits) {
+    const attn_status status = open_library(plan);
+    if (status != ATTN_OK) return status;
+    fits = size_workspace(plan);
+    if (!fits && kernel->close) kernel->close(&plan->schedule);
+  }
+  if (fits) return ATTN_OK;
+  return attn_fail(
+      ATTN_UNSUPPORTED,
+      "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no score matrix, "
+      "or a smaller seq",
+      kernel->info.name);
+}
+
+static attn_status make(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
+                        attn_plan **result) {
+  attn_options options;
+  const attn_class *class;
+  attn_status status = attn_parallel_resolve(asked, &options);
+  if (status == ATTN_OK && asked->threads == 0) status = attn_class_here(&class); /* whose costs say how many pay */
+  if (status != ATTN_OK) return status;
+  attn_plan *plan = calloc(1, sizeof *plan);
+  if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_plan needs %zu bytes", sizeof *plan);
+  plan->kernel = choice->kernel;
+  plan->options = options;
+  plan->schedule.problem = *problem;
+  plan->schedule.units = problem->batch * problem->heads_kv;
+  status = prepare(plan, choice, asked->threads == 0);
+  if (status != ATTN_OK) {
+    free(plan);
+    return status;
+  }
+  plan->choice = *choice;
+  (void)attn_tuning_hold(choice->tuning);
+  print_if_verbose(plan);
+  *result = plan;
+  return ATTN_OK;
+}
+
+/* In the default floating-point mode: the estimates of a plan are inexact, and the caller may have traps for that. */
+static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
+                          attn_plan **result) {
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_status status = make(problem, choice, asked, result);
+  attn_float_mode_leave(mode);
+  return status;
+}
+
+attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
+  REQUIRE(plan, "plan is NULL; it must point to where the plan's address goes");
+  *plan = NULL;
+  attn_problem own;
+  attn_options wanted;
+  attn_choice choice;
+  attn_status status = attn_problem_read(problem, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status == ATTN_OK) status = attn_dispatch(&own, &wanted, &choice);
+  return status == ATTN_OK ? create(&own, &choice, &wanted, plan) : status;
+}
+
+attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
+                                        attn_plan **plan) {
+  assert(kernel && kernel->rejects && kernel->plan && kernel->run);
+  *plan = NULL;
+  attn_problem own;
+  attn_options wanted;
+  attn_status status = attn_problem_read(problem, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status != ATTN_OK) return status;
+  char buffer[300];
+  const char *reason = kernel->rejects(&own, buffer, sizeof buffer);
+  if (!reason) reason = attn_dispatch_claim(kernel);
+  if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
+  const attn_choice choice = {.kernel = kernel,
+                              .cap = attn_tier_isa(attn_tier_find(wanted.max_isa ? wanted.max_isa : "")),
+                              .cause = ATTN_CAUSE_GIVEN};
+  return create(&own, &choice, &wanted, plan);
+}
+
+void attn_plan_destroy(attn_plan *plan) {
+  if (!plan) return;
+  if (plan->kernel->close) plan->kernel->close(&plan->schedule);
+  attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
+  free(atomic_load(&plan->description));
+  free(plan);
+}
+
+size_t attn_plan_workspace(const attn_plan *plan) { return plan ? plan->workspace_bytes : 0; }
+
+/* The first thread that asks leaves the text for all others. */
+const char *attn_plan_describe(const attn_plan *plan) {
+  if (!plan) return "";
+  _Atomic(char *) *kept = (_Atomic(char *) *)(uintptr_t)&plan->description;
+  char *text = atomic_load(kept), *none = NULL;
+  if (text) return text;
+  text = malloc(DESCRIPTION_BYTES);
+  if (!text) return "";
+  const uint64_t mode = attn_float_mode_enter(); /* its numbers are inexact, and the caller may have traps for that */
+  describe(plan, text);
+  attn_float_mode_leave(mode);
+  if (atomic_compare_exchange_strong(kept, &none, text)) return text;
+  free(text);
+  return none;
+}
+
+const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
+
+int attn_plan_threads(const attn_plan *plan) { return plan->options.threads; }
+
+/* ---- Running ---- */
+
+typedef struct phase_context {
+  const attn_plan *plan;
+  const attn_args *args;
+  char *shared, *scratch;
+  int64_t first_unit;
+  int phase;
+} phase_context;
+
+static void run_task(void *pointer, int64_t index, int worker) {
+  const phase_context *c = pointer;
+  const attn_schedule *s = &c->plan->schedule;
+  int64_t items = s->items[c->phase], slot = index / items;
+  assert(worker >= 0 && worker < c->plan->options.threads && slot < s->wave_units);
+  attn_task task = {.phase = c->phase, .unit = c->first_unit + slot, .item = index % items};
+  const uint64_t mode = attn_float_mode_enter();
+  c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,
+                       c->scratch + (size_t)worker * s->scratch_bytes);
+  attn_float_mode_leave(mode);
+}
+
+static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {
+  const attn_schedule *s = &plan->schedule;
+  if (s->problem.seq_q == 0) return; /* there may be many units, but none has work */
+  phase_context context = {
+      .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
+  if (plan->kernel->begin_run) plan->kernel->begin_run();
+  for (int64_t first = 0; first < s->units; first += s->wave_units) {
+    int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
+    context.first_unit = first;
+    for (context.phase = 0; context.phase < s->phases; context.phase++)
+      attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
+  }
+  if (plan->kernel->end_run) plan->kernel->end_run();
+}
+
+static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {
+  if (plan->workspace_bytes == 0) return ATTN_OK;
+  if (!workspace || bytes < plan->workspace_bytes)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; this plan needs %zu (attn_plan_workspace)",
+                     workspace, workspace ? bytes : 0, plan->workspace_bytes);
+  if ((uintptr_t)workspace % ATTN_MEMORY_ALIGN)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to %d bytes", workspace,
+                     ATTN_MEMORY_ALIGN);
+  return ATTN_OK;
+}
+
+attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
+  REQUIRE(plan, "plan is NULL; it must come from attn_plan_create");
+  attn_args own;
+  attn_status status = attn_args_read(&plan->schedule.problem, args, &own);
+  if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);
+  if (status == ATTN_OK) run_waves(plan, &own, workspace);
+  return status;
+}
+
+attn_status attn_sdpa(const attn_problem *problem, const attn_args *args) {
+  attn_plan *plan;
+  attn_status status = attn_plan_create(problem, NULL, &plan);
+  if (status != ATTN_OK) return status;
+  size_t bytes = plan->workspace_bytes;
+  void *workspace = bytes ? attn_aligned_alloc(ATTN_MEMORY_ALIGN, bytes) : NULL;
+  if (bytes && !workspace)
+    status =
+        attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", plan->kernel->info.name, bytes);
+  else
+    status = attn_plan_run(plan, args, workspace, bytes);
+  attn_aligned_free(workspace);
+  attn_plan_destroy(plan);
+  return status;
+}
