@@ -27,7 +27,7 @@ function(attn_kernel_objects name)
 endfunction()
 
 # Objects that plug-ins share with libattn: each plug-in has its own copy of those that it calls.
-attn_kernel_objects(attn_plugin_objects kernels/plugin/host.c kernels/library/composed.c kernels/common/exact_row.c)
+attn_kernel_objects(attn_plugin_objects kernels/plugin/host.c kernels/library/composed.c kernels/common/problem/exact_row.c)
 add_library(attn_plugin_parts STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:attn_plugin_objects>)
 
 foreach(plugin IN LISTS ATTN_PLUGINS)

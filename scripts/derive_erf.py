@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Derives the rational function that kernels/common/gelu.h uses for erf, and prints it as C hex floats with its error.
+"""Derives the rational function that kernels/common/tiles/gelu.h uses for erf, and prints it as C hex floats with its error.
 
     erf(x) = x P(x^2) / Q(x^2),  |x| <= 4;  for larger x, erf is 1 within a quarter of float32's unit
 

@@ -77,7 +77,7 @@ SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harne
          "harness/compare/*", "harness/tuning/*", "harness/data/tensors_output.c", "harness/cases/work.c",
          "harness/commands/session*.c", "harness/report/journal.c")
 # They say which lines of memory to prefetch: a fault changes no value.
-PREFETCHES = ("kernels/common/decode/prefetch.h", "kernels/common/cold_lines.h")
+PREFETCHES = ("kernels/common/memory/prefetch.h", "kernels/common/tiles/cold_lines.h")
 TRIES = 3  # of a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # glibc fills the memory that programs in C allocate, and checks the bytes behind it when it is freed.

@@ -351,7 +351,7 @@ stage_portable() {
     have "$cpu-linux-gnu-gcc" && [ -e "/usr/$cpu-linux-gnu/include/stdio.h" ] && have "$emulator" ||
       { missing="$missing $cpu" && continue; }
     say "-- $cpu"
-    configure_and_build release "build-$cpu" --toolchain cmake/cross-linux-gnu.cmake -DATTN_CROSS=$cpu \
+    configure_and_build release "build-$cpu" --toolchain cmake/toolchains/cross-linux-gnu.cmake -DATTN_CROSS=$cpu \
       -DATTN_BUILD_EXAMPLES=OFF || { fail_build || result=1; continue; }
     run_ctest "build-$cpu" -L emulator || result=1
   done

@@ -29,7 +29,7 @@ case $platform in
     trap 'wineserver -k || true; rm -rf "$work"' EXIT
     wine wineboot --init >"$work/log" 2>&1 ||
       { echo "skipped: wine cannot start here: $(tail -n 1 "$work/log")" && exit 77; }
-    set -- --toolchain "$root/cmake/x86_64-w64-mingw32.cmake" -DATTN_OPENMP=OFF
+    set -- --toolchain "$root/cmake/toolchains/x86_64-w64-mingw32.cmake" -DATTN_OPENMP=OFF
     ;;
 esac
 

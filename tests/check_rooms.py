@@ -1,42 +1,54 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The folders of harness/ are ordered: a file includes only headers of its own folder and of folders before it in
-ATTN_HARNESS_ROOMS (harness/CMakeLists.txt), and no headers include each other in a circle. Prints each breach; exit code 1
-if there is one."""
+"""Folders are ordered: a file includes only headers of its own folder and of folders before it in ATTN_LIBRARY_ROOMS
+(CMakeLists.txt) or ATTN_HARNESS_ROOMS (harness/CMakeLists.txt), the library includes nothing of the harness, no headers
+include each other in a circle, and no folder of code has more than 20 files. Prints each breach; exit code 1 if there is one."""
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-HARNESS = Path(__file__).resolve().parent.parent / "harness"
+ROOT = Path(__file__).resolve().parent.parent
+MOST_FILES = 20
+DATA = ("results", "tests", "scripts")
+
+
+def listed(file, variable):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return re.search(rf"set\({variable}\s+([a-z/\s]+)\)", text).group(1).split()
 
 
 def rooms():
-    text = (HARNESS / "CMakeLists.txt").read_text(encoding="utf-8")
-    return re.search(r"set\(ATTN_HARNESS_ROOMS ([a-z ]+)\)", text).group(1).split()
+    """Folders in the order in which they may include each other."""
+    return [*listed("CMakeLists.txt", "ATTN_LIBRARY_ROOMS"),
+            *(f"harness/{room}" for room in listed("harness/CMakeLists.txt", "ATTN_HARNESS_ROOMS"))]
 
 
 def included(path):
-    """Headers of the harness that a file includes, as paths below harness/."""
-    text = path.read_text(encoding="utf-8")
-    names = re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)
-    return [name for name in names if (HARNESS / name).exists()]
+    """Headers of this tree that a file includes, as paths below its root."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for name in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+        for folder in (ROOT / path).parent, ROOT, ROOT / "harness":
+            if (folder / name).exists():
+                yield str((folder / name).relative_to(ROOT))
+                break
 
 
 def breaches_of_order(order, files):
     place = {room: number for number, room in enumerate(order)}
     for path in files:
-        room = path.parent.name
+        room = str(Path(path).parent)
         for name in included(path):
-            other = Path(name).parent.name
-            if other not in place:
-                yield f"{room}/{path.name} includes {name}, which is in no room of ATTN_HARNESS_ROOMS"
-            elif place[other] > place[room]:
-                yield f"{room}/{path.name} includes {name}: room {other} comes after {room}"
+            other = str(Path(name).parent)
+            if place.get(other, -1) > place[room]:
+                yield f"{path} includes {name}: {other} comes after {room}"
+            if other not in place and other.startswith(("src", "harness", "kernels/common")) and not other.endswith("/ref"):
+                yield f"{path} includes {name}, which is in no room"
 
 
 def circles(files):
     """Headers that include each other, directly or through others."""
-    graph = {str(path.relative_to(HARNESS)): included(path) for path in files if path.suffix == ".h"}
+    graph = {path: list(included(path)) for path in files if path.endswith(".h")}
     done = set()
 
     def walk(name, trail):
@@ -51,12 +63,20 @@ def circles(files):
         yield from walk(name, [])
 
 
+def full_folders():
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    folders = [str(Path(name).parent) for name in listing.stdout.splitlines() if not name.startswith(DATA)]
+    for folder in sorted(set(folders)):
+        if folders.count(folder) > MOST_FILES:
+            yield f"{folder} holds {folders.count(folder)} files; at most {MOST_FILES} can be read as one list"
+
+
 def main():
     order = rooms()
-    files = [path for room in order for path in sorted((HARNESS / room).glob("*.[ch]"))]
+    files = [str(path.relative_to(ROOT)) for room in order for path in sorted((ROOT / room).glob("*.[ch]"))]
     if not files:
-        sys.exit("no files in the rooms: is ATTN_HARNESS_ROOMS right?")
-    found = [*breaches_of_order(order, files), *(f"circle: {circle}" for circle in circles(files))]
+        sys.exit("no files in the rooms: are the lists right?")
+    found = [*breaches_of_order(order, files), *(f"circle: {circle}" for circle in circles(files)), *full_folders()]
     print(*found, f"{len(files)} files in {len(order)} rooms, {len(found)} breaches", sep="\n")
     return 1 if found else 0
 

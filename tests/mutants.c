@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 
 #define MUTANT(name, what)           FAULT_##name,
 #define GUARD_MUTANT(name, what)     FAULT_##name,

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/peak.h"
 
 enum { UNWRITTEN = 0xA5 };

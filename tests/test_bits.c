@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "pool.h"
 #include "support.h"
 

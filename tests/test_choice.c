@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "cases/case.h"
-#include "kernels/common/dtypes.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/terms.h"
 #include "src/choice/machine_class.h"
 #include "src/choice/paying_threads.h"
 #include "src/registry/cpu.h"

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Edge cases of kernels/common: ties of the 16-bit types, windows as wide as an integer allows, sizes that overflow, a sink
  * above all scores, shapes that fill no block, and a reference that moves by an amount that float32 cannot store. */
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "check/check.h"
-#include "kernels/common/exact_row.h"
-#include "kernels/common/indexing.h"
-#include "kernels/common/memory.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/indexing.h"
 #include "kernels/peak.h"
 #include "kernels/ref/oracle_f64.h"
 #include "support.h"

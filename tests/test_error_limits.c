@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "check/check.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 #include "limits_model.h"
 #include "support.h"
 

@@ -8,8 +8,8 @@
 #include "cases/cases.h"
 #include "check/check.h"
 #include "data/generate.h"
-#include "kernels/common/dtypes.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/indexing.h"
 #include "layer_support.h"
 #include "limits_model.h"
 

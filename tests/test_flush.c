@@ -10,7 +10,7 @@
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "check/check.h"
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "src/choice/tuning.h"
 #include "support.h"
 

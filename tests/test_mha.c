@@ -7,7 +7,7 @@
 
 #include "attn/product.h"
 #include "data/tensors.h"
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "layers/mha_oracle.h"
 #include "pool.h"
 #include "support.h"

@@ -220,7 +220,7 @@ class Runs(unittest.TestCase):
             self.assertEqual(place._moved(word), moved)
 
     def test_a_fault_in_a_header_of_all_tiers_is_tried_in_few_first(self):
-        first, later = Build(ROOT, BUILD).users_of("kernels/common/convert.h")
+        first, later = Build(ROOT, BUILD).users_of("kernels/common/problem/convert.h")
         self.assertIn(str(ROOT / "tests" / "test_common.c"), first)
         self.assertTrue([each for each in later if "/avx512/" in each])
         self.assertFalse([each for each in first if "/harness/" in each or "/avx512/" in each])

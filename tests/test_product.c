@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "attn/product.h"
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "pool.h"
 #include "support.h"
 

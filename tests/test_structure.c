@@ -8,7 +8,7 @@
 #include "cases/cases.h"
 #include "check/check.h"
 #include "check/structure.h"
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "layer_support.h"
 #include "src/plan/plan.h"
 

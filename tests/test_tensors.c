@@ -8,7 +8,7 @@
 #include "cases/cases.h"
 #include "data/generate.h"
 #include "data/tensors.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 #include "kernels/ref/oracle_f64.h"
 #include "layer_support.h"
 

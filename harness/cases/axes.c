@@ -8,7 +8,7 @@
 
 #include "base/cli.h"
 #include "cases/case.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 enum {
   MOST_TOKENS = INT32_MAX, /* lengths and offsets are int32 in attn_args; sizes beyond 2^31 are invalid anyway */

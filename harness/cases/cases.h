@@ -69,7 +69,7 @@ typedef struct bench_preset {
   const char *text;
 } bench_preset;
 
-extern const bench_preset bench_presets[]; /* ended by one without a name; made by cmake/AttnEmbed.cmake */
+extern const bench_preset bench_presets[]; /* ended by one without a name */
 
 enum { BENCH_MAX_GRIDS = 32 };
 typedef struct bench_grids {

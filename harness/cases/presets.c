@@ -10,6 +10,10 @@
 
 enum { LINE = 512 };
 
+const bench_preset bench_presets[] = {
+#include "preset_texts.h"
+    {0}};
+
 const bench_preset *bench_preset_find(const char *name) {
   for (const bench_preset *preset = bench_presets; preset->name; preset++)
     if (!strcmp(preset->name, name)) return preset;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 /* The keys of one row before mask and bias: [first, last]. */
 typedef struct key_range {

@@ -11,8 +11,8 @@
 #include "base/float_mode.h"
 #include "cases/case.h"
 #include "data/generate.h"
-#include "kernels/common/aligned.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/indexing.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
  * of them after a run was not written. One that differs between the runs was not written, or is not repeatable. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "check/check.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 enum { LSE_COLUMN = -1 };
 

@@ -6,7 +6,7 @@
 #include "attn/extend.h"
 #include "check/check.h"
 #include "data/generate.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 #include "machine/affinity.h"
 
 static const double WORTH_THREADS = 1e6; /* multiply-adds: a few milliseconds; waking threads for less costs more */

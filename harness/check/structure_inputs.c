@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "check/structure_private.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 enum { MOST_PROBE_KEYS = 1024 };
 

@@ -7,7 +7,7 @@
 
 #include "check/check.h"
 #include "check/structure_private.h"
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 
 static const void *shift(const void *data, int64_t elements, size_t bytes) {
   return data ? (const char *)data + elements * (int64_t)bytes : NULL;

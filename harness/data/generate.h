@@ -4,7 +4,7 @@
 #ifndef BENCH_GENERATE_H
 #define BENCH_GENERATE_H
 
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 /* One per tensor, and one for the rows that the check draws. Appending is free; reordering changes all data. */
 typedef enum bench_stream {

@@ -40,7 +40,7 @@ enum { NPY_KINDS = sizeof npy_kinds / sizeof *npy_kinds };
 npy_type npy_type_of(attn_dtype dtype) {
   static const npy_type types[] = {
 #define DTYPE(constant, name, element, npy, ...) [ATTN_##constant] = NPY_##npy,
-#include "kernels/common/dtypes.def"
+#include "kernels/common/problem/dtypes.def"
 #undef DTYPE
   };
   return types[dtype];

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "data/generate.h"
-#include "kernels/common/aligned.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/indexing.h"
 #include "machine/affinity.h"
 
 enum { ALIGNMENT = 64 };

@@ -6,7 +6,7 @@
 
 #include "data/generate.h"
 #include "data/tensors.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 
 /* The keys that the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {

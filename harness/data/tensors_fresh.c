@@ -9,7 +9,7 @@
 #include "attn/extend.h"
 #include "data/generate.h"
 #include "data/tensors.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 #include "machine/affinity.h"
 
 enum {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "eval/eval.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 
 /* NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
 static bool broadcast(eval_loader *l, eval_file which) {

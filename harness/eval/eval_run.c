@@ -12,7 +12,7 @@
 #include "check/check.h"
 #include "data/generate.h"
 #include "eval/eval.h"
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "machine/affinity.h"
 #include "timing/setup.h"
 #include "timing/trial.h"

@@ -11,7 +11,7 @@
 #include "cases/case.h"
 #include "cases/cases.h"
 #include "check/check.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
 #include "timing/reading.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "data/generate.h"
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "cases/case.h"
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 

@@ -8,7 +8,7 @@
 #include "base/float_mode.h"
 #include "cases/case.h"
 #include "check/structure.h"
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 #include "timing/setup.h"

@@ -4,7 +4,7 @@
 #include "few_rows_amx.h"
 
 #include "kernels/common/decode/decode.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/problem/terms.h"
 
 /* A tile of 16 rows of a KV head; K and V are copied where their widths do not fill tiles. */
 static void terms_of(const attn_problem *p, double *terms) {

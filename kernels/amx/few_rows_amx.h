@@ -32,8 +32,8 @@ static inline vec round_p(vec p) {
 
 #define DECODE_KNOBS amx_knobs
 #include "kernels/common/decode/knobs.h"
-#include "kernels/common/decode/prefetch.h"
-#include "kernels/common/streaming_softmax.h"
+#include "kernels/common/memory/prefetch.h"
+#include "kernels/common/tiles/streaming_softmax.h"
 #include "tiles_amx.h"
 
 enum {

@@ -15,8 +15,8 @@
  *   flash_amx.c        the schedule: which job comes when */
 #include "query_tile_amx.h"
 
-#include "kernels/common/rejects.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/problem/rejects.h"
+#include "kernels/common/problem/terms.h"
 
 enum {
   MOST_ROWS = 1024,          /* of a task: tiles that share a super-block of keys */

@@ -13,8 +13,8 @@
 
 #include "kernels/avx512/vec_avx512.h"
 
-#include "kernels/common/cold_lines.h"
-#include "kernels/common/two_phase.h"
+#include "kernels/common/tiles/cold_lines.h"
+#include "kernels/common/tiles/two_phase.h"
 #include "tiles_amx.h"
 
 enum {

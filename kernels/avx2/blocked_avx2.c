@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* blocked_avx2: row blocks with their scores kept in L2, two-pass softmax.
- * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
+ * The loop is kernels/common/tiles/two_pass.h, the tiles kernels/common/tiles/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 
 const attn_kernel attn_blocked_avx2 = {
     .info = {.name = "blocked_avx2",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* naive_avx2: textbook: the whole score matrix of a head, three passes.
- * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
+ * The loop is kernels/common/tiles/two_pass.h, the tiles kernels/common/tiles/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 
 const attn_kernel attn_naive_avx2 = {
     .info = {.name = "naive_avx2",

@@ -4,7 +4,7 @@
 
 enum { CHAINS = 12 };
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_avx2[] = {
     {.isa = "avx2", .dtype = "f32", .what = "fma, 256 bit", .flops = PEAK_FLOPS(8), .run = peak_loop, .read = read_loop},

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* blocked_avx512: row blocks with their scores kept in L2, two-pass softmax.
- * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
+ * The loop is kernels/common/tiles/two_pass.h, the tiles kernels/common/tiles/tiles.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 
 const attn_kernel attn_blocked_avx512 = {
     .info = {.name = "blocked_avx512",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_avx512: flash attention: streaming softmax over key blocks, no score matrix.
- * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
+ * The loop is kernels/common/tiles/flash.h, the tiles kernels/common/tiles/tiles.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"
 
-#include "kernels/common/flash.h"
+#include "kernels/common/tiles/flash.h"
 
 const attn_kernel attn_flash_avx512 = {
     .info = {.name = "flash_avx512",

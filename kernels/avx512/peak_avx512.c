@@ -4,7 +4,7 @@
 
 enum { CHAINS = 24 };
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_avx512[] = {
     {.isa = "avx512", .dtype = "f32", .what = "fma, 512 bit", .flops = PEAK_FLOPS(16), .run = peak_loop, .read = read_loop},

@@ -2,6 +2,6 @@
 /* product_avx512: dense layers with the register tile of vec_avx512.h, 16 floats wide. */
 #include "vec_avx512.h"
 
-#include "kernels/common/product_panel.h"
+#include "kernels/common/tiles/product_panel.h"
 
 PRODUCT_KERNEL(avx512);

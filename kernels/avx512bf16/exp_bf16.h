@@ -10,7 +10,7 @@
 #define ATTN_EXP_BF16_H
 
 #include "kernels/avx512/vec_avx512.h"
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/unroll.h"
 
 static const float exp_tables[64] = {
     /* levels */

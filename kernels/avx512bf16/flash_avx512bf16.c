@@ -33,7 +33,7 @@ static inline void rescale_pairs(float *p, int64_t pending, vec factor) {
   }
 }
 
-#include "kernels/common/flash.h"
+#include "kernels/common/tiles/flash.h"
 
 enum { SCORE_ROWS = 2 * TILE_ROWS /* first P of a tile and a key block, then scores of a panel */ };
 

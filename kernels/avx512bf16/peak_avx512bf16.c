@@ -20,7 +20,7 @@ static __m512bh peak_source(void) {
 
 #define PEAK_STEP(sum, a, b) _mm512_dpbf16_ps(sum, a, b)
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_avx512bf16[] = {
     {.isa = "avx512bf16", .dtype = "bf16", .what = "vdpbf16ps, 512 bit", .flops = PEAK_FLOPS(32), .run = peak_loop},

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/common/exact_row.h"
+#include "kernels/common/problem/exact_row.h"
 
 const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",

@@ -8,7 +8,7 @@
 #ifndef ATTN_LIBRARY_SCORE_STEPS_H
 #define ATTN_LIBRARY_SCORE_STEPS_H
 
-#include "kernels/common/row_block.h"
+#include "kernels/common/tiles/row_block.h"
 
 enum {
   STEPS_LANES = 16, /* floats of row_sum per row: the most lanes of any tier */

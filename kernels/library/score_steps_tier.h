@@ -5,7 +5,7 @@
 #ifndef ATTN_LIBRARY_SCORE_STEPS_TIER_H
 #define ATTN_LIBRARY_SCORE_STEPS_TIER_H
 
-#include "kernels/common/two_pass_softmax.h"
+#include "kernels/common/tiles/two_pass_softmax.h"
 #include "score_steps.h"
 
 _Static_assert(STEPS_LANES % (int)VEC_LANES == 0, "score_steps.h promises rows of STEPS_LANES");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* blocked_neon: row blocks with their scores kept in L2, two-pass softmax.
- * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+ * The loop is kernels/common/tiles/two_pass.h, the tiles kernels/common/tiles/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 
 const attn_kernel attn_blocked_neon = {
     .info = {.name = "blocked_neon",

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* naive_neon: textbook: the whole score matrix of a head, three passes.
- * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+ * The loop is kernels/common/tiles/two_pass.h, the tiles kernels/common/tiles/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 
 const attn_kernel attn_naive_neon = {
     .info = {.name = "naive_neon",

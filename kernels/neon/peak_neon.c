@@ -4,7 +4,7 @@
 
 enum { CHAINS = 24 };
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_neon[] = {
     {.isa = "neon", .dtype = "f32", .what = "fma, 128 bit", .flops = PEAK_FLOPS(4), .run = peak_loop},

@@ -2,6 +2,6 @@
 /* product_neon: dense layers with the register tile of vec_neon.h, 4 floats wide. */
 #include "vec_neon.h"
 
-#include "kernels/common/product_panel.h"
+#include "kernels/common/tiles/product_panel.h"
 
 PRODUCT_KERNEL(neon);

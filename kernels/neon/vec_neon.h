@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/unroll.h"
 
 typedef float32x4_t vec;
 

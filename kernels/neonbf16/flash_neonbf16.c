@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA. The loop is kernels/common/flash.h's, the tiles, with packing
- * and rounding of their own, tiles_neonbf16.h. */
+/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA. The loop is kernels/common/tiles/flash.h's, the tiles, with
+ * packing and rounding of their own, tiles_neonbf16.h. */
 #include "pairs_neonbf16.h"
 
-#include "kernels/common/flash.h"
+#include "kernels/common/tiles/flash.h"
 #include "tiles_neonbf16.h"
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {

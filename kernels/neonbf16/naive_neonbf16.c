@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* naive_neonbf16: textbook on bf16 inputs by BFMMLA: the whole score matrix of a head, three passes. The softmax is
- * kernels/common/two_pass.h's, the tiles are tiles_neonbf16.h. */
+ * kernels/common/tiles/two_pass.h's, the tiles are tiles_neonbf16.h. */
 #include "pairs_neonbf16.h"
 
-#include "kernels/common/two_pass.h"
+#include "kernels/common/tiles/two_pass.h"
 #include "tiles_neonbf16.h"
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {

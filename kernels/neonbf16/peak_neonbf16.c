@@ -13,7 +13,7 @@ static bfloat16x8_t peak_source(void) {
 
 #define PEAK_STEP(sum, a, b) vbfmmlaq_f32(sum, a, b)
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_neonbf16[] = {
     {.isa = "neonbf16", .dtype = "bf16", .what = "bfmmla, 128 bit", .flops = PEAK_FLOPS(16), .run = peak_loop},

@@ -16,7 +16,7 @@
 #ifndef ATTN_TILES_NEONBF16_H
 #define ATTN_TILES_NEONBF16_H
 
-#include "kernels/common/two_phase.h"
+#include "kernels/common/tiles/two_phase.h"
 #include "pairs_neonbf16.h"
 
 enum {

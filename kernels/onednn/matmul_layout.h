@@ -3,7 +3,7 @@
 #ifndef ATTN_ONEDNN_MATMUL_LAYOUT_H
 #define ATTN_ONEDNN_MATMUL_LAYOUT_H
 
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/library/score_steps.h"
 
 /* Rows of a product: one of these. Without AVX-512 oneDNN computes float32 rows in groups of six, and the one to three rows

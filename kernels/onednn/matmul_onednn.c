@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/exact_row.h"
+#include "kernels/common/problem/exact_row.h"
 #include "matmul_layout.h"
 #include "onednn.h"
 

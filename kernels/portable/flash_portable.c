@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_portable: flash attention: streaming softmax over key blocks, no score matrix.
- * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_portable.h). */
+ * The loop is kernels/common/tiles/flash.h, the tiles kernels/common/tiles/tiles.h, 4 floats wide (vec_portable.h). */
 #include "vec_portable.h"
 
-#include "kernels/common/flash.h"
+#include "kernels/common/tiles/flash.h"
 
 const attn_kernel attn_flash_portable = {
     .info = {.name = "flash_portable",

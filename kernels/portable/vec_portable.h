@@ -12,7 +12,7 @@
 #endif
 #define VEC_C_TILE_ROWS 3
 #define VEC_C_TILE_VECS PORTABLE_TILE_VECS
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/unroll.h"
 #include "kernels/ref/vec_c.h"
 
 /* Elements i, j, k, l of the 8 of a and b. */

@@ -9,9 +9,9 @@
  * (weighted sum), whose elements do not depend on each other. For that K is transposed once per head, unless there are too
  * few queries to pay for it. */
 #include "attn/kernel.h"
-#include "kernels/common/exact_row.h"
-#include "kernels/common/memory.h"
-#include "kernels/common/rejects.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/rejects.h"
 #include "scores_c.h"
 
 /* Transposing K costs about as much as scoring this many queries against K as it lies. */

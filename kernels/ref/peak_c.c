@@ -7,7 +7,7 @@ enum { CHAINS = 12 };
 
 #define PEAK_STEP(sum, a, b) vec_fma(sum, a, b) /* without fused multiply-adds a * b would leave the loop */
 
-#include "kernels/common/peak_loops.h"
+#include "kernels/common/tiles/peak_loops.h"
 
 const attn_peak_loop attn_peak_c[] = {
     {.isa = "c",

@@ -7,7 +7,7 @@
 #include "kernels/product.h"
 #include "vec_c.h"
 
-#include "kernels/common/gelu.h"
+#include "kernels/common/tiles/gelu.h"
 
 typedef float four __attribute__((vector_size(16)));
 

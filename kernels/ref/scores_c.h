@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-#include "kernels/common/convert.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/indexing.h"
 
 /* K, or a block of it, as float32: element (j, d) is at[j * key_step + d * dim_step]. */
 typedef struct key_view {

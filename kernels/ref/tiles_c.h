@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Plain-C tiles for blocked_c and flash_c: the phases that every tier has under the same names, without vectors, packing or
- * register tricks. Read this first, then kernels/common/tiles.h.
+ * register tricks. Read this first, then kernels/common/tiles/tiles.h.
  *
  * Each row works on its own allowed keys only, [begin, end) of the block, so masked elements are never touched. Inner loops
  * run over keys or columns side by side, which any compiler turns into vectors. */
@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "attn/kernel.h"
-#include "kernels/common/exact_row.h"
-#include "kernels/common/memory.h"
-#include "kernels/common/rejects.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/rejects.h"
 #include "scores_c.h"
 
 enum {

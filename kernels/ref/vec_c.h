@@ -11,7 +11,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 
 typedef float vec __attribute__((vector_size(16)));
 typedef uint32_t vec_bits __attribute__((vector_size(16)));

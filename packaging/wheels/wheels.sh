@@ -111,7 +111,7 @@ foreign_python() {
 }
 
 make_aarch64() {
-  wheel aarch64 CMAKE_TOOLCHAIN_FILE="$root/cmake/aarch64-linux-gnu.cmake"
+  wheel aarch64 CMAKE_TOOLCHAIN_FILE="$root/cmake/toolchains/aarch64-linux-gnu.cmake"
   foreign_python
   local python
   python=$(readlink -f "$scratch/arm64/usr/bin/python3")

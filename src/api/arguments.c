@@ -2,7 +2,7 @@
 /* attn_args: the pointers and lengths of one call. */
 #include <inttypes.h>
 
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/problem.h"

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "kernels/common/arithmetic.h"
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 

@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "kernels/common/dtypes.h"
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/api/layouts.h"

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/api/text.h"

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/dtypes.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/registry/cpu.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "attn/attn.h"
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 
 static const attn_strides attn_identity_strides = {.s = -1, .d = 1};
 

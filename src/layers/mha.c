@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "attn/product.h"
-#include "kernels/common/convert.h"
-#include "kernels/common/memory.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/problem.h"

@@ -5,7 +5,7 @@
 
 #include <inttypes.h>
 
-#include "kernels/common/convert.h"
+#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/strides.h"

@@ -18,9 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
-#include "kernels/common/convert.h"
-#include "kernels/common/memory.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/product.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/nn/linear.h"
 
 struct attn_additive {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
 

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/api/wall_clock.h"
 
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {

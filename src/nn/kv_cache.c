@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
-#include "kernels/common/dtypes.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 
 struct attn_kv_cache {

@@ -4,7 +4,7 @@
 #define ATTN_NN_LINEAR_H
 
 #include "attn/product.h"
-#include "kernels/common/memory.h"
+#include "kernels/common/memory/memory.h"
 #include "src/nn/check.h"
 
 /* For the reader of the config, and of the configs that hold one. */
@@ -32,7 +32,7 @@ typedef struct attn_nn_rows {
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
                                size_t bytes);
 
-/* ---- Workspaces, which layers divide by LAY_OUT (kernels/common/memory.h) ---- */
+/* ---- Workspaces, which layers divide by LAY_OUT (kernels/common/memory/memory.h) ---- */
 
 /* An error if LAY_OUT found a workspace too large to address. */
 attn_status attn_nn_check_fits(const char *layer, bool fits);

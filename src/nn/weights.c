@@ -2,7 +2,7 @@
 /* Attention weights of any kernel: with the identity matrix as V (identity.h) the output O is P. */
 #include <stdlib.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/layers/identity.h"
 #include "src/nn/check.h"
 

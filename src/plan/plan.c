@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kernels/common/aligned.h"
-#include "kernels/common/memory.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/memory/memory.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/api/layouts.h"

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/aligned.h"
+#include "kernels/common/memory/aligned.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/problem.h"

@@ -4,12 +4,12 @@
 #ifndef ATTN_COMMON_DECODE_FEW_FLOATS_H
 #define ATTN_COMMON_DECODE_FEW_FLOATS_H
 
-#include "kernels/common/rows_io.h"
+#include "kernels/common/tiles/rows_io.h"
 
 enum { LANE_VALUES = 1, FLOAT_QUERIES = true };
 
 #define LANES_TAKE(dtype) true
-#define LANE_DTYPES       "kernels/common/dtypes.def" /* of K and V */
+#define LANE_DTYPES       "kernels/common/problem/dtypes.def" /* of K and V */
 
 /* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes. */
 static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {

@@ -15,13 +15,13 @@
 #ifndef ATTN_COMMON_DECODE_FEW_PAIRS_H
 #define ATTN_COMMON_DECODE_FEW_PAIRS_H
 
-#include "kernels/common/pair_weights.h"
-#include "kernels/common/rows_io.h"
+#include "kernels/common/tiles/pair_weights.h"
+#include "kernels/common/tiles/rows_io.h"
 
 enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 
 #define LANES_TAKE(dtype) ((dtype) == ATTN_BF16)
-#define LANE_DTYPES       "kernels/common/bf16.def" /* of K and V */
+#define LANE_DTYPES       "kernels/common/problem/bf16.def" /* of K and V */
 
 static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
   (void)dtype;

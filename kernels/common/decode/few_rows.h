@@ -11,9 +11,9 @@
 
 #include <assert.h>
 
-#include "kernels/common/streaming_softmax.h"
+#include "kernels/common/memory/prefetch.h"
+#include "kernels/common/tiles/streaming_softmax.h"
 #include "knobs.h"
-#include "prefetch.h"
 
 #ifndef ATTN_COMMON_DECODE_FEW_PAIRS_H
 #include "few_floats.h"

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_DECODE_PLAN_H
 #define ATTN_COMMON_DECODE_PLAN_H
 
-#include "kernels/common/rejects.h"
+#include "kernels/common/problem/rejects.h"
 #include "split_keys.h"
 
 #ifndef DECODE_PRODUCTS

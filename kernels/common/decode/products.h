@@ -8,8 +8,8 @@
 #define DECODE_PRODUCTS
 
 #include "few_rows.h"
-#include "kernels/common/cpu_prefetch.h"
-#include "kernels/common/terms.h"
+#include "kernels/common/memory/cpu_prefetch.h"
+#include "kernels/common/problem/terms.h"
 
 /* acc += P V for all columns of the rows, as many vectors at a time as there are registers for their sums: too few sums
  * could not hide the latency of multiply-add. */

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_DECODE_SOFTMAX_H
 #define ATTN_COMMON_DECODE_SOFTMAX_H
 
-#include "kernels/common/streaming_softmax.h"
+#include "kernels/common/tiles/streaming_softmax.h"
 
 /* The scores of row `row`, masked, to P; score[0] belongs to key `first`, the block holds `keys`. Like softmax_panel, for a
  * whole block at a time: one largest score, at most one rescaling. `plain`: nothing is added to scores, no key of the block

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "attn/kernel.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/indexing.h"
 
 enum {
   DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */

@@ -7,8 +7,8 @@
 
 #include <assert.h>
 
-#include "arithmetic.h"
 #include "gelu.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/product.h"
 #include "register_tile.h"
 

@@ -10,15 +10,15 @@
  * of a block while its K is read, K of the next block while V is read. Where two blocks of K and V exceed level 1 of 48 KiB,
  * a line may be gone before its use if it is prefetched a block ahead, so both times are nearer; blocks above 32 KiB lose by
  * it. */
-#ifndef ATTN_COMMON_DECODE_PREFETCH_H
-#define ATTN_COMMON_DECODE_PREFETCH_H
+#ifndef ATTN_COMMON_PREFETCH_H
+#define ATTN_COMMON_PREFETCH_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/common/arithmetic.h"
-#include "kernels/common/unroll.h"
+#include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/unroll.h"
 
 enum {
   LINE_BYTES = 64,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* attn_exact_row: two passes over the row's allowed keys, in double. The first finds the largest score and the sum of
  * exponentials, the second weighs V, a block of output columns at a time. */
-#include "kernels/common/exact_row.h"
+#include "kernels/common/problem/exact_row.h"
 
 #include <assert.h>
 #include <math.h>
 
-#include "kernels/common/convert.h"
-#include "kernels/common/indexing.h"
+#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/indexing.h"
 
 enum { COLUMNS = 64 }; /* output columns per pass over the keys: they live on the stack */
 

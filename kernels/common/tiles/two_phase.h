@@ -6,9 +6,9 @@
 
 #include <assert.h>
 
+#include "kernels/common/problem/rejects.h"
+#include "kernels/common/problem/terms.h"
 #include "pack.h"
-#include "rejects.h"
-#include "terms.h"
 
 static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                      scratch_layout *layout) {

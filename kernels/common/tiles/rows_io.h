@@ -12,8 +12,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "convert.h"
-#include "exact_row.h"
+#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/exact_row.h"
 #include "register_tile.h"
 #include "row_block.h"
 
@@ -127,7 +127,7 @@ static void load_queries(const row_block *block, int64_t begin, int64_t end) {
   case ATTN_##constant:                                          \
     load_query_rows(block, begin, end, factor, ATTN_##constant); \
     break;
-#include "dtypes.def"
+#include "kernels/common/problem/dtypes.def"
 #undef DTYPE
   }
 }

@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "arithmetic.h"
 #include "attn/kernel.h"
+#include "kernels/common/problem/arithmetic.h"
 
 typedef struct memory_part {
   int64_t *start;       /* receives the part's offset in bytes, a multiple of ATTN_MEMORY_ALIGN */

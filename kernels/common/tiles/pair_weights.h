@@ -4,7 +4,7 @@
 #ifndef ATTN_COMMON_PAIR_WEIGHTS_H
 #define ATTN_COMMON_PAIR_WEIGHTS_H
 
-#include "arithmetic.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "register_tile.h"
 
 /* A row's P of `keys` keys become pairs, in place. Reads whole vectors. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "cpu_prefetch.h"
+#include "kernels/common/memory/cpu_prefetch.h"
 
 #ifdef ATTN_EMULATE_AVX512
 bool attn_cpu_drops_prefetches(void) { return true; }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-#include "terms.h"
+#include "kernels/common/problem/terms.h"
 
 #include <math.h>
 
-#include "dtypes.h"
-#include "indexing.h"
+#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/indexing.h"
 
 /* ---- Keys ---- */
 

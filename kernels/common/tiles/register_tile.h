@@ -16,7 +16,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-#include "unroll.h"
+#include "kernels/common/problem/unroll.h"
 
 /* Rows of floats, `stride` apart. */
 typedef struct float_rows {

@@ -90,7 +90,7 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
   case ATTN_##constant:                                           \
     transpose_dense(p, k, offset, count, panel, ATTN_##constant); \
     break;
-#include "dtypes.def"
+#include "kernels/common/problem/dtypes.def"
 #undef DTYPE
     }
   }

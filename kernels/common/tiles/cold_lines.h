@@ -8,7 +8,7 @@
 #ifndef ATTN_COMMON_COLD_LINES_H
 #define ATTN_COMMON_COLD_LINES_H
 
-#include "decode/prefetch.h"
+#include "kernels/common/memory/prefetch.h"
 #include "rows_io.h"
 
 enum {

@@ -7,8 +7,8 @@
 #include <assert.h>
 
 #include "attn/kernel.h"
-#include "indexing.h"
-#include "memory.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/indexing.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
 
