@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Writes OUTPUT, a table of every kernel's code version: a hash of the sources that it is compiled from, the compiler and its
-# flags. A tuning file names the versions that it was measured with (src/choice/tuning_identity.c). Run by `cmake -P` at every build
-# that changes a kernel:
+# flags. A tuning file names the versions that it was measured with (src/choice/tuning_identity.c). Run by `cmake -P` at
+# every build that changes a kernel:
 #
 #   cmake -DSOURCE=FOLDER -DOUTPUT=FILE -DCOMPILER=TEXT -P AttnKernelCodes.cmake
 #

@@ -7,9 +7,9 @@
 #   plugin_sources_<plug-in>                 sources of the kernels on a library
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
 # and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def, product_built.def and plugins_built.def
-# (src/registry/registry.c), score_steps_built.def (src/registry/score_steps.c), peak_built.def (kernels/peak.c), and for each plug-in
-# plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first three for a registry in
-# which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
+# (src/registry/registry.c), score_steps_built.def (src/registry/score_steps.c), peak_built.def (kernels/peak.c), and for
+# each plug-in plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first three for a
+# registry in which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_GENERATED_DIR_ALL ${ATTN_GENERATED_DIR}/all_built_in)
 set(ATTN_KERNEL_SOURCES "")

@@ -77,10 +77,10 @@ optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
 optional|abidiff|abigail-tools|the test of the ABI
-optional|clang_format|clang-format-14|scripts/lint.sh
-optional|clang_tidy|clang-tidy-14|scripts/lint.sh
-optional|shellcheck|shellcheck|scripts/lint.sh
-optional|codespell|codespell|scripts/lint.sh
+optional|clang_format|clang-format-14|scripts/dev/lint.sh
+optional|clang_tidy|clang-tidy-14|scripts/dev/lint.sh
+optional|shellcheck|shellcheck|scripts/dev/lint.sh
+optional|codespell|codespell|scripts/dev/lint.sh
 optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernels for 64-bit Arm, in the tests
 optional|qemu|qemu-user|running them, and other CPUs in the tests
 optional|llvm_mca|llvm-19|estimates of NEON kernels, in the tests
@@ -188,7 +188,7 @@ if ! has_requirements requirements-tests && ! python3 -c 'import onnx' 2>/dev/nu
     "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-tests.txt"
 fi
 if ! has_requirements requirements-lint && ! have ruff; then
-  warn "setup: no ruff (optional, for scripts/lint.sh); to install it:" \
+  warn "setup: no ruff (optional, for scripts/dev/lint.sh); to install it:" \
     "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-lint.txt"
 fi
 if ! has_requirements requirements && ! python3 -c 'import numpy, matplotlib' 2>/dev/null; then

@@ -24,7 +24,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user)
   bare       a build with assertions and without optional packages, tiers up to AVX2 (all with --long): some unit tests, and
              40 cases of each suite
-  lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
+  lint       scripts/dev/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
   portable   only with --long: cross-built for riscv64, ppc64le, s390x (big-endian) and loongarch64, under qemu-user: the
@@ -126,7 +126,7 @@ no_corpora() {
 
 # The build of the stages gcc, tiers, machines and lint: the first of them makes it.
 build_release() {
-  have make && local -x CMAKE_GENERATOR='Unix Makefiles' # whose commands the tests of scripts/mutate.py read
+  have make && local -x CMAKE_GENERATOR='Unix Makefiles' # whose commands the tests of scripts/dev/mutate.py read
   [ ! -e "$logs/begun/build" ] || return 0
   some_cases 200 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
@@ -191,7 +191,7 @@ stage_fuzz() {
   local compiler cap
   cap_tiers
   compiler=$(clang_with_fuzzer) || { skipped="no clang with libFuzzer; to install it: apt-get install clang" && return 0; }
-  mapfile -t targets < <(scripts/fuzz.sh --list)
+  mapfile -t targets < <(scripts/dev/fuzz.sh --list)
   quietly "$logs/build-fuzz-configure.log" cmake --preset fuzz -DCMAKE_C_COMPILER="$compiler" \
     -DATTN_MAX_ISA="$cap" -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O0 -g1" &&
     quietly "$logs/build-fuzz-build.log" cmake --build build-fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}" ||
@@ -231,7 +231,7 @@ stage_bare() {
 # Each check of lint.sh counts as a test. build/, with its compile commands, is that of the stage gcc.
 stage_lint() {
   [ -e build/compile_commands.json ] || build_release || return 1
-  scripts/lint.sh ${long:+--long} | tee "$logs/lint.txt"
+  scripts/dev/lint.sh ${long:+--long} | tee "$logs/lint.txt"
   local result=${PIPESTATUS[0]}
   tests=$((tests + $(grep -cE '^[a-z]+: (passed|FAILED) ' "$logs/lint.txt")))
   failures=$((failures + $(grep -cE '^[a-z]+: FAILED ' "$logs/lint.txt")))

@@ -21,6 +21,7 @@ failures=0
 for library in libattn libattn_nn; do
   sources='src/[!n]*/*.c' map=src/libattn.map # all rooms but nn
   [ $library = libattn ] || { sources='src/nn/*.c' && map=src/nn/libattn_nn.map; }
+  # shellcheck disable=SC2086  # a list
   "$compiler" -std=c11 -O0 -g -shared -fPIC -fvisibility=hidden -D_POSIX_C_SOURCE=200809L -DATTN_SHARED -Iinclude -I. \
     -I"$generated" $sources -Wl,--version-script=$map -Wl,-z,undefs -o "$work/$library.so"
   abidw --headers-dir include/attn --drop-private-types --no-corpus-path --no-comp-dir-path --no-show-locs \

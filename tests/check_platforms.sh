@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The short form of scripts/platforms.sh: the library with its plain C kernels for musl (static) and for Windows, whose
+# The short form of scripts/dev/platforms.sh: the library with its plain C kernels for musl (static) and for Windows, whose
 # programs run under wine. A program runs each kernel, a dense layer, and a kernel from a shared object.
 #
 #   check_platforms.sh CMAKE PLATFORM     PLATFORM is musl or windows

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Folders are ordered: a file includes only headers of its own folder and of folders before it in ATTN_LIBRARY_ROOMS
-(CMakeLists.txt) or ATTN_HARNESS_ROOMS (harness/CMakeLists.txt), the library includes nothing of the harness, no headers
-include each other in a circle, and no folder of code has more than 20 files. Prints each breach; exit code 1 if there is one."""
+"""The order of the folders. A file includes only headers of its own folder and of folders before it in ATTN_LIBRARY_ROOMS
+(CMakeLists.txt) or ATTN_HARNESS_ROOMS (harness/CMakeLists.txt). No headers include each other in a circle. No folder has
+more than 20 files. Prints each breach; exit code 1 if there is one."""
 import re
 import subprocess
 import sys

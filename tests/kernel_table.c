@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Prints the features that every kernel of this build takes and refuses, for docs/kernels.md. It calls kernel->rejects for
- * one problem per feature, so neither the CPU nor a cap of tiers matters. scripts/kernel_table.py makes the document of it.
+ * one problem per feature, so neither the CPU nor a cap of tiers matters. scripts/make/kernel_table.py makes the document of
+ * it.
  *
  *     S <title> <heading of column> ...                   a table
  *     F <title> <heading> <what it means>                 its features

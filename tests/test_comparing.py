@@ -330,7 +330,7 @@ class Paired(FolderTest):
 
 
 class Verdicts(FolderTest):
-    """scripts/verdicts.py, on an attnbench whose verdicts are made here."""
+    """scripts/dev/verdicts.py, on an attnbench whose verdicts are made here."""
 
     def verdicts(self, code, words, *arguments, slower=0, faster=0, rows=20, exit_code=0):
         program = self.folder / "harness" / "attnbench"
@@ -339,7 +339,7 @@ class Verdicts(FolderTest):
         text = json.dumps({"comparisons": [{"verdict": name} for name in names + ["SAME"] * (rows - len(names))]})
         program.write_text(f"#!/bin/sh\n[ $1 = run ] || echo '{text}'\necho words >&2\nexit {exit_code}\n", encoding="utf-8")
         program.chmod(0o755)
-        script = Path(__file__).resolve().parents[1] / "scripts" / "verdicts.py"
+        script = Path(__file__).resolve().parents[1] / "scripts" / "dev" / "verdicts.py"
         return self.assert_ends(run([sys.executable, script, *arguments]), code, *words)
 
     def test_the_same_build_again(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""scripts/kernel_table.py --check fails if the document is out of date, and only then.
+"""scripts/make/kernel_table.py --check fails if the document is out of date, and only then.
 
 tests/test_kernel_table.py path/to/kernel_table     needs only Python's standard library
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "kernel_table.py"
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "make" / "kernel_table.py"
 GENERATOR = sys.argv.pop(1) if len(sys.argv) > 1 else "build/tests/kernel_table"
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Our layer, and the float64 oracle of the other tests, give what PyTorch's MultiheadAttention gives for weights as PyTorch
- * stores them (tests/data/mha, made by scripts/make_mha_fixture.py). */
+ * stores them (tests/data/mha, made by scripts/make/mha_fixture.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

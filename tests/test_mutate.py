@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""scripts/mutate.py: which faults it finds in C, and what it reports of faults that tests notice or miss.
+"""scripts/dev/mutate.py: which faults it finds in C, and what it reports of faults that tests notice or miss.
 
 tests/test_mutate.py path/to/build     needs only Python's standard library
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "dev"))
 sys.dont_write_bytecode = True
 import mutate  # noqa: E402  # found by the path above
 from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402

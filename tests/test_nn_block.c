@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Transformer blocks, encoder and decoder, pre- and post-norm, against the float64 oracle and against PyTorch's layers
- * (tests/data/nn, scripts/make_nn_fixture.py); formulas that are wrong in one place must be rejected. */
+ * (tests/data/nn, scripts/make/nn_fixture.py); formulas that are wrong in one place must be rejected. */
 #include <fenv.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "examples/safetensors.h"
 #include "nn_support.h"
 
-enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* as in make_nn_fixture.py */
+enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* as in nn_fixture.py */
 
 typedef struct fixture {
   safetensors file;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Shared by the fuzz targets. A target is a file fuzz_NAME.c with LLVMFuzzerTestOneInput(), which libFuzzer calls with bytes
- * that it generates (scripts/fuzz.sh). Without libFuzzer, driver.c calls it with the files of corpus/NAME. */
+ * that it generates (scripts/dev/fuzz.sh). Without libFuzzer, driver.c calls it with the files of corpus/NAME. */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 

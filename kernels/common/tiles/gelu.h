@@ -3,7 +3,7 @@
  *
  * erf(t) = t P(t^2) / Q(t^2) for |t| <= 4; beyond, erf is 1 to within a quarter of float32's unit. The absolute error of the
  * fraction is 2.5e-8, and 3.6e-7 when evaluated in float32; absolute errors count, because 1 is added
- * (scripts/derive_erf.py).
+ * (scripts/make/derive_erf.py).
  *
  * Parameters: vec, the vec_ functions and VEC_LANES of vec_<isa>.h. */
 #ifndef ATTN_COMMON_GELU_H

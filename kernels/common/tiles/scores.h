@@ -20,7 +20,7 @@ static inline bool scores_shifted(const attn_problem *p) {
 }
 
 /* tanh(x) = x P(x^2) / Q(x^2) up to |x| = 9, where it is 1 to within float32; relative error below 3.2e-7
- * (scripts/derive_tanh.py). NaN stays NaN. */
+ * (scripts/make/derive_tanh.py). NaN stays NaN. */
 static inline vec vec_tanh(vec x) {
   const vec limited = vec_clamp(x, vec_set1(-9.0f), vec_set1(9.0f));
   const vec y = vec_mul(limited, limited);

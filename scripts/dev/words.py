@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks the English of comments, documents and commit subjects, for `scripts/lint.sh words`.
+"""Checks the English of comments, documents and commit subjects, for `scripts/dev/lint.sh words`.
 
     words.py FILE...            comments of C, CMake, shell and Python, text of Markdown
     words.py --subjects RANGE   subjects of commits, such as main~20..main

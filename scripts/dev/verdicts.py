@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """How often `attnbench compare` is right on this machine, where the truth is known.
 
-    scripts/verdicts.py same BUILD [--runs 21] [-- OPTIONS]              one build again and again, file against file
-    scripts/verdicts.py itself BUILD [--times 2] [--busy 1] [-- OPTIONS]        one build side by side with a copy of itself
-    scripts/verdicts.py planted BUILD [--slowdown 3] [--times 2] [-- OPTIONS]   two builds side by side, one of them slowed
+    scripts/dev/verdicts.py same BUILD [--runs 21] [-- OPTIONS]             one build again and again, file against file
+    scripts/dev/verdicts.py itself BUILD [--times 2] [--busy 1] [-- OPTIONS]        one build beside a copy of itself
+    scripts/dev/verdicts.py planted BUILD [--slowdown 3] [--times 2] [-- OPTIONS]   two builds, one of them slowed
 
 `same` runs a preset (quick) so many times and compares every run with the next one, and every two: no row of neighbours may
 be FASTER or SLOWER. `itself` makes so many tables of BUILD's libattn.so beside a copy of it: at most 1 % of the tables may

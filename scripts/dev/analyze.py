@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src/", "harness/", "kernels/common/", "kernels/library/", "kernels/ref/")
 
 # (file, words of the report): why the report is wrong.

@@ -3,7 +3,7 @@
 """Writes tests/data/mha: results of PyTorch's MultiheadAttention in float64, and its small float32 inputs and weights.
 
     pip install torch==2.13.0 numpy
-    scripts/make_mha_fixture.py -o tests/data/mha
+    scripts/make/mha_fixture.py -o tests/data/mha
 
 Files, per layer (`self`: memory is x; `cross`: another width and length):
 
@@ -78,7 +78,7 @@ def main():
     write_layer(folder, "self", make_module(1), None)
     write_layer(folder, "cross", make_module(2, kdim=MEMORY_WIDTH, vdim=MEMORY_WIDTH), (BATCH, MEMORY_SEQ, MEMORY_WIDTH))
     np.save(folder / "kv_len.npy", np.array(KV_LEN, dtype=np.int32))
-    about = {"made_by": "scripts/make_mha_fixture.py", "torch": torch.__version__, "numpy": np.__version__, "heads": HEADS}
+    about = {"made_by": "scripts/make/mha_fixture.py", "torch": torch.__version__, "numpy": np.__version__, "heads": HEADS}
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
 
 

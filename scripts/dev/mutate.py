@@ -3,18 +3,18 @@
 """Puts small faults into the C code, one at a time, and lists those that no test notices.
 
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
-    scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
-    scripts/mutate.py --named --least 100                               (faults that once survived, each against its test)
-    scripts/mutate.py --files 'src/*.c' --sample 200 --together         (compiled at once, which is much quicker)
+    scripts/dev/mutate.py --files 'harness/check/*' --sample 50 --seed 7   (a seeded choice; without --sample all)
+    scripts/dev/mutate.py --named --least 100                              (faults that once survived, with their tests)
+    scripts/dev/mutate.py --files 'src/*.c' --sample 200 --together       (compiled at once: much quicker)
 
-A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
+A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/dev/mutating). Each
 is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
     equivalent    it survived, and tests/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
-With --together, faults wait in one program for their turn (scripts/mutating/together.py): headers of kernels/ are tried in
-two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
+With --together, faults wait in one program for their turn (scripts/dev/mutating/together.py): headers of kernels/ are tried
+in two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
 beyond an array.
 Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
 a fault.
@@ -39,7 +39,7 @@ from pathlib import Path
 from mutating.mutations import Mutation, key_of, mutations_of, read_equivalents
 from mutating.programs import Build, Workplace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = ROOT / "tests" / "mutants_equivalent.txt"
 NAMED = ROOT / "tests" / "named_mutants.txt"
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")

@@ -4,7 +4,7 @@
 results. tests/test_nn_block.c compares libattn_nn with them.
 
     python3 -m pip install torch numpy
-    scripts/make_nn_fixture.py
+    scripts/make/nn_fixture.py
 
 Names are PyTorch's. Lengths of padded sequences are stored as floats, because the writer supports only those.
 """
@@ -14,7 +14,7 @@ import pathlib
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BATCH, SEQ, MEMORY, WIDTH, HEADS, HIDDEN = 2, 7, 9, 24, 4, 40
 LENGTHS, MEMORY_LENGTHS = [7, 4], [5, 9]
 
@@ -71,7 +71,7 @@ def main():
     folder = ROOT / "tests" / "data" / "nn"
     folder.mkdir(parents=True, exist_ok=True)
     write = writer()
-    note = f"scripts/make_nn_fixture.py, PyTorch {torch.__version__}, float64 rounded to float32"
+    note = f"scripts/make/nn_fixture.py, PyTorch {torch.__version__}, float64 rounded to float32"
     write(folder / "layer_norm.safetensors", make_layer_norm(), note)
     for kind in ("encoder", "decoder"):
         for norm_first, activation in ((False, "relu"), (True, "gelu")):

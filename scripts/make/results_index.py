@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes results/README.md: every published run, its CPU, date, highest shares and files. --draw makes figures and pages.
 
-    scripts/results_index.py [--check | --draw] [FOLDER]     FOLDER: results, beside scripts
+    scripts/make/results_index.py [--check | --draw] [FOLDER]     FOLDER: results, beside scripts
 
 A run is a folder with results.csv and env.json. Words about it that the data does not say stand in its about.txt.
 --check writes nothing. --draw writes into FOLDER/local/drawn, and draws again the few figures that are published.
@@ -15,16 +15,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plotting import views
-from plotting.headlines import headlines
-from plotting.table import ResultsError, read_results
+SCRIPTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(SCRIPTS))
+from plotting import views  # noqa: E402
+from plotting.headlines import headlines  # noqa: E402
+from plotting.table import ResultsError, read_results  # noqa: E402
 
 FINE, STALE, BAD_INPUT = 0, 1, 2
-SCRIPTS = Path(__file__).resolve().parent
 INTRODUCTION = ("One folder per run: every case and kernel (results.csv), the same as text (table.txt), machine, build and "
-                "noise (env.json), and what else is named below. This list is made by scripts/results_index.py.")
-KEPT = """Numbers, texts and one or two figures of each run are kept here. `scripts/results_index.py --draw` makes the others
-under `results/local/drawn`: every figure as PNG and SVG, a page of each run (report.html), a figure of all machines,
+                "noise (env.json), and what else is named below. This list is made by scripts/make/results_index.py.")
+KEPT = """Numbers, texts and one or two figures of each run are kept here. `scripts/make/results_index.py --draw` makes the
+others under `results/local/drawn`: every figure as PNG and SVG, a page of each run (report.html), a figure of all machines,
 and those of other libraries. Two files that `attnbench run` writes are not published: samples.csv,
 every single time, and results.json, the rows of results.csv for Google Benchmark's tools.
 
@@ -48,7 +49,7 @@ def main(argv=None):
     readme, text = options.folder / "README.md", markdown(runs)
     stale = read(readme) != text
     if options.check:
-        print("run scripts/results_index.py: README.md lacks what the runs say" if stale else "up to date")
+        print("run scripts/make/results_index.py: README.md lacks what the runs say" if stale else "up to date")
         return STALE if stale else FINE
     if stale:
         readme.write_text(text, encoding="utf-8")

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 # Builds the fuzz targets of tests/fuzz with clang's libFuzzer and runs them.
 set -u
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 usage() {
   cat <<'END'
-usage: scripts/fuzz.sh [--seconds N] [--merge] TARGET...|all
+usage: scripts/dev/fuzz.sh [--seconds N] [--merge] TARGET...|all
 
 Runs each target for N seconds (default 60) on its corpus in tests/fuzz/corpus/TARGET and on the inputs of earlier runs in
 build-fuzz/corpus/TARGET. Prints executions, coverage and findings. Inputs with a finding are kept in build-fuzz/findings;

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Writes docs/kernels.md, the table of problems that each kernel accepts. Asks the kernels of one or more builds.
 
-    scripts/kernel_table.py build/tests/kernel_table                    rewrites the rows of the kernels in that build
-    scripts/kernel_table.py --check build/tests/kernel_table            exit 1 if the document is out of date
-    scripts/kernel_table.py 'qemu-aarch64 -L /usr/aarch64-linux-gnu build-aarch64/tests/kernel_table'
+    scripts/make/kernel_table.py build/tests/kernel_table                    rewrites the rows of the kernels in that build
+    scripts/make/kernel_table.py --check build/tests/kernel_table            exit 1 if the document is out of date
+    scripts/make/kernel_table.py 'qemu-aarch64 -L /usr/aarch64-linux-gnu build-aarch64/tests/kernel_table'
 
 No build has every kernel; rows of other kernels are kept. --check compares the rows of the kernels in the build and requires
 a row for every kernel of kernels/kernels.def. A kernel on a library may refuse other problems if the library has another
@@ -18,16 +18,16 @@ import shlex
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "kernels.md"
 REGISTRY = ROOT / "kernels" / "kernels.def"
 
 OPENING = """# What each kernel takes
 
-`scripts/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares it with
-the build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below the
-tables. Each option is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types
-that the kernel takes.
+`scripts/make/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares
+it with the build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below
+the tables. Each option is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the
+types that the kernel takes.
 `attnbench explain -a ...` answers for any other problem, on your CPU.
 """
 
@@ -149,9 +149,9 @@ def check(old, new, table):
     text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
     if not found and document(old, table) != text:
         found.append("the text around the rows")
-        print("docs/kernels.md: the text around the rows is not what scripts/kernel_table.py writes")
+        print("docs/kernels.md: the text around the rows is not what scripts/make/kernel_table.py writes")
     print(f"docs/kernels.md: {len(table.kernels)} kernels of this build, {len(registered())} registered, {len(found)} "
-          "differences" + ("; scripts/kernel_table.py updates it" if found else ""))
+          "differences" + ("; scripts/make/kernel_table.py updates it" if found else ""))
     return 1 if found else 0
 
 

@@ -2,24 +2,24 @@
 # SPDX-License-Identifier: MIT
 # Checks the sources: format, suspicious code, line length, spelling, plain English, licence lines, commit subjects.
 set -u
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 usage() {
   cat <<'END'
-usage: scripts/lint.sh [--long] [--fix] [CHECK]...
+usage: scripts/dev/lint.sh [--long] [--fix] [CHECK]...
 
 Runs the given checks, or all:
 
   format     clang-format 14 would change no C file (.clang-format)
   tidy       clang-tidy 14 prints no warning (.clang-tidy); with --long also its static analyzer, which takes minutes
-  analyzer   only with --long: gcc's static analyzer has no new report (scripts/analyze.py)
+  analyzer   only with --long: gcc's static analyzer has no new report (scripts/dev/analyze.py)
   python     ruff prints no warning (ruff.toml)
   shell      shellcheck prints no warning
   spelling   codespell finds no misspelling (.codespellrc)
-  words      comments, docs and commit subjects are plain English (scripts/words.txt), sentences have 40 words at most
+  words      comments, docs and commit subjects are plain English (scripts/dev/words.txt), sentences have 40 words at most
   length     no line of C, Python, shell or CMake is longer than 125 characters
   licence    every source file names its licence in its first lines
-  size       no tracked file is larger than 200 KB, unless scripts/large_files.txt names it
+  size       no tracked file is larger than 200 KB, unless scripts/dev/large_files.txt names it
   subjects   no commit subject since version 0.1 is longer than 72 characters
 
   --fix      clang-format and ruff change the files where they can
@@ -84,7 +84,7 @@ check_analyzer() {
   local status=0
   [ -e build/compile_commands.json ] ||
     { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
-  python3 scripts/analyze.py || status=$?
+  python3 scripts/dev/analyze.py || status=$?
   [ "$status" != 77 ] || { skipped="build/ is not gcc's" && return; }
   return "$status"
 }
@@ -107,9 +107,11 @@ check_spelling() {
 check_words() {
   local result=0
   sources '\.([ch]|cpp|hpp|def|py|sh|cmake|md)$|(^|/)CMakeLists\.txt$' |
-    grep -vE '^(docs/kernels\.md|notebook/.*|scripts/words\.py)$' |
-    xargs python3 scripts/words.py || result=1
-  ! git cat-file -e "$first_plain^{commit}" 2>/dev/null || python3 scripts/words.py --subjects "$first_plain.." || result=1
+    grep -vE '^(docs/kernels\.md|notebook/.*|scripts/dev/words\.py)$' |
+    xargs python3 scripts/dev/words.py || result=1
+  if git cat-file -e "$first_plain^{commit}" 2>/dev/null; then
+    python3 scripts/dev/words.py --subjects "$first_plain.." || result=1
+  fi
   return "$result"
 }
 
@@ -135,9 +137,9 @@ check_licence() {
 check_size() {
   git rev-parse --git-dir >/dev/null 2>&1 || { skipped="no git clone" && return; }
   ! diff <(git ls-files -z | xargs -0 stat -c '%s %n' 2>/dev/null | awk '$1 > 200000 { print $2 }' | LC_ALL=C sort) \
-    <(grep -vE '^(#|$)' scripts/large_files.txt | LC_ALL=C sort) |
-    sed -nE 's/^< (.*)/\1: larger than 200 KB; make it smaller, or name it in scripts\/large_files.txt/p
-             s/^> (.*)/scripts\/large_files.txt: \1 is not tracked, or not larger than 200 KB/p' | grep .
+    <(grep -vE '^(#|$)' scripts/dev/large_files.txt | LC_ALL=C sort) |
+    sed -nE 's/^< (.*)/\1: larger than 200 KB; make it smaller, or name it in scripts\/dev\/large_files.txt/p
+             s/^> (.*)/scripts\/dev\/large_files.txt: \1 is not tracked, or not larger than 200 KB/p' | grep .
 }
 
 check_subjects() {

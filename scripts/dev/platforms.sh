@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 # Builds libraries and attnbench for every platform that this machine has a compiler for, and checks the kernels there.
 set -u
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 usage() {
   cat <<'END'
-usage: scripts/platforms.sh [--write] [--chroot FOLDER] [PLATFORM]...
+usage: scripts/dev/platforms.sh [--write] [--chroot FOLDER] [PLATFORM]...
 
 Configures and builds libraries and attnbench without optional packages for each platform named, or for all, and runs 50
 cases of each suite with every kernel there. Where programs can load kernels, examples/own_kernel is built, loaded and

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: MIT
-"""The parts of scripts/mutate.py: mutations finds faults in the text of a file, programs compiles and links them."""
