@@ -6,7 +6,7 @@
 #   packaging/check.sh [deb] [conan] [vcpkg] [homebrew]     all, if none is named
 #
 #   deb       packaging/check_deb.sh: lintian, install, run, remove
-#   conan     conan create, its package used by tests/downstream, by the conan in PATH, or by one that CONAN names
+#   conan     conan create, its package used by tests/clients/downstream, by the conan in PATH, or by one that CONAN names
 #   vcpkg     the manifest is JSON and has the version of CMakeLists.txt; CMake can read the portfile
 #   homebrew  ruby can read the formula, and it has that version
 set -u
@@ -33,7 +33,7 @@ check_conan() {
   grep -q "version = \"$version\"" "$root/packaging/conan/conanfile.py" || return 1
   cd "$scratch" && "$conan" install --requires "attn/$version" -o 'attn/*:max_isa=c' -g CMakeToolchain \
     -g CMakeDeps -of "$scratch/use" &&
-    cmake -S "$root/tests/downstream" -B "$scratch/client" -DCLIENT=C -DCMAKE_BUILD_TYPE=Release \
+    cmake -S "$root/tests/clients/downstream" -B "$scratch/client" -DCLIENT=C -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_TOOLCHAIN_FILE="$scratch/use/conan_toolchain.cmake" -DCMAKE_POLICY_DEFAULT_CMP0091=NEW &&
     cmake --build "$scratch/client" && "$scratch/client/use_attn"
 }

@@ -12,7 +12,7 @@
 /* ---- Threads --------------------------------------------------------------------------------------------------------- */
 
 /* A pool that runs all tasks itself, the last one first, and names one worker after the other. So a result that depends
- * on how work is divided shows without starting a thread. (tests/test_bits.c runs real threads.) */
+ * on how work is divided shows without starting a thread. (tests/kernels/test_bits.c runs real threads.) */
 static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
   (void)pool;
   for (int64_t i = tasks - 1; i >= 0; i--) task(context, i, (int)(i % workers));

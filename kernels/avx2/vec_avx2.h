@@ -107,8 +107,9 @@ static inline int vec_any_above(vec x, float limit) {
 }
 static inline int vec_any_nan(vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
-/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/make/derive_exp2.py, tests/exp_every_float.c) down to t = -126;
- * below, an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n + 127 = t
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/make/derive_exp2.py, tests/kernels/exp_every_float.c) down to t =
+ * -126; below, an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n +
+ * 127 = t
  * + 127 rounded to nearest by adding 1.5 2^23 + 127 ("magic number"); its low bits become the exponent of a factor, which is
  * 0 at n = -127. A sum of exponents instead of a product would make numbers of NaNs whose lowest bits are not 0. */
 static inline vec vec_exp2(vec t) {

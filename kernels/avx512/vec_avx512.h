@@ -107,8 +107,8 @@ static inline vec vec_add_bias(vec x, vec bias) {
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }
 static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
-/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/make/derive_exp2.py, tests/exp_every_float.c), 0 for -inf and far
- * below the smallest denormal. f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
+/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/make/derive_exp2.py, tests/kernels/exp_every_float.c), 0 for -inf
+ * and far below the smallest denormal. f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
 static inline vec vec_exp2(vec t) {
   vec f = _mm512_reduce_ps(t, 0x09); /* t - floor(t), no exceptions */
   vec p = vec_fma(f, vec_set1(0x1.e96910p-10f), vec_set1(0x1.277c1cp-7f));

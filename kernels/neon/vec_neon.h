@@ -160,8 +160,8 @@ static const float exp2_coefficients[5][4] = {
     FOUR_TIMES(0x1.62e42ap-1f), FOUR_TIMES(1.0f),
 #undef FOUR_TIMES
 };
-/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/make/derive_exp2.py, tests/exp_every_float.c) down to t = -126;
- * below, an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. As in
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/make/derive_exp2.py, tests/kernels/exp_every_float.c) down to t =
+ * -126; below, an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. As in
  * vec_avx2.h, where the factor of the last product is explained. */
 static inline vec vec_exp2(vec t) {
   const float(*c)[4] = exp2_coefficients;

@@ -140,7 +140,7 @@ static inline int any_lane(vec_bits lanes) {
 static inline int vec_any_above(vec x, float limit) { return any_lane((vec_bits)(x > vec_set1(limit))); }
 static inline int vec_any_nan(vec x) { return any_lane((vec_bits)(x != x)); }
 
-/* vec_avx2.h's polynomial, whose sums round twice here: relative error below 1.9e-7 (tests/exp_every_float.c). */
+/* vec_avx2.h's polynomial, whose sums round twice here: relative error below 1.9e-7 (tests/kernels/exp_every_float.c). */
 static inline vec vec_exp2(vec t) {
   const vec lowest = vec_set1(-127.0f), magic = vec_set1(0x1.8p23f + 127);
   const vec clamped = vec_max(lowest, t); /* this order keeps NaN */

@@ -7,11 +7,11 @@
     scripts/dev/mutate.py --named --least 100                              (faults that once survived, with their tests)
     scripts/dev/mutate.py --files 'src/*.c' --sample 200 --together       (compiled at once: much quicker)
 
-A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/dev/mutating). Each
+A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (mutating/). Each
 is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
-    equivalent    it survived, and tests/mutants_equivalent.txt has the reason
+    equivalent    it survived, and tests/mutants/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
 With --together, faults wait in one program for their turn (scripts/dev/mutating/together.py): headers of kernels/ are tried
 in two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
@@ -40,8 +40,8 @@ from mutating.mutations import Mutation, key_of, mutations_of, read_equivalents
 from mutating.programs import Build, Workplace
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUIVALENT = ROOT / "tests" / "mutants_equivalent.txt"
-NAMED = ROOT / "tests" / "named_mutants.txt"
+EQUIVALENT = ROOT / "tests" / "mutants" / "mutants_equivalent.txt"
+NAMED = ROOT / "tests" / "mutants" / "named_mutants.txt"
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")
 
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
@@ -93,7 +93,7 @@ def read_options(arguments):
     parser.add_argument("--sample", type=int, metavar="N", help="number of faults")
     parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--named", action="store_true", help="those of tests/named_mutants.txt, each against its test")
+    parser.add_argument("--named", action="store_true", help="those of tests/mutants/named_mutants.txt, each with its test")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
     parser.add_argument("--longest", type=float, default=600, metavar="S", help="skip tests that need more CPU seconds")
@@ -131,7 +131,7 @@ def sampled(mutations, count, seed, by="kind"):
 
 
 def named_mutations(patterns=("*",)):
-    """Those of tests/named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
+    """Those of named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
     mutations = []
     for file, before, after in read_equivalents(NAMED):
         if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns):

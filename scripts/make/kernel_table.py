@@ -25,7 +25,7 @@ REGISTRY = ROOT / "kernels" / "kernels.def"
 OPENING = """# What each kernel takes
 
 `scripts/make/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares
-it with the build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below
+it with the build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the reason, below
 the tables. Each option is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the
 types that the kernel takes.
 `attnbench explain -a ...` answers for any other problem, on your CPU.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Writes tests/data/nn/*.safetensors: small random weights and inputs of PyTorch's transformer layers, and their float64
-results. tests/test_nn_block.c compares libattn_nn with them.
+results. tests/layers/test_nn_block.c compares libattn_nn with them.
 
     python3 -m pip install torch numpy
     scripts/make/nn_fixture.py

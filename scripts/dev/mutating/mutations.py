@@ -140,7 +140,7 @@ def key_of(mutation):
 
 
 def read_equivalents(path):
-    """{key: reason} of tests/mutants_equivalent.txt: a file, and for each fault `-` and `+` lines as in a diff, and `=`."""
+    """{key: reason} of mutants_equivalent.txt: a file, and for each fault `-` and `+` lines as in a diff, and `=`."""
     equivalents, file, entry, signs = {}, "", [], ("- ", "+ ", "= ")
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: MIT */
+/* Tensors of random cases, byte by byte: inputs hold what a second writing of the rules gives wherever some row reads, and
+ * poison elsewhere; every element of an output counts, and no other. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "data/generate.h"
+#include "data/tensors.h"
+#include "kernels/common/problem/indexing.h"
+#include "kernels/ref/oracle_f64.h"
+#include "tests/support/layer_support.h"
+
+enum { CASES = 150, SEED = 5, MOST_BATCH = 8 };
+
+static bench_case bench;
+static bench_tensors tensors;
+
+/* ---- Walking a tensor ------------------------------------------------------------------------------------------------ */
+
+typedef struct place {
+  int64_t b, h, s, d; /* or batch, head, query and key */
+  int64_t at;         /* in elements from the begin of the span */
+  uint64_t index;     /* in order of b, h, s, d, where what is broadcast counts once */
+} place;
+
+typedef struct walk {
+  int64_t extent[4], stride[4], first;
+  size_t elements; /* of the span */
+} walk;
+
+static walk walk_of(const int64_t extent[4], const int64_t stride[4]) {
+  walk w = {.elements = 1};
+  for (int i = 0; i < 4; i++) {
+    w.extent[i] = extent[i], w.stride[i] = stride[i];
+    if (extent[i] == 0) w.elements = 0;
+    if (stride[i] < 0) w.first -= (extent[i] - 1) * stride[i];
+  }
+  for (int i = 0; i < 4 && w.elements; i++) w.elements += (size_t)((extent[i] - 1) * llabs(stride[i]));
+  if (!w.elements) w.first = 0;
+  return w;
+}
+
+static void each(const walk *w, void (*visit)(void *context, const place *at), void *context) {
+  const int64_t *n = w->extent, *s = w->stride;
+  const int64_t all = n[0] * n[1] * n[2] * n[3];
+  for (int64_t i = 0; i < all; i++) {
+    const int64_t x[4] = {i / n[3] / n[2] / n[1], i / n[3] / n[2] % n[1], i / n[3] % n[2], i % n[3]};
+    place p = {x[0], x[1], x[2], x[3], w->first, 0};
+    for (int k = 0; k < 4; k++) p.at += x[k] * s[k], p.index = p.index * (uint64_t)n[k] + (uint64_t)(s[k] ? x[k] : 0);
+    visit(context, &p);
+  }
+}
+
+/* ---- Which tokens are read ------------------------------------------------------------------------------------------- */
+
+/* The rows of a sequence and the keys that they read, in tokens of the sequence, and where it begins. */
+typedef struct reach {
+  int64_t rows, key_begin, key_end;
+  int64_t first_q, first_k; /* 0 unless sequences are packed */
+} reach;
+
+static reach reaches[MOST_BATCH];
+
+static bool is(bench_axis axis, const char *word) { return bench_spec_is(&bench.spec, axis, word); }
+
+static uint64_t bits(bench_stream stream, uint64_t index) { return bench_value_bits(bench.seed, stream, index); }
+
+static int64_t keys_left_by_padding(int64_t b) {
+  return 1 +
+         (int64_t)(bits(BENCH_STREAM_MASK, (uint64_t)(bench.problem.mask_stride.b ? b : 0)) % (uint64_t)bench.problem.seq_k);
+}
+
+static void find_reaches(void) {
+  const attn_problem *p = &bench.problem;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, &tensors.args, b);
+    int64_t begin = INT64_MAX, end = 0;
+    for (int64_t i = 0; i < seq.len_q; i++) {
+      const attn_key_range keys = attn_allowed_keys(p, &tensors.args, &seq, b, i);
+      if (keys.begin < keys.end && keys.begin < begin) begin = keys.begin;
+      if (keys.begin < keys.end && keys.end > end) end = keys.end;
+    }
+    if (is(AXIS_MASK, "padding") && end > 0 && keys_left_by_padding(b) < end) end = keys_left_by_padding(b);
+    if (begin > end) begin = end;
+    reaches[b] = (reach){seq.len_q, begin, end, seq.first_q, seq.first_k};
+  }
+}
+
+static bool sees(const reach *r, bool queries, int64_t token) {
+  return queries ? token >= 0 && token < r->rows : token >= r->key_begin && token < r->key_end;
+}
+
+/* A token of a tensor: of sequence b, or of any if they are packed. */
+static bool is_read(bool queries, int64_t b, int64_t token) {
+  bool read = false;
+  for (int64_t n = 0; n < bench.problem.batch; n++) {
+    const reach *r = &reaches[n];
+    if (n == b || bench.problem.uses & ATTN_USE_VARLEN)
+      read |= sees(r, queries, token - (queries ? r->first_q : r->first_k));
+  }
+  return read;
+}
+
+/* ---- What inputs hold ------------------------------------------------------------------------------------------------ */
+
+typedef struct expected {
+  bench_tensor which;
+  bench_stream stream;
+  attn_dtype dtype;
+  double magnitude;
+  unsigned char *bytes;
+} expected;
+
+static double normal(bench_stream stream, uint64_t index) { return bench_value_normal(bench.seed, stream, index); }
+
+static void expect_row(void *context, const place *at) {
+  const expected *e = context;
+  if (!is_read(e->which == BENCH_Q, at->b, at->s)) return;
+  const double x = e->which == BENCH_V && is(AXIS_VALUES, "positive") ? bench_value_uniform(bench.seed, e->stream, at->index)
+                                                                      : normal(e->stream, at->index);
+  bench_store(e->bytes, e->dtype, at->at, e->magnitude * x);
+}
+
+/* A bias that masks is -inf in an eighth of the rows, a quarter of tiles of 16 x 64 and a quarter of the rest. */
+static bool is_masked_by_bias(const place *at, const walk *w) {
+  const uint64_t keys = (uint64_t)w->extent[3], row = (at->index - (uint64_t)at->d) / keys;
+  const uint64_t tile = row - (w->stride[2] ? (uint64_t)at->s % 16 : 0);
+  return bits(BENCH_STREAM_BIAS_MASK, 3 * row * keys) % 8 == 0 ||
+         bits(BENCH_STREAM_BIAS_MASK, 3 * (tile * keys + (uint64_t)at->d / 64) + 1) % 4 == 0 ||
+         bits(BENCH_STREAM_BIAS_MASK, 3 * (row * keys + (uint64_t)at->d) + 2) % 4 == 0;
+}
+
+static walk pairs_of(attn_score_strides s) {
+  const attn_problem *p = &bench.problem;
+  return walk_of((const int64_t[]){p->batch, p->heads_q, p->seq_q, p->seq_k}, (const int64_t[]){s.b, s.h, s.q, s.k});
+}
+
+static void expect_pair(void *context, const place *at) {
+  const expected *e = context;
+  const walk w = pairs_of(e->which == BENCH_BIAS ? bench.problem.bias_stride : bench.problem.scores_stride);
+  const bool inside =
+      (!w.stride[2] || sees(&reaches[at->b], true, at->s)) && (!w.stride[3] || sees(&reaches[at->b], false, at->d));
+  if (w.stride[0] && !inside) return;
+  const bool masked = e->which == BENCH_BIAS && is(AXIS_BIAS, "masking") && is_masked_by_bias(at, &w);
+  ((float *)(void *)e->bytes)[at->at] = masked ? -INFINITY : (float)(e->magnitude * normal(e->stream, at->index));
+}
+
+static void expect_mask(void *context, const place *at) {
+  const expected *e = context;
+  const uint64_t x = bits(e->stream, at->index);
+  const bool allowed = is(AXIS_MASK, "padding") ? at->d < keys_left_by_padding(at->b) : x & 1;
+  e->bytes[at->at] = allowed ? (unsigned char)(1 + (x >> 8) % 255) : 0;
+}
+
+/* Compares the span with what `visit` expects, and with poison elsewhere. */
+static void compare(const walk *w, expected e, void (*visit)(void *context, const place *at)) {
+  const bench_buffer *t = &tensors.buffers[e.which];
+  if (!t->present) return;
+  const size_t bytes = w->elements * t->element_bytes;
+  assert_true(t->bytes == bytes && (uintptr_t)t->data % 64 == 0);
+  e.bytes = test_allocate(bytes + 1);
+  memset(e.bytes, BENCH_INPUT_POISON, bytes);
+  each(w, visit, &e);
+  for (size_t i = 0; i < bytes; i++)
+    if (t->data[i] != e.bytes[i]) fail_msg("%s: %s differs at byte %zu of %zu", bench.case_id, t->name, i, bytes);
+  free(e.bytes);
+}
+
+static walk rows_of(attn_strides s, int64_t heads, int64_t seq, int64_t total, int64_t dim) {
+  const bool packed = bench.problem.uses & ATTN_USE_VARLEN;
+  return walk_of((const int64_t[]){packed ? 1 : bench.problem.batch, heads, packed ? total : seq, dim},
+                 (const int64_t[]){packed ? 0 : s.b, s.h, s.s, s.d});
+}
+
+static void compare_tensors(void) {
+  const attn_problem *p = &bench.problem;
+  const double magnitude = bench_spec_real(&bench.spec, AXIS_MAGNITUDE);
+  const double unread = p->score == ATTN_SCORE_PRECOMPUTED ? NAN : magnitude; /* Q and K are poison then */
+  const walk q = rows_of(p->q_stride, p->heads_q, p->seq_q, p->total_q, p->dim_qk),
+             k = rows_of(p->k_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_qk),
+             v = rows_of(p->v_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_v);
+  const walk bias = pairs_of(p->bias_stride), mask = pairs_of(p->mask_stride), scores = pairs_of(p->scores_stride);
+  if (!isnan(unread)) compare(&q, (expected){BENCH_Q, BENCH_STREAM_Q, p->dtype_q, magnitude, NULL}, expect_row);
+  if (!isnan(unread)) compare(&k, (expected){BENCH_K, BENCH_STREAM_K, p->dtype_kv, magnitude, NULL}, expect_row);
+  compare(&v, (expected){BENCH_V, BENCH_STREAM_V, p->dtype_kv, magnitude, NULL}, expect_row);
+  compare(&bias, (expected){BENCH_BIAS, BENCH_STREAM_BIAS, ATTN_F32, 1, NULL}, expect_pair);
+  compare(&scores, (expected){BENCH_SCORES, BENCH_STREAM_SCORES, ATTN_F32, magnitude, NULL}, expect_pair);
+  compare(&mask, (expected){BENCH_MASK, BENCH_STREAM_MASK, ATTN_F32, 1, NULL}, expect_mask);
+}
+
+/* ---- Lengths and numbers of heads ------------------------------------------------------------------------------------ */
+
+static int64_t length_of(bench_stream stream, int64_t b, int64_t longest) {
+  if (longest == 0) return 0;
+  return b ? (int64_t)(bits(stream, (uint64_t)b) % (uint64_t)(longest + 1))
+           : 1 + (int64_t)(bits(stream, 0) % (uint64_t)longest);
+}
+
+static void compare_lengths(const int32_t *length, const int32_t *cu, bench_stream stream, int64_t longest, int64_t total) {
+  int64_t sum = 0;
+  for (int64_t b = 0; b < bench.problem.batch; b++) {
+    if (length) assert_int_equal(length[b], length_of(stream, b, longest));
+    if (cu) assert_int_equal(cu[b], sum);
+    sum += length_of(stream, b, longest);
+    if (sum > total) sum = total;
+    if (cu) assert_int_equal(cu[b + 1], sum);
+  }
+}
+
+/* Whether some row of the KV head sees the key. */
+static bool is_needed(const attn_sequence *seq, int64_t g, int64_t j) {
+  const attn_problem *p = &bench.problem;
+  const int64_t group = p->heads_q / p->heads_kv;
+  for (int64_t i = 0; i < seq->len_q; i++) {
+    const attn_key_range keys = attn_allowed_keys(p, &tensors.args, seq, seq->b, i);
+    for (int64_t h = g * group; h < (g + 1) * group && j >= keys.begin && j < keys.end; h++)
+      if (attn_key_selected(p, &tensors.args, seq->b, h, i, j)) return true;
+  }
+  return false;
+}
+
+/* Keys that no row sees are not read, nor are queries beyond the lengths. Outputs beyond them are written as zeros, except
+ * in packed sequences. */
+static double bytes_of_work(void) {
+  const attn_problem *p = &bench.problem;
+  double queries = 0, keys = 0, outputs = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, &tensors.args, b);
+    queries += (double)seq.len_q, outputs += (double)seq.rows;
+    for (int64_t g = 0; g < p->heads_kv; g++)
+      for (int64_t j = 0; j < seq.len_k; j++) keys += is_needed(&seq, g, j);
+  }
+  const double q = queries * (double)(p->heads_q * p->dim_qk) * (p->dtype_q == ATTN_F32 ? 4 : 2);
+  const double kv = keys * (p->dtype_kv == ATTN_F32 ? 4 : 2);
+  const double out = outputs * (double)(p->heads_q * p->dim_v) * (p->dtype_o == ATTN_F32 ? 4 : 2) + kv * (double)p->dim_v;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, &tensors.args);
+  return out + q + kv * (double)p->dim_qk;
+}
+
+static void compare_tables(void) {
+  const attn_problem *p = &bench.problem;
+  const attn_args *a = &tensors.args;
+  assert_true(bench_work_bytes(p, a) == bytes_of_work());
+  compare_lengths(a->q_len, a->cu_seqlens_q, BENCH_STREAM_Q_LEN, p->seq_q, p->total_q);
+  compare_lengths(a->kv_len, a->cu_seqlens_k, BENCH_STREAM_KV_LEN, p->seq_k, p->total_k);
+  for (int64_t i = 0; a->row_len && i < p->batch * p->seq_q; i++)
+    assert_int_equal(a->row_len[i], bits(BENCH_STREAM_ROW_LEN, (uint64_t)i) % (uint64_t)(p->seq_k + 1));
+  for (int64_t b = 0; a->offsets && b < p->batch; b++)
+    assert_int_equal(a->offsets[b], bench_spec_int(&bench.spec, AXIS_OFFSET));
+  for (int64_t h = 0; h < p->heads_q; h++) {
+    if (a->alibi_slopes) assert_true(a->alibi_slopes[h] == (float)exp2(-8.0 * (double)(h + 1) / (double)p->heads_q));
+    if (a->sinks) assert_true(a->sinks[h] == (float)normal(BENCH_STREAM_SINKS, (uint64_t)h));
+    const int64_t row = p->score_weight_stride_h ? h * p->dim_qk : 0;
+    for (int64_t d = 0; a->score_weight && d < p->dim_qk; d++)
+      assert_true(a->score_weight[h * p->score_weight_stride_h + d] ==
+                  (float)(pow((double)p->dim_qk, -0.25) * normal(BENCH_STREAM_SCORE_WEIGHT, (uint64_t)(row + d))));
+  }
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------------------------------- */
+
+static void mark(void *owned, const place *at) {
+  const int32_t *cu = tensors.args.cu_seqlens_q;
+  ((bool *)owned)[at->at] = !cu || (at->s >= cu[0] && at->s < cu[bench.problem.batch]);
+}
+
+/* Another value in a hundred elements of the span changes the hash if they are owned, and else is damage. */
+static void compare_output(bench_tensor which, attn_dtype dtype, const walk *w) {
+  const bench_buffer *t = &tensors.buffers[which];
+  if (!t->present) return;
+  assert_true(t->bytes == w->elements * t->element_bytes);
+  bool *owned = test_allocate(w->elements + 1);
+  each(w, mark, owned);
+  for (size_t n = 0; n < w->elements; n++)
+    if (owned[n]) bench_store(t->data, dtype, (int64_t)n, 1 + (double)(n % 2));
+  const uint64_t hash = bench_tensors_output_hash(&tensors);
+  for (size_t n = 0; n < w->elements; n += 1 + w->elements / 100) {
+    unsigned char *element = t->data + n * t->element_bytes, before[4];
+    memcpy(before, element, t->element_bytes);
+    bench_store(t->data, dtype, (int64_t)n, 3);
+    if ((bench_tensors_output_hash(&tensors) != hash) != owned[n] || !bench_tensors_damage(&tensors) != owned[n])
+      fail_msg("%s: %s, element %zu", bench.case_id, t->name, n);
+    bench_store(t->data, dtype, (int64_t)n, 0);
+    const uint64_t zero = bench_tensors_output_hash(&tensors);
+    bench_store(t->data, dtype, (int64_t)n, -0.0);
+    assert_true(bench_tensors_output_hash(&tensors) == zero); /* it has no sign */
+    memcpy(element, before, t->element_bytes);
+  }
+  assert_true(bench_tensors_output_hash(&tensors) == hash);
+  for (size_t n = 1; n < w->elements; n += w->elements / 2 + 1)
+    if (owned[n] && owned[n - 1]) { /* in another order */
+      bench_store(t->data, dtype, (int64_t)n, 1 + (double)((n + 1) % 2));
+      bench_store(t->data, dtype, (int64_t)n - 1, 1 + (double)(n % 2));
+      assert_true(bench_tensors_output_hash(&tensors) != hash);
+    }
+  free(owned);
+}
+
+static void compare_outputs(void) {
+  const attn_problem *p = &bench.problem;
+  const walk o = rows_of(p->o_stride, p->heads_q, p->seq_q, p->total_q, p->dim_v);
+  const attn_strides l = {p->lse_stride.b, p->lse_stride.h, p->lse_stride.s, 1};
+  const walk lse = rows_of(l, p->heads_q, p->seq_q, p->total_q, 1);
+  int32_t *cu = (int32_t *)(uintptr_t)tensors.args.cu_seqlens_q;
+  if (cu && cu[1] > 0) cu[0] = 1; /* the first token is of no sequence, as it may be in files */
+  assert_true(tensors.o_bytes == tensors.buffers[BENCH_O].bytes);
+  bench_tensors_poison_output(&tensors, 0x7d, 1);
+  compare_output(BENCH_O, p->dtype_o, &o);
+  compare_output(BENCH_LSE, ATTN_F32, &lse);
+}
+
+static void compare_grid(int grid, int64_t pick) {
+  bench_case_list list = conformance_cases(grid, pick, 1e5, SEED);
+  for (int i = 0; i < list.count; i++) {
+    bench = list.item[i];
+    assert_true(bench_tensors_create(&bench, &tensors));
+    assert_true(bench_tensors_size(&bench) == tensors.bytes);
+    find_reaches();
+    compare_tensors();
+    compare_tables();
+    compare_outputs();
+    bench_tensors_destroy(&tensors);
+  }
+  bench_cases_clear(&list);
+}
+
+TEST(tensors_are_those_of_their_case) {
+  compare_grid(0, CASES);
+  compare_grid(1, CASES / 3);
+}
+
+/* ---- Rounding -------------------------------------------------------------------------------------------------------- */
+
+static uint16_t stored(attn_dtype dtype, double value) {
+  uint16_t bits16;
+  bench_store(&bits16, dtype, 0, value);
+  return bits16;
+}
+
+/* Every number of a type, and the middle between two: to even; and beside the middle to the nearer one. */
+TEST(values_round_to_the_nearest_of_their_type) {
+  for (int type = 0; type < 2; type++) {
+    const attn_dtype dtype = type ? ATTN_BF16 : ATTN_F16;
+    const uint16_t infinite = type ? 0x7f80 : 0x7c00;
+    for (uint16_t low = 0; low + 1 < infinite; low++) {
+      const uint16_t pair[] = {low, (uint16_t)(low + 1)};
+      const double a = attn_oracle_load(pair, dtype, 0), middle = (a + attn_oracle_load(pair, dtype, 1)) / 2;
+      assert_int_equal(stored(dtype, a), low);
+      assert_int_equal(stored(dtype, -middle), 0x8000 | pair[low % 2]);
+      assert_int_equal(stored(dtype, (double)nextafterf((float)middle, 0)), low);
+      assert_int_equal(stored(dtype, (double)nextafterf((float)middle, INFINITY)), low + 1);
+    }
+    assert_int_equal(stored(dtype, -INFINITY), 0x8000 | infinite);
+    assert_int_equal(stored(dtype, 3.4e38), type ? 0x7f80 : 0x7c00);
+    assert_true((stored(dtype, NAN) & 0x7fff) > infinite);
+  }
+}
+
+/* Box and Muller's transform of 24 and 24 bits, once more; and what a generator must not do: repeat itself. */
+TEST(normal_values_are_those_of_their_bits) {
+  double sum = 0, squares = 0;
+  for (uint64_t i = 0; i < 20000; i++) {
+    const uint64_t x = bench_value_bits(SEED, BENCH_STREAM_K, i);
+    const double radius = sqrt(-2 * log(ldexp((double)(x >> 40) + 0.5, -24)));
+    const double got = bench_value_normal(SEED, BENCH_STREAM_K, i);
+    assert_true(fabs(got - radius * cos(2 * acos(-1.0) * ldexp((double)(x & 0xffffff), -24))) < 1e-5);
+    assert_true(x != bench_value_bits(SEED, BENCH_STREAM_V, i) && x != bench_value_bits(SEED + 1, BENCH_STREAM_K, i));
+    sum += got, squares += got * got;
+  }
+  assert_true(fabs(sum / 20000) < 0.03 && fabs(squares / 20000 - 1) < 0.04);
+}

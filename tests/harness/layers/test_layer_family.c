@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: MIT */
+/* The layers of libattn_nn as benchmark cases: each passes with every kernel that takes it, fails if it is wrong, and
+ * refuses axes that it does not have. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layers/mha_oracle.h"
+#include "report/report.h"
+#include "tests/support/layer_support.h"
+
+/* A kind of layer and its shapes: sizes around the blocks of kernels and products, and around the number of rows up to which
+ * all are checked. `spoil` and `at` name a number of its data that is read only when the layer is made. */
+typedef struct trial {
+  const char *kind;
+  const char *shapes[6];
+  char spoil; /* 'w'eights or 'x'; 0: every call reads all data */
+  int at;
+} trial;
+
+static const trial trials[] = {
+    {"decoder",
+     {"heads:4/width:64/seq:40", "batch:2/heads:2/width:32/seq:130", "heads:6/heads_kv:2/head_dim:8/width:48/seq:33",
+      "heads:4/width:64/seq:40/causal:top-left"},
+     'w',
+     70},
+    {"cross",
+     {"heads:4/width:64/seq:40", "batch:2/heads:2/width:32/seq:130", "heads:6/heads_kv:2/head_dim:8/width:48/seq:33"},
+     'w',
+     70},
+    {"feed-forward", {"width:64/seq:40", "batch:2/width:32/seq:130", "width:7/seq:1"}, 'w', 70},
+    {"add-norm", {"width:64/seq:40", "batch:2/width:32/seq:130", "width:33/seq:1"}, 0, 0},
+    {"additive",
+     {"seq:2", "batch:2/seq_q:1/seq_k:70/width:24", "seq:97/width:21/head_dim:13",
+      "batch:2/seq_q:130/seq_k:33/dim_qk:8/dim_v:5/width:16", "seq_q:5/seq_k:2/width:1/head_dim:1"},
+     'w',
+     3},
+    {"synthesizer-dense",
+     {"heads:2/width:16/seq:2", "heads:3/head_dim:5/width:21/seq:33", "batch:2/heads:2/width:32/seq:130",
+      "batch:2/heads:1/width:16/seq:97/causal:top-left"},
+     'w',
+     70},
+    {"synthesizer-random",
+     {"heads:2/width:16/seq:2", "heads:3/head_dim:5/width:21/seq:33", "batch:2/heads:2/width:32/seq:130",
+      "batch:2/heads:1/width:16/seq:97/causal:top-left"},
+     'w',
+     3},
+    {"regression", {"seq:2/head_dim:1", "seq_q:1/seq_k:70/dim_qk:3/dim_v:1", "seq_q:130/seq_k:97/dim_qk:8/dim_v:5"}, 0, 0},
+    {"positions", {"seq:2/width:7", "seq:97/width:3", "seq:130/width:64"}, 0, 0},
+    {"decode-step",
+     {"seq:2/head_dim:8", "batch:2/heads:6/heads_kv:2/dim_qk:13/dim_v:9/seq:70",
+      "batch:2/heads:4/head_dim:16/seq_q:4/seq_k:70", "heads:16/heads_kv:16/head_dim:4/seq_q:9/seq_k:40",
+      "heads:2/heads_kv:1/head_dim:8/seq_q:20/seq_k:20", "batch:3/heads:1/head_dim:16/seq:300"},
+     'x',
+     8 * 8 + 2 * 8 * 8 + 3}, /* of the first shape: a cached key, behind query, key and value of the step */
+};
+
+/* Calls check() with every kind of layer in each of its shapes. */
+static void each_layer(void (*check)(layer_one *one, const char *shape)) {
+  for (size_t t = 0; t < COUNT(trials); t++)
+    for (int s = 0; s < (test_few() ? 2 : 6) && trials[t].shapes[s]; s++) {
+      layer_one one;
+      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
+      check(&one, trials[t].shapes[s]);
+      close_layer(&one);
+    }
+}
+
+static void passes(layer_one *one, const char *shape) {
+  const bench_verdict verdict = check_layer(one);
+  const char *kind = one->bench.layer;
+  if (verdict.status != BENCH_PASS) fail_msg("%s %s with %s: %s", kind, shape, one->kernel->name, verdict.reason);
+  assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
+  assert_true((bench_layer_product(one->trial)[0] != 0) == bench_layer_has(&one->bench, BENCH_HAS_PROJECTIONS));
+  const bench_verdict again = check_layer(one); /* a call does not change the next one */
+  assert_true(again.status == BENCH_PASS && again.output_hash == verdict.output_hash);
+}
+
+/* A kernel of our own that takes the attention must take the layer. Kernels on libraries may refuse it. */
+static const attn_kernel_info *kernel;
+
+static void passes_with_kernel(layer_one *one, const char *shape) {
+  const char *reason = attn_kernel_rejects(kernel, &one->bench.problem);
+  if (remake_layer(one, kernel, false)) {
+    passes(one, shape);
+    if (bench_layer_has(&one->bench, BENCH_HAS_ATTENTION)) assert_string_equal(one->trial->kernel, kernel->name);
+  } else if (!reason && !kernel->library[0]) {
+    fail_msg("%s %s: %s does not take it: %s", one->bench.layer, shape, kernel->name, attn_last_error());
+  }
+}
+
+static void passes_with(const char *name) {
+  kernel = attn_kernel_find(name);
+  each_layer(passes_with_kernel);
+}
+
+TEST(test_right_layers_pass_with_every_kernel) { test_each_kernel(passes_with); }
+
+TEST(test_the_automatic_choice_passes) { each_layer(passes); }
+
+static void wrong_layer_fails(layer_one *one, const char *shape) {
+  assert_true(remake_layer(one, NULL, true));
+  const bench_verdict verdict = check_layer(one);
+  if (verdict.status != BENCH_FAIL) fail_msg("%s %s: the wrong answer passes", one->bench.layer, shape);
+  test_contains(verdict.reason, "of the limit at batch");
+}
+
+TEST(test_wrong_answers_fail) { each_layer(wrong_layer_fails); }
+
+/* A layer packs its weights or caches its prompt when it is made. A later change of these data changes only the right
+ * answer, so the layer must fail. */
+TEST(test_spoilt_data_fail) {
+  for (size_t t = 0; t < COUNT(trials); t++) {
+    if (!trials[t].spoil) continue;
+    layer_one one;
+    open_layer(&one, trials[t].kind, trials[t].shapes[0]);
+    passes(&one, trials[t].shapes[0]);
+    bench_layer_data *data = &one.layer->data;
+    float *number = (trials[t].spoil == 'x' ? data->x : data->weights) + trials[t].at;
+    *number += 0.05f;
+    mha_oracle_destroy(data->oracle);
+    data->oracle = NULL;
+    if (check_layer(&one).status != BENCH_FAIL) fail_msg("%s: another weight passes", trials[t].kind);
+    *number -= 0.05f;
+    close_layer(&one);
+  }
+}
+
+/* A write outside y fails, whatever y holds. */
+TEST(test_guards) {
+  layer_one one;
+  open_layer(&one, "positions", "seq:8/width:6");
+  bench_layer_data *data = &one.layer->data;
+  data->y += 1; /* the last number comes to lie in the guard zone */
+  test_contains(check_layer(&one).reason, "wrote outside y");
+  data->y -= 1;
+  close_layer(&one);
+}
+
+/* Right and wrong layers agree where there is only one key, or only the frequency 1. */
+TEST(test_cases_that_cannot_fail_are_degenerate) {
+  static const struct {
+    const char *kind, *shape, *reason;
+  } cases[] = {{"additive", "seq:1", "looks at all keys alike"},
+               {"synthesizer-dense", "seq:1", "looks at all keys alike"},
+               {"synthesizer-random", "seq:1", "looks at all keys alike"},
+               {"regression", "seq_q:3/seq_k:1", "looks at all keys alike"},
+               {"decode-step", "seq:1", "looks at all keys alike"},
+               {"positions", "seq:1", "frequencies of another base"},
+               {"positions", "seq:40/width:2", "frequencies of another base"},
+               {"positions", "seq:1/width:1", "zeros"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    layer_one one;
+    open_layer(&one, cases[i].kind, cases[i].shape);
+    const bench_verdict verdict = check_layer(&one);
+    if (verdict.status != BENCH_DEGENERATE) fail_msg("%s %s passes as a case", cases[i].kind, cases[i].shape);
+    test_contains(verdict.reason, cases[i].reason);
+    close_layer(&one);
+  }
+}
+
+/* ---- Axes ---- */
+
+TEST(test_axes_that_a_layer_settles) {
+  bench_case p = valid_case("layer:additive/seq:5");
+  assert_true(p.problem.heads_q == 1 && p.problem.score == ATTN_SCORE_ADDITIVE && p.width == 64);
+  p = valid_case("layer:additive/seq:5/width:48");
+  assert_true(p.problem.dim_qk == 48 && p.problem.dim_v == 48);
+  p = valid_case("layer:decode-step/seq:50");
+  assert_true(p.problem.seq_q == 1 && p.problem.seq_k == 50 && p.problem.window_right == 0);
+  assert_true(p.problem.align == ATTN_ALIGN_BOTTOM_RIGHT && p.width == 0);
+  p = valid_case("layer:regression/seq_q:3/seq_k:9/dim_qk:2/dim_v:1");
+  assert_true(p.problem.heads_q == 1 && p.problem.score == ATTN_SCORE_GAUSSIAN && p.width == 0);
+  p = valid_case("layer:synthesizer-random/seq:9");
+  assert_true(p.problem.heads_q == 8 && p.problem.score == ATTN_SCORE_PRECOMPUTED && p.width == 512);
+}
+
+/* Feed-forward, add & norm and positions have no heads; only the width counts, however it is given. */
+TEST(test_equal_layers_have_equal_names) {
+  static const char *const kind[] = {"feed-forward", "add-norm", "positions"};
+  static const char *const same[] = {"width:96", "heads:4/width:96", "heads:3/heads_kv:1/head_dim:32", "heads:12/dim_v:8",
+                                     "heads:5/width:96"};
+  for (size_t k = 0; k < COUNT(kind); k++)
+    for (size_t s = 0; s < COUNT(same); s++) {
+      char id[100], first[100];
+      snprintf(first, sizeof first, "layer:%s/%s", kind[k], same[0]);
+      snprintf(id, sizeof id, "layer:%s/%s", kind[k], same[s]);
+      const bench_case one = valid_case(first), other = valid_case(id);
+      assert_int_equal(one.width, 96);
+      assert_string_equal(other.case_id, one.case_id);
+    }
+}
+
+/* For every layer, the id of a case gives the same case again. */
+TEST(test_names_of_all_layers_are_read_again) {
+  const char *const *words = bench_axis_get(AXIS_LAYER)->words;
+  assert_string_equal(words[0], "none");
+  for (int i = 1; words[i]; i++) {
+    char id[100];
+    assert_non_null(bench_layer_find(words[i]));
+    snprintf(id, sizeof id, "layer:%s/seq:9", words[i]);
+    const bench_case one = valid_case(id), again = valid_case(one.case_id);
+    assert_string_equal(again.case_id, one.case_id);
+    assert_int_equal(again.seed, one.seed);
+  }
+}
+
+TEST(test_contradictions) {
+  static const struct {
+    const char *id, *part;
+  } bad[] = {{"layer:additive/heads:8", "heads is 8; layer additive is made for heads=1 only"},
+             {"layer:additive/score:dot", "score is dot; layer additive is made for score=additive only"},
+             {"layer:additive/causal:top-left", "causal is top-left; layer additive takes no masks"},
+             {"layer:additive/scale:2", "scale is 2; layer additive has none to set"},
+             {"layer:regression/batch:2", "batch is 2; layer regression is made for batch=1 only"},
+             {"layer:regression/width:5", "width is 5; layer regression has none: give head_dim"},
+             {"layer:regression/seq_k:0", "seq_k is 0; layers need at least 1"},
+             {"layer:positions/threads:2", "threads is 2; layer positions is made for threads=1 only"},
+             {"layer:add-norm/threads:2", "threads is 2; layer add-norm is made for threads=1 only"},
+             {"layer:positions/seq_q:1", "seq_q is 1 with seq_k 512; layer positions has one length"},
+             {"layer:feed-forward/causal:top-left", "takes no masks"},
+             {"layer:feed-forward/window:3", "window is 3; layer feed-forward takes no windows"},
+             {"layer:cross/causal:top-left", "takes no masks"},
+             {"layer:synthesizer-dense/heads_kv:2", "heads_kv is 2 with 8 heads"},
+             {"layer:synthesizer-dense/causal:bottom-right", "takes causal=top-left"},
+             {"layer:synthesizer-random/window:3", "takes no windows"},
+             {"layer:synthesizer-random/seq_q:3/seq_k:4", "has one length"},
+             {"layer:decode-step/causal:top-left", "layer decode-step is made for causal=bottom-right only"},
+             {"layer:decode-step/seq_q:5/seq_k:3", "seq_k counts the step's own tokens too: at least 5"},
+             {"layer:decode-step/width:512", "width is 512; layer decode-step has none"},
+             {"layer:decode-step/scale:2", "scale is 2; layer decode-step has none to set"},
+             {"layer:decode-step/dtype:bf16", "dtype is bf16; layers are float32 inside"}};
+  for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
+}
+
+/* ---- Rows of results ---- */
+
+/* Cells of one timed row; "" is an empty cell. */
+typedef struct row {
+  const char *layer, *shape;
+  const char *heads, *width, *score, *causal;
+  bool flops, plan, workspace, product, attention; /* whether these columns have values */
+} row;
+
+static bool filled(const bench_row *found, bench_column column) {
+  char text[BENCH_CELL];
+  return bench_cell(found, column, text)[0];
+}
+
+static void row_says(const bench_row *found, const row *expected) {
+  char text[BENCH_CELL];
+  assert_int_equal(found->verdict.status, BENCH_PASS);
+  assert_string_equal(found->layer, expected->layer);
+  assert_string_equal(bench_cell(found, COLUMN_heads_q, text), expected->heads);
+  assert_int_equal(filled(found, COLUMN_dim_v), expected->heads[0] != 0);
+  assert_string_equal(bench_cell(found, COLUMN_width, text), expected->width);
+  assert_string_equal(found->score, expected->score);
+  assert_string_equal(found->causal, expected->causal);
+  static const bench_column rates[] = {COLUMN_flops, COLUMN_gflops};
+  for (size_t i = 0; i < COUNT(rates); i++) assert_int_equal(filled(found, rates[i]), expected->flops);
+  assert_int_equal(filled(found, COLUMN_plan_ns), expected->plan);
+  assert_int_equal(filled(found, COLUMN_workspace_bytes), expected->workspace);
+  static const bench_column parts[] = {COLUMN_product, COLUMN_projections_pct, COLUMN_rest_pct};
+  for (size_t i = 0; i < COUNT(parts); i++) assert_int_equal(filled(found, parts[i]), expected->product);
+  assert_int_equal(filled(found, COLUMN_attention_pct), expected->attention);
+  assert_true(found->time.median > 0 && found->gbs > 0);
+}
+
+TEST(test_rows) {
+  static const row rows[] = {
+      {"additive", "seq:20/width:16", "1", "16", "additive", "none", true, true, true, true, true},
+      {"synthesizer-dense", "heads:2/seq:20/width:16", "2", "16", "precomputed", "none", true, true, true, true, true},
+      {"synthesizer-random", "heads:2/seq:20/width:16", "2", "16", "precomputed", "none", true, true, true, true, true},
+      {"regression", "seq:20/head_dim:4", "1", "", "gaussian", "none", true, false, false, false, false},
+      {"positions", "seq:20/width:16", "", "16", "", "none", false, false, false, false, false},
+      {"add-norm", "seq:20/width:16", "", "16", "", "none", true, false, false, false, false},
+      {"feed-forward", "seq:20/width:16", "", "16", "", "none", true, true, true, true, false},
+      {"decode-step", "heads:2/seq:20/head_dim:8", "2", "", "dot", "bottom-right", true, true, false, false, false}};
+  const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    char id[100];
+    snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
+    const bench_case bench = valid_case(id);
+    const bool runs_kernel = bench_layer_has(&bench, BENCH_HAS_ATTENTION) || rows[i].product;
+    bench_row found[2];
+    assert_true(bench_run_case(&bench, kernels, 2, &settings, found));
+    row_says(&found[1], &rows[i]);
+    if (runs_kernel) row_says(&found[0], &rows[i]);
+    if (!runs_kernel) test_contains(found[0].verdict.reason, "runs no kernel: one row stands for all");
+    if (!runs_kernel) assert_true(found[0].verdict.status == BENCH_SKIP && !found[1].warnings[0]);
+    for (int k = 0; k < 2; k++) bench_row_clear(&found[k]);
+  }
+}
+
+/* If the list has no automatic choice, the first row stands for it. */
+TEST(test_layers_without_a_kernel_are_measured_once) {
+  const bench_case bench = valid_case("layer:positions/seq:20/width:16");
+  const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
+  const bench_case_settings settings = {.case_budget_s = 5};
+  bench_row results[2];
+  assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
+  assert_true(results[0].verdict.status == BENCH_PASS && results[1].verdict.status == BENCH_SKIP);
+}

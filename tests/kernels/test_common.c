@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: MIT */
+/* Edge cases of kernels/common: ties of the 16-bit types, windows as wide as an integer allows, sizes that overflow, a sink
+ * above all scores, shapes that fill no block, and a reference that moves by an amount that float32 cannot store. */
+#include "kernels/common/problem/convert.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "check/check.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/indexing.h"
+#include "kernels/peak.h"
+#include "kernels/ref/oracle_f64.h"
+#include "tests/support/support.h"
+
+/* ---- 16-bit types ---------------------------------------------------------------------------------------------------- */
+
+/* The middle between two neighbours rounds to the even one, the float32 beside it to the nearer one; with both signs, and
+ * for denormals too. */
+static void check_rounding(uint16_t largest, float (*widen)(uint16_t), uint16_t (*narrow)(float)) {
+  for (uint16_t low = 0; low < largest; low++) {
+    const uint16_t high = (uint16_t)(low + 1), even = low % 2 ? high : low;
+    const float middle = (float)(((double)widen(low) + (double)widen(high)) / 2);
+    const struct {
+      float value;
+      uint16_t nearest;
+    } tries[] = {{widen(low), low}, {middle, even}, {nextafterf(middle, 0), low}, {nextafterf(middle, 1e38f), high}};
+    for (int i = 0; i < 4; i++) {
+      assert_int_equal(narrow(tries[i].value), tries[i].nearest);
+      assert_int_equal(narrow(-tries[i].value), tries[i].nearest | 0x8000);
+    }
+  }
+}
+
+TEST(float16_rounds_to_nearest_even) {
+  check_rounding(0x7bff, attn_f32_of_f16, attn_f16_of_f32);
+  assert_int_equal(attn_f16_of_f32(65519.996f), 0x7bff);
+  assert_int_equal(attn_f16_of_f32(65520), 0x7c00);
+}
+
+/* Only values below 1e38, because check_rounding() steps upwards by nextafterf(middle, 1e38f). */
+TEST(bfloat16_rounds_to_nearest_even) { check_rounding(0x7e00, attn_f32_of_bf16, attn_bf16_of_f32); }
+
+/* ---- Windows --------------------------------------------------------------------------------------------------------- */
+
+/* The widest possible window hides no key, whatever the offset of the queries is. */
+TEST(widest_windows_hide_nothing) {
+  const int64_t widths[] = {INT64_MAX, INT64_MAX - 1};
+  const int32_t offsets[] = {INT32_MIN, -5, 0, 5, INT32_MAX};
+  for (int w = 0; w < 2; w++)
+    for (int o = 0; o < 5; o++) {
+      attn_problem p;
+      attn_problem_init(&p, 1, 1, 1, 4, 9, 1, 1);
+      p.align = ATTN_ALIGN_OFFSET;
+      p.window_left = p.window_right = widths[w];
+      const attn_args args = ATTN_STRUCT(attn_args, .offsets = &offsets[o]);
+      const attn_sequence seq = attn_sequence_of(&p, &args, 0);
+      for (int64_t i = 0; i < 4; i++) {
+        const attn_key_range keys = attn_allowed_keys(&p, &args, &seq, 0, i);
+        assert_int_equal(keys.begin, 0);
+        assert_int_equal(keys.end, 9);
+      }
+    }
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+
+TEST(layouts_beyond_the_largest_size_are_refused) {
+  const int64_t most = INT64_MAX / 16 / 64 * 64;
+  int64_t start[2], end = 0;
+  assert_true(LAY_OUT(((memory_part[]){{&start[0], 3, 30}, {&start[1], most / 64 - 2, 64}}), &end));
+  assert_true(start[0] == 0 && start[1] == 128 && end == most);
+  const memory_part beyond[][2] = {{{&start[0], 1, 64}, {&start[1], most / 64, 64}},
+                                   {{&start[0], 1, 1}, {&start[1], INT64_MAX / 4, 8}},
+                                   {{&start[0], 1, 1}, {&start[1], INT64_MAX, 1}}};
+  for (size_t i = 0; i < COUNT(beyond); i++) {
+    end = 0;
+    assert_false(LAY_OUT(beyond[i], &end));
+  }
+}
+
+/* ---- The exact row --------------------------------------------------------------------------------------------------- */
+
+TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
+  enum { KEYS = 7, DIM = 5 };
+  const float sinks[] = {-INFINITY, -900, -3, 0, 2, 30, 900, INFINITY},
+              scores[KEYS] = {-INFINITY, 0.3f, 1.1f, -INFINITY, -0.5f, 0.9f, -3};
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
+  p.uses = ATTN_USE_SINKS | ATTN_USE_LSE;
+  p.score = ATTN_SCORE_PRECOMPUTED;
+  const test_data data = test_data_create(&p, 3);
+  for (size_t n = 0; n < COUNT(sinks); n++) {
+    attn_args args = data.args;
+    double o[DIM], m[DIM], w[DIM], score[KEYS];
+    args.sinks = &sinks[n];
+    args.scores = scores;
+    attn_exact_row(&p, &args, 0, 0, 0);
+    const attn_oracle_output exact = {.o = o, .m = m, .w = w, .p = score};
+    const attn_oracle_row row = attn_oracle_f64_row(&p, &args, (attn_oracle_index){0, 0, 0}, &exact);
+    for (int d = 0; d < DIM; d++) assert_true(fabs((double)((const float *)args.o)[d] - o[d]) <= 1e-7 * fabs(o[d]));
+    assert_true(fabs((double)args.lse[0] - row.lse) <= 1e-7 * (1 + fabs(row.lse)));
+  }
+  test_data_destroy((test_data *)(uintptr_t)&data);
+}
+
+/* ---- Blocks, splits and tiles ------------------------------------------------------------------------------------------
+ */
+
+/* Problems with more than one split of keys, block of keys, tile of queries or vector of columns, and with a rest of each.
+ */
+typedef struct shape {
+  int64_t heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v;
+  uint32_t uses;
+  attn_align align;
+  int64_t window_left, q_apart, kv_apart; /* apart: from an element to the next */
+  float scale;                            /* 0: the usual one */
+  attn_score score;
+} shape;
+
+static const shape shapes[] = {
+    {2, 1, 3, 2500, 8, 8, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {2, 1, 3, 2500, 8, 8, ATTN_USE_ROW_LEN | ATTN_USE_ALIBI, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {8, 1, 2, 200, 40, 104, ATTN_USE_ROW_LEN, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {16, 1, 2, 90, 200, 136, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {2, 2, 70, 150, 72, 40, ATTN_USE_BIAS, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {1, 1, 40, 70, 32, 64, ATTN_USE_BIAS | ATTN_USE_ALIBI, ATTN_ALIGN_TOP_LEFT, 0, 1, 1, 0, ATTN_SCORE_DOT},
+    {4, 2, 35, 150, 64, 32, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {4, 1, 3, 70, 72, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 2, 1, 0, ATTN_SCORE_DOT},
+    {2, 2, 35, 70, 40, 72, ATTN_USE_ALIBI, ATTN_ALIGN_BOTTOM_RIGHT, 20, 3, 2, 0, ATTN_SCORE_DOT},
+    {2, 1, 35, 330, 16, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 15, ATTN_SCORE_DOT},
+    {2, 1, 3, 330, 16, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 15, ATTN_SCORE_DOT},
+    {2, 1, 35, 70, 8, 8, 0, ATTN_ALIGN_BOTTOM_RIGHT, 20, 1, 1, 0, ATTN_SCORE_PRECOMPUTED},
+};
+enum { MOST_KEYS = 2500, MOST_ROWS = 140, MOST_DIM = 136 };
+
+typedef struct answer {
+  attn_oracle_row facts;
+  double o[MOST_DIM], m[MOST_DIM], w[MOST_DIM];
+} answer;
+
+static void answer_all(const attn_problem *problem, const attn_args *args, answer *row) {
+  static double p[MOST_KEYS];
+  for (int64_t n = 0; n < problem->heads_q * problem->seq_q; n++)
+    row[n].facts = attn_oracle_f64_row(problem, args, (attn_oracle_index){0, n / problem->seq_q, n % problem->seq_q},
+                                       &(attn_oracle_output){.o = row[n].o, .m = row[n].m, .w = row[n].w, .p = p});
+}
+
+static void compare_with(const answer *row, const attn_problem *problem, const attn_kernel_info *kernel, const float *o) {
+  const int64_t rows = problem->heads_q * problem->seq_q, dim = problem->dim_v;
+  for (int64_t n = 0; n < rows; n++) {
+    const bench_row_limits limits = bench_limits_of_row(problem, &kernel->numerics, &row[n].facts, true);
+    for (int64_t d = 0; d < dim; d++) {
+      const double ratio = bench_output_ratio(&limits, row[n].o[d], row[n].m[d], row[n].w[d], (double)o[n * dim + d]);
+      if (!(ratio <= 1))
+        fail_msg("%s, %d x %d keys of %d, %d: row %d, column %d is %.3g limits off", kernel->name, (int)rows,
+                 (int)problem->seq_k, (int)problem->dim_qk, (int)dim, (int)n, (int)d, ratio);
+    }
+  }
+}
+
+static attn_strides spread(attn_strides s, int64_t times) {
+  return (attn_strides){s.b * times, s.h * times, s.s * times, s.d * times};
+}
+
+static void check_shape(const shape *s, attn_dtype dtype) {
+  static answer row[MOST_ROWS];
+  static const float slopes[16] = {0.001f, 0.0005f};
+  attn_problem p;
+  attn_problem_init(&p, 1, s->heads_q, s->heads_kv, s->seq_q, s->seq_k, s->dim_qk, s->dim_v);
+  p.dtype_q = p.dtype_kv = dtype;
+  p.uses = s->uses;
+  p.window_left = s->window_left;
+  p.align = s->align;
+  p.score = s->score;
+  p.q_stride = spread(p.q_stride, s->q_apart);
+  p.k_stride = spread(p.k_stride, s->kv_apart);
+  p.v_stride = spread(p.v_stride, s->kv_apart);
+  if (s->scale > 0) p.scale = s->scale;
+  assert_true(p.heads_q * p.seq_q <= MOST_ROWS && p.seq_k <= MOST_KEYS && p.dim_v <= MOST_DIM);
+  test_data data = test_data_create(&p, 21);
+  float *bias = test_allocate(sizeof(float) * (size_t)(p.heads_q * p.seq_q * p.seq_k));
+  test_fill(bias, (size_t)(p.heads_q * p.seq_q * p.seq_k), 22);
+  const int32_t row_len[] = {(int32_t)p.seq_k, (int32_t)p.seq_k - 21, 75};
+  if (p.uses & ATTN_USE_BIAS) data.args.bias = bias;
+  if (p.score == ATTN_SCORE_PRECOMPUTED) data.args.scores = bias;
+  if (p.uses & ATTN_USE_ROW_LEN) data.args.row_len = row_len;
+  if (p.uses & ATTN_USE_ALIBI) data.args.alibi_slopes = slopes;
+  answer_all(&p, &data.args, row);
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (attn_kernel_rejects(kernel, &p)) continue;
+    test_ok(test_run(&p, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel->name, .threads = 1)));
+    compare_with(row, &p, kernel, data.args.o);
+  }
+  free(bias);
+  test_data_destroy(&data);
+}
+
+TEST(every_block_of_every_shape_is_right) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  for (size_t i = 0; i < COUNT(shapes); i++)
+    for (int n = 0; n < 3; n++) check_shape(&shapes[i], dtypes[n]);
+}
+
+/* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 16, LOW = 256, KEYS = 1024, FIRST = 8 };
+
+/* LOW keys with one score, then keys with a higher one. References near 8192 are stored in steps of 2^-10, and the
+ * difference of the two scores is no multiple of that. The first keys after the move must weigh as much as all later ones.
+ */
+static void check_equal_weights(const char *kernel) {
+  static float q[ROWS], k[KEYS], v[KEYS], o[ROWS];
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, ROWS, KEYS, 1, 1);
+  p.scale = 0.693147181f; /* log 2: scores are powers of 2 */
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) return;
+  for (int i = 0; i < ROWS; i++) q[i] = 1 + 0.0123457f * (float)i;
+  for (int j = 0; j < KEYS; j++) {
+    k[j] = j < LOW ? 8191.25f : 8205.5f;
+    v[j] = j >= LOW && j < LOW + FIRST;
+  }
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
+  test_ok(test_run(&p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
+  for (int i = 0; i < ROWS; i++) {
+    const double low = exp2(-(double)q[i] * (8205.5 - 8191.25)), expected = FIRST / (KEYS - LOW + LOW * low);
+    if (fabs((double)o[i] / expected - 1) > 2e-5)
+      fail_msg("%s: row %d weighs its first keys %.7g, should be %.7g", kernel, i, (double)o[i], expected);
+  }
+}
+
+TEST(equal_scores_weigh_the_same_after_a_rescale) { test_each_kernel(check_equal_weights); }
+
+/* ---- Peak loops ------------------------------------------------------------------------------------------------------ */
+
+static double now_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A loop that the compiler has left out would run at any rate. */
+TEST(peak_loops_are_as_slow_as_a_core) {
+  const attn_peak_loop *loop;
+  for (int i = 0; (loop = attn_peak_get(i)); i++) {
+    if (!attn_peak_usable(loop->isa)) continue;
+    const double begin = now_s();
+    loop->run(4096);
+    assert_true(4096 * loop->flops / (now_s() - begin) < 2e13);
+  }
+}
+
+/* One after the other, side by side, and what a step of many vectors leaves. */
+TEST(read_loops_see_every_bit) {
+  enum { WORDS = 19 * ATTN_READ_LINE / sizeof(uint64_t) };
+  static _Alignas(64) uint64_t data[2 * WORDS];
+  const attn_peak_loop *loop;
+  for (int i = 0; (loop = attn_peak_get(i)); i++)
+    for (size_t n = 0; loop->read && attn_peak_usable(loop->isa) && n < COUNT(data); n++) {
+      data[n] = (uint64_t)1 << n % 64;
+      for (size_t ahead = 0; ahead <= 8192; ahead += 8192) {
+        assert_true(loop->read(data, NULL, sizeof data, ahead) == data[n]);
+        assert_true(loop->read(data, data + WORDS, sizeof data / 2, ahead) == data[n]);
+        assert_true(loop->read(data, NULL, sizeof data / 2, ahead) == (n < WORDS ? data[n] : 0));
+      }
+      data[n] = 0;
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/* The rounding errors that each kernel declares are true, and at most about twice as large as the real ones. Two keys with
+ * the scores 0 and -x and one-hot V give two outputs; their quotient is the kernel's exp(-x), rounded if the kernel rounds
+ * P. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "data/generate.h"
+#include "kernels/ref/oracle_f64.h"
+#include "tests/support/support.h"
+
+enum { ROWS = 512, DIM = 8, PIECES = 3, HALVINGS = 26 };
+
+/* The error of the quotient without any error of exp: roundings of the score, of the sum and of two stored outputs. */
+static const double NOISE = 4 * 0x1p-24;
+
+/* ROWS sequences with one query each, so that kernels for few queries take them too. All share two keys. */
+static attn_problem probe_problem(attn_dtype dtype) {
+  attn_problem p;
+  attn_problem_init(&p, ROWS, 1, 1, 1, 2, DIM, DIM);
+  p.scale = 1;
+  p.k_stride.b = p.v_stride.b = 0;
+  p.dtype_q = p.dtype_kv = dtype;
+  return p;
+}
+
+/* Writes float32 x as a sum of pieces that the type holds. */
+static void store_pieces(void *q, attn_dtype dtype, int64_t at, double x) {
+  double left = (double)(float)x;
+  for (int n = 0; n < PIECES; n++) {
+    bench_store(q, dtype, at + n, left);
+    left -= attn_oracle_load(q, dtype, at + n);
+  }
+}
+
+/* The kernel's exp(-x) for the x of each row. */
+static void weigh(const char *kernel, const attn_problem *p, const double *x, double *weight) {
+  static float o[ROWS][DIM];
+  char *q = test_allocate(ROWS * DIM * sizeof(float)), *k = test_allocate(2 * DIM * sizeof(float)),
+       *v = test_allocate(2 * DIM * sizeof(float));
+  for (int n = 0; n < ROWS; n++) store_pieces(q, p->dtype_q, n * DIM, x[n]);
+  for (int n = 0; n < PIECES; n++) bench_store(k, p->dtype_kv, DIM + n, -1);
+  bench_store(v, p->dtype_kv, 0, 1);
+  bench_store(v, p->dtype_kv, DIM + 1, 1);
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
+  test_ok(test_run(p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
+  for (int n = 0; n < ROWS; n++) weight[n] = (double)o[n][1] / (double)o[n][0];
+  free(q);
+  free(k);
+  free(v);
+}
+
+/* Largest relative error of the weights for x in 0 .. 2: more than two periods of exp2's polynomial. */
+static double measure_weights(const char *kernel, const attn_problem *p) {
+  double x[ROWS], weight[ROWS], worst = 0;
+  for (int n = 0; n < ROWS; n++) x[n] = (double)(float)(2.0 * n / ROWS);
+  weigh(kernel, p, x, weight);
+  for (int n = 0; n < ROWS; n++) worst = fmax(worst, fabs(weight[n] * exp(x[n]) - 1));
+  return worst;
+}
+
+/* The same for exp alone, if P is rounded to steps of 2 u_p: bisection finds the x at which a weight jumps, and there
+ * exp(-x) should lie in the middle between two steps. */
+static double measure_exp(const char *kernel, const attn_problem *p, double p_rounding) {
+  double middle[ROWS], low[ROWS], high[ROWS], x[ROWS], weight[ROWS], worst = 0;
+  for (int n = 0; n < ROWS; n++) {
+    middle[n] = 0.5 + p_rounding * (0.5 + n % (int)(0.5 / p_rounding));
+    low[n] = -log(middle[n]) - p_rounding / 4;
+    high[n] = -log(middle[n]) + p_rounding / 4;
+  }
+  for (int halving = 0; halving < HALVINGS; halving++) {
+    for (int n = 0; n < ROWS; n++) x[n] = (low[n] + high[n]) / 2;
+    weigh(kernel, p, x, weight);
+    for (int n = 0; n < ROWS; n++) *(weight[n] > middle[n] ? &low[n] : &high[n]) = x[n];
+  }
+  for (int n = 0; n < ROWS; n++) worst = fmax(worst, fabs(middle[n] * exp((low[n] + high[n]) / 2) - 1));
+  return worst;
+}
+
+/* Fails unless the declared error is at least the measured one and at most about twice as large. */
+static void compare(const char *kernel, const char *what, double declared, double measured) {
+  print_message("%-16s %-10s declared %.3g, measured %.3g\n", kernel, what, declared, measured);
+  if (measured > declared + NOISE || declared > 2 * measured + NOISE)
+    fail_msg("%s declares %s %.3g, but %.3g is measured", kernel, what, declared, measured);
+}
+
+static bool takes(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  return !attn_kernel_rejects(info, &p);
+}
+
+/* For kernels that do not round P: the error of the weights is that of exp. */
+static void check_exp(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  if (takes(info, dtype)) compare(info->name, "exp error", info->numerics.exp_error, measure_weights(info->name, &p));
+}
+
+/* For kernels that round P. Libraries divide by the sum before they round, so both weights of a quotient are rounded. */
+static void check_rounded(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  const double rounding = fmin(info->numerics.p_rounding, attn_dtype_of(dtype).roundoff);
+  if (!takes(info, dtype)) return;
+  compare(info->name, "p rounding", rounding, measure_weights(info->name, &p) / (info->library[0] ? 2 : 1));
+  if (!info->library[0]) compare(info->name, "exp error", info->numerics.exp_error, measure_exp(info->name, &p, rounding));
+}
+
+static void check_kernel(const char *kernel) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  check_exp(info, ATTN_F32);
+  if (info->numerics.p_rounding > 0)
+    check_rounded(info, ATTN_BF16), check_rounded(info, ATTN_F16);
+  else
+    check_exp(info, ATTN_BF16);
+}
+
+TEST(declared_errors_are_true) { test_each_kernel(check_kernel); }

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: MIT */
+/* Transformer blocks, encoder and decoder, pre- and post-norm, against the float64 oracle and against PyTorch's layers
+ * (tests/data/nn, scripts/make/nn_fixture.py); formulas that are wrong in one place must be rejected. */
+#include <fenv.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/safetensors.h"
+#include "tests/support/nn_support.h"
+
+enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* as in nn_fixture.py */
+
+typedef struct fixture {
+  safetensors file;
+  attn_block_config config;
+  attn_block_args args;
+  attn_args masks; /* of the attention that has lengths */
+  int32_t lengths[BATCH];
+  const float *expected;
+} fixture;
+
+static const float *tensor(const fixture *f, const char *name, int64_t rows, int64_t columns) {
+  const float *data = safetensors_get(&f->file, name, rows, columns);
+  assert_non_null(data);
+  return data;
+}
+
+static attn_norm norm_of(const fixture *f, int number) {
+  char name[2][32];
+  snprintf(name[0], sizeof name[0], "norm%d.weight", number);
+  snprintf(name[1], sizeof name[1], "norm%d.bias", number);
+  return (attn_norm){tensor(f, name[0], 0, WIDTH), tensor(f, name[1], 0, WIDTH), 1e-5f};
+}
+
+static attn_mha_weights attention_of(const fixture *f, const char *name) {
+  char names[4][64];
+  const char *parts[] = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"};
+  for (int i = 0; i < 4; i++) snprintf(names[i], sizeof names[i], "%s.%s", name, parts[i]);
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_qkv = tensor(f, names[0], 3 * WIDTH, WIDTH),
+                     .b_qkv = tensor(f, names[1], 0, 3 * WIDTH), .w_o = tensor(f, names[2], WIDTH, WIDTH),
+                     .b_o = tensor(f, names[3], 0, WIDTH));
+}
+
+static void load(fixture *f, bool decoder, bool pre_norm) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/tests/data/nn/%s_%s.safetensors", TEST_SOURCE_DIR, decoder ? "decoder" : "encoder",
+           pre_norm ? "pre" : "post");
+  memset(f, 0, sizeof *f);
+  assert_int_equal(safetensors_read(path, &f->file), 0);
+  attn_block_config *c = &f->config;
+  if (decoder)
+    attn_decoder_block_init(c, BATCH, HEADS, SEQ, MEMORY, WIDTH, WIDTH, HIDDEN);
+  else
+    attn_encoder_block_init(c, BATCH, HEADS, SEQ, WIDTH, HIDDEN);
+  c->pre_norm = pre_norm;
+  c->self_weights = attention_of(f, "self_attn");
+  c->self_norm = norm_of(f, 1);
+  c->feed_forward_norm = norm_of(f, decoder ? 3 : 2);
+  c->feed_forward.activation = pre_norm ? ATTN_GELU : ATTN_RELU;
+  c->feed_forward.first =
+      (attn_linear){tensor(f, "linear1.weight", HIDDEN, WIDTH), tensor(f, "linear1.bias", 0, HIDDEN), true};
+  c->feed_forward.second =
+      (attn_linear){tensor(f, "linear2.weight", WIDTH, HIDDEN), tensor(f, "linear2.bias", 0, WIDTH), true};
+  const float *lengths = tensor(f, "lengths", 0, BATCH);
+  for (int b = 0; b < BATCH; b++) f->lengths[b] = (int32_t)lengths[b];
+  f->args.struct_size = sizeof f->args;
+  f->args.x = tensor(f, "x", BATCH * SEQ, WIDTH);
+  f->expected = tensor(f, "y", BATCH * SEQ, WIDTH);
+  (decoder ? &c->cross : &c->self)->attention.uses |= ATTN_USE_KV_LEN;
+  f->masks = ATTN_STRUCT(attn_args, .kv_len = f->lengths);
+  *(decoder ? &f->args.cross : &f->args.self) = &f->masks;
+  if (!decoder) return;
+  c->cross_weights = attention_of(f, "multihead_attn");
+  c->cross_norm = norm_of(f, 2);
+  f->args.memory = tensor(f, "memory", BATCH * MEMORY, WIDTH);
+}
+
+static void run(const attn_block_config *config, const attn_options *options, const attn_block_args *args) {
+  attn_block *block;
+  test_ok(attn_block_create(config, options, &block));
+  if (options && options->kernel) assert_string_equal(attn_block_kernel(block), options->kernel);
+  const size_t bytes = attn_block_workspace(block);
+  void *workspace = test_allocate(bytes);
+  memset(workspace, 0xff, bytes); /* NaN */
+  test_ok(attn_block_run(block, args, workspace, bytes));
+  free(workspace);
+  attn_block_destroy(block);
+}
+
+/* ---- PyTorch ---- */
+
+static void as_pytorch(const char *kernel) {
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    load(&f, variant & 1, variant & 2);
+    f.args.y = y;
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+    attn_block *refused;
+    if (attn_block_create(&f.config, &options, &refused) == ATTN_UNSUPPORTED) { /* a kernel for decoding: too many rows */
+      test_contains(attn_last_error(), kernel);
+      safetensors_free(&f.file);
+      continue;
+    }
+    attn_block_destroy(refused);
+    run(&f.config, &options, &f.args);
+    attn_nn_field oracle = nn_block(&f.config, &f.args, &attn_kernel_find(kernel)->numerics);
+    for (int i = 0; i < BATCH * SEQ * WIDTH; i++) { /* float32 rounds the fixture, the scale and epsilon */
+      assert_true(fabs(oracle.value[i] - (double)f.expected[i]) <= 0x1p-23 * (fabs(oracle.value[i]) + 1));
+      oracle.value[i] = (double)f.expected[i];
+    }
+    nn_passes(oracle, y);
+    safetensors_free(&f.file);
+  }
+}
+
+TEST(blocks_agree_with_pytorch) { test_each_kernel(as_pytorch); }
+
+TEST(layer_norm_agrees_with_pytorch) {
+  safetensors file;
+  float y[SEQ * WIDTH];
+  assert_int_equal(safetensors_read(TEST_SOURCE_DIR "/tests/data/nn/layer_norm.safetensors", &file), 0);
+  const float *x = safetensors_get(&file, "x", SEQ, WIDTH), *residual = safetensors_get(&file, "residual", SEQ, WIDTH),
+              *expected = safetensors_get(&file, "y", SEQ, WIDTH);
+  const attn_norm norm = {safetensors_get(&file, "weight", 0, WIDTH), safetensors_get(&file, "bias", 0, WIDTH), 1e-5f};
+  assert_true(x && residual && expected && norm.gain && norm.bias);
+  test_ok(attn_add_layer_norm(SEQ, WIDTH, x, residual, &norm, NULL, y));
+  attn_nn_field fx = attn_nn_field_of(x, SEQ, WIDTH), fr = attn_nn_field_of(residual, SEQ, WIDTH);
+  attn_nn_field sum = attn_nn_oracle_add(&fx, &fr), oracle = attn_nn_oracle_layer_norm(&sum, &norm);
+  for (int i = 0; i < SEQ * WIDTH; i++) oracle.value[i] = (double)expected[i];
+  nn_passes(oracle, y);
+  nn_destroy(&fx, &fr, &sum);
+  safetensors_free(&file);
+}
+
+/* ---- Wrong formulas ---- */
+
+TEST(wrong_blocks_are_told_apart) {
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    const bool decoder = variant & 1;
+    load(&f, decoder, variant & 2);
+    f.args.y = y;
+    run(&f.config, NULL, &f.args);
+#define REJECTED(change)                                             \
+  do {                                                               \
+    attn_block_config c = f.config;                                  \
+    attn_block_args a = f.args;                                      \
+    const int32_t other[BATCH] = {f.lengths[0], f.lengths[1] - 1};   \
+    const attn_args masks = ATTN_STRUCT(attn_args, .kv_len = other); \
+    (void)masks;                                                     \
+    change;                                                          \
+    nn_rejected(nn_block(&c, &a, NULL), y);                          \
+  } while (0)
+    REJECTED(c.pre_norm = !c.pre_norm);
+    REJECTED(c.self_norm.epsilon = 1e-2f);
+    REJECTED(c.self_norm.bias = NULL);
+    REJECTED(c.feed_forward_norm = c.self_norm);
+    REJECTED(c.feed_forward.activation = c.feed_forward.activation == ATTN_RELU ? ATTN_GELU : ATTN_RELU);
+    REJECTED(c.feed_forward.second.bias = NULL);
+    REJECTED(c.self_weights.b_o = NULL);
+    REJECTED(c.self.attention.scale *= 1.01f);
+    REJECTED(c.self.attention.window_right = decoder ? -1 : 0);
+    REJECTED(*(decoder ? &a.cross : &a.self) = &masks);
+    if (decoder) {
+      REJECTED(c.cross_norm.gain = NULL);
+      REJECTED(c.cross_weights = c.self_weights);
+      REJECTED(c.has_cross = false);
+    }
+    safetensors_free(&f.file);
+  }
+}
+
+/* ---- More than the fixture has: GQA, another width of memory, many rows, in place, a profile ---- */
+
+static attn_mha_weights random_attention(const attn_mha_problem *p, unsigned seed) {
+  const attn_problem *a = &p->attention;
+  const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v;
+  attn_mha_weights w = ATTN_STRUCT(attn_mha_weights, .layout = ATTN_IN_OUT); /* even seeds: [in][out] */
+  w.w_q = nn_random_linear(p->width, q, false, 2 * seed).weight;
+  w.w_k = nn_random_linear(p->width_memory, k, false, 2 * seed + 2).weight;
+  w.w_v = nn_random_linear(p->width_memory, v, false, 2 * seed + 4).weight;
+  w.w_o = nn_random_linear(a->heads_q * a->dim_v, p->width_out, false, 2 * seed + 6).weight;
+  w.b_k = nn_random(k, seed);
+  return w;
+}
+
+TEST(other_shapes_follow_the_formula) {
+  enum { B = 3, N = 67, M = 50, W = 32, WM = 20, HID = 96 };
+  const int32_t lengths[B] = {M, 1, 33};
+  for (int pre = 0; pre < 2; pre++) {
+    attn_block_config c;
+    attn_decoder_block_init(&c, B, 4, N, M, W, WM, HID);
+    attn_problem_init(&c.self.attention, B, 4, 2, N, N, 8, 8); /* two KV heads */
+    attn_problem_set_causal(&c.self.attention, ATTN_ALIGN_TOP_LEFT);
+    attn_problem_init(&c.cross.attention, B, 4, 1, N, M, 8, 12); /* one, wider */
+    c.cross.attention.uses |= ATTN_USE_KV_LEN;
+    c.pre_norm = pre;
+    c.self_weights = random_attention(&c.self, 1);
+    c.cross_weights = random_attention(&c.cross, 20);
+    c.feed_forward.first = nn_random_linear(W, HID, true, 51);
+    c.feed_forward.second = nn_random_linear(HID, W, true, 52);
+    float *x = nn_random(B * N * W, 60), *y = nn_random(B * N * W, 61);
+    attn_block_profile profile = {0};
+    attn_block_args args = ATTN_STRUCT(attn_block_args, .x = x, .memory = nn_random(B * M * WM, 62), .y = y,
+                                       .cross = &ATTN_STRUCT(attn_args, .kv_len = lengths), .profile = &profile);
+    run(&c, &ATTN_STRUCT(attn_options, .threads = 2), &args);
+    nn_passes(nn_block(&c, &args, NULL), y);
+    assert_true(profile.runs == 1 && profile.projections_ns > 0 && profile.attention_ns > 0 && profile.feed_forward_ns > 0 &&
+                profile.norm_ns > 0);
+    assert_true(profile.projections_ns + profile.attention_ns + profile.feed_forward_ns + profile.norm_ns <=
+                profile.total_ns * 1.001);
+    args.y = x; /* in place, one thread: the same bits */
+    args.profile = NULL;
+    run(&c, &ATTN_STRUCT(attn_options, .threads = 1), &args);
+    assert_memory_equal(x, y, B * N * W * sizeof *x);
+  }
+}
+
+/* The caller's rounding mode changes no bits and is restored. */
+TEST(rounding_of_the_caller_does_not_matter) {
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    static float usual[BATCH * SEQ * WIDTH], other[BATCH * SEQ * WIDTH];
+    load(&f, variant & 1, variant & 2);
+    f.args.y = usual;
+    run(&f.config, &ATTN_STRUCT(attn_options, .threads = 1), &f.args);
+    f.args.y = other;
+    fesetround(FE_UPWARD);
+    run(&f.config, &ATTN_STRUCT(attn_options, .threads = 1), &f.args);
+    const int kept = fegetround();
+    fesetround(FE_TONEAREST);
+    assert_int_equal(kept, FE_UPWARD);
+    assert_memory_equal(usual, other, sizeof usual);
+    safetensors_free(&f.file);
+  }
+}
+
+/* Causal and cross-attention by name. */
+TEST(named_attentions_follow_the_formula) {
+  enum { B = 2, N = 11, M = 6, W = 32, WM = 20 };
+  for (int cross = 0; cross < 2; cross++) {
+    attn_mha_problem p, other;
+    attn_causal_self_attention_init(&p, B, 4, N, W);
+    if (cross) attn_cross_attention_init(&p, B, 4, N, M, W, WM);
+    const attn_mha_weights weights = random_attention(&p, 7);
+    const float *x = nn_random(B * N * W, 1), *memory = nn_random(B * M * WM, 2);
+    float *y = nn_random(B * N * W, 3);
+    attn_mha *layer;
+    test_ok(attn_mha_create(&p, &weights, NULL, &layer));
+    void *workspace = test_allocate(attn_mha_workspace(layer));
+    const attn_mha_args args = ATTN_STRUCT(attn_mha_args, .x = x, .memory = cross ? memory : NULL, .y = y);
+    test_ok(attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer)));
+    attn_nn_field fx = attn_nn_field_of(x, B * N, W), fm = attn_nn_field_of(memory, B * M, WM);
+    nn_passes(nn_mha(&p, &weights, args.attention, &fx, cross ? &fm : NULL), y);
+    other = p;
+    other.attention.window_right = cross ? 0 : -1;
+    nn_rejected(nn_mha(&other, &weights, args.attention, &fx, cross ? &fm : NULL), y);
+    nn_destroy(&fx, &fm);
+    free(workspace);
+    attn_mha_destroy(layer);
+  }
+}
+
+/* ---- Arguments ---- */
+
+/* One sequence has no next one. */
+TEST(batch_strides_of_one_sequence_do_not_matter) {
+  attn_block_config c;
+  attn_block *block;
+  attn_encoder_block_init(&c, 1, HEADS, SEQ, WIDTH, HIDDEN);
+  c.self_weights = random_attention(&c.self, 1);
+  c.feed_forward.first = nn_random_linear(WIDTH, HIDDEN, true, 51);
+  c.feed_forward.second = nn_random_linear(HIDDEN, WIDTH, true, 52);
+  c.self.x_stride.b = c.self.y_stride.b = 0;
+  test_ok(attn_block_create(&c, NULL, &block));
+  attn_block_destroy(block);
+}
+
+TEST(arguments_are_checked) {
+  fixture f;
+  attn_block *block;
+  load(&f, true, false);
+#define REFUSED(change, word) \
+  TEST_REFUSES(attn_block_config, f.config, change, attn_block_create(&bad, NULL, &block), block, word)
+  REFUSED(bad.self.width = 0, "width is 0");
+  REFUSED(bad.self.width_out = 12, "attn_block_config.self has width 24 and width_out 12");
+  REFUSED(bad.cross.width = 25, "attn_block_config.cross has width 25");
+  REFUSED(bad.self.x_stride.s = 48, "attn_block_config.self.x_stride");
+  REFUSED(bad.cross.y_stride.d = 2, "attn_block_config.cross.y_stride");
+  REFUSED(bad.cross.attention.batch = 1, "attn_block_config.cross has 7 query rows");
+  REFUSED(bad.feed_forward.width = 23, "attn_block_config.feed_forward.width is 23");
+  REFUSED(bad.feed_forward.hidden = 0, "attn_feed_forward_config.hidden is 0");
+  REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
+  REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
+  REFUSED(bad.self.struct_size = 3, "struct_size is 3");
+  test_invalid(attn_block_create(NULL, NULL, &block), "config is NULL");
+  test_invalid(attn_block_create(&f.config, NULL, NULL), "block is NULL");
+  const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
+  test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, "flash_mmx");
+
+  float y[BATCH * SEQ * WIDTH];
+  f.args.y = y;
+  test_ok(attn_block_create(&f.config, NULL, &block));
+  const size_t bytes = attn_block_workspace(block);
+  char *workspace = test_allocate(bytes + 64);
+  attn_block_args bad = f.args;
+  bad.x = NULL;
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "attn_block_args.x is NULL");
+  bad = f.args, bad.y = NULL;
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "y is NULL");
+  bad = f.args, bad.memory = NULL;
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "memory is NULL");
+  bad = f.args, bad.cross = NULL;
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "kv_len");
+  test_invalid(attn_block_run(block, NULL, workspace, bytes), "args is NULL");
+  test_invalid(attn_block_run(NULL, &f.args, workspace, bytes), "block is NULL");
+  test_refused(attn_block_run(block, &f.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL, "attn_block needs");
+  test_refused(attn_block_run(block, &f.args, workspace + 8, bytes), ATTN_WORKSPACE_TOO_SMALL, "aligned to 64");
+  free(workspace);
+  attn_block_destroy(block);
+  attn_block_destroy(NULL);
+  safetensors_free(&f.file);
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: MIT */
+/* Dense layers against float64 sums, for every product that runs here; determinism; refusals. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/product.h"
+#include "kernels/common/problem/convert.h"
+#include "tests/support/pool.h"
+#include "tests/support/support.h"
+
+static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon", "product_openblas"};
+enum { NAMES = COUNT(names) };
+
+/* ---- One layer ---- */
+
+typedef struct shape {
+  int64_t batch, rows, depth, columns;
+  bool transposed, bias, relu, gelu; /* weight [out][in] */
+  attn_dtype dtype;
+  int64_t x_heads, y_heads; /* 0 = rows are not split into heads */
+  int64_t x_step;           /* stride.d of x and y */
+} shape;
+
+typedef struct layer {
+  shape shape;
+  float *x, *y, *bias;
+  void *weight;
+  int64_t y_floats;
+  attn_product_weights weights;
+  attn_product_args args;
+} layer;
+
+static float *random_floats(int64_t count, unsigned seed) {
+  float *data = test_allocate((size_t)count * sizeof *data);
+  test_fill(data, (size_t)count, seed);
+  return data;
+}
+
+static void *random_weight(const shape *s) {
+  float *data = random_floats(s->depth * s->columns, 7);
+  for (int64_t i = 0; i < s->depth * s->columns; i++) attn_store_f32(data, s->dtype, i, data[i]); /* narrower: in place */
+  return data;
+}
+
+/* Rows with a gap behind them or, if there are heads, [batch][heads][rows][dim]. */
+static attn_strides strides_of(int64_t rows, int64_t columns, int64_t heads, int64_t step) {
+  if (heads == 0) return (attn_strides){.b = rows * (columns * step + 3), .s = columns * step + 3, .d = step};
+  const int64_t dim = columns / heads * step;
+  return (attn_strides){.b = heads * rows * dim, .h = rows * dim, .s = dim, .d = step};
+}
+
+static layer make_layer(shape s) {
+  layer l = {.shape = s};
+  const attn_strides x = strides_of(s.rows, s.depth, s.x_heads, s.x_step),
+                     y = strides_of(s.rows, s.columns, s.y_heads, s.x_step);
+  l.y_floats = s.batch * y.b + 1;
+  l.x = random_floats(s.batch * x.b + 1, 1);
+  l.y = random_floats(l.y_floats, 2);
+  l.bias = random_floats(s.columns, 3);
+  l.weight = random_weight(&s);
+  l.weights = ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
+                          .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
+                          .dtype = s.dtype, .bias = s.bias ? l.bias : NULL, .relu = s.relu, .gelu = s.gelu);
+  l.args = ATTN_STRUCT(attn_product_args, .batch = s.batch, .rows = s.rows, .x = l.x, .x_stride = x,
+                       .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0, .y = l.y, .y_stride = y,
+                       .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0);
+  return l;
+}
+
+static void free_layer(layer *l) {
+  free(l->x);
+  free(l->y);
+  free(l->bias);
+  free(l->weight);
+}
+
+static attn_product *create(const layer *l, const attn_options *options) {
+  attn_product *product;
+  test_ok(attn_product_create(&l->weights, options, &product));
+  return product;
+}
+
+static void run(const attn_product *product, const attn_product_args *args) {
+  const size_t bytes = attn_product_workspace(product, args->batch * args->rows);
+  void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
+  if (bytes) memset(workspace, 0xff, bytes); /* NaN */
+  test_ok(attn_product_run(product, args, workspace, bytes));
+  free(workspace);
+}
+
+/* ---- Against float64 ---- */
+
+static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b, int64_t row, int64_t column) {
+  if (!head_dim) return b * stride->b + row * stride->s + column * stride->d;
+  return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
+}
+
+/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms. Leaves out term number `skip`, to imitate
+ * a wrong product. */
+static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
+  const shape *s = &l->shape;
+  double sum = 0, terms = 0;
+  for (int64_t k = 0; k < s->depth; k++) {
+    const double x = l->x[offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k)];
+    const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
+    const double term = k == skip ? 0 : x * (double)attn_load_f32(l->weight, s->dtype, at);
+    sum += term;
+    terms += fabs(term);
+  }
+  if (s->bias) sum += (double)l->bias[column];
+  if (s->relu && sum < 0) sum = 0;
+  double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  if (s->gelu) { /* its slope is below 1.13; its erf, to which 1 is added, errs by 6 units of 1 (scripts/make/derive_erf.py)
+                  */
+    limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
+    sum *= 0.5 * erfc(-sum * sqrt(0.5));
+  }
+  return fabs((double)l->y[offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column)] - sum) / limit;
+}
+
+static double worst_ratio(const layer *l, int64_t skip) {
+  double worst = 0;
+  for (int64_t b = 0; b < l->shape.batch; b++)
+    for (int64_t row = 0; row < l->shape.rows; row++)
+      for (int64_t column = 0; column < l->shape.columns; column++)
+        worst = fmax(worst, error_ratio(l, b, row, column, skip));
+  return worst;
+}
+
+static const shape shapes[] = {
+    {.batch = 1, .rows = 1, .depth = 1, .columns = 1, .x_step = 1},
+    {.batch = 1, .rows = 7, .depth = 33, .columns = 17, .bias = true, .x_step = 1},
+    {.batch = 3, .rows = 5, .depth = 64, .columns = 48, .transposed = true, .relu = true, .x_step = 1},
+    {.batch = 2, .rows = 70, .depth = 300, .columns = 40, .bias = true, .relu = true, .x_step = 1},
+    {.batch = 2, .rows = 70, .depth = 30, .columns = 45, .bias = true, .gelu = true, .x_step = 1},
+    {.batch = 1, .rows = 7, .depth = 300, .columns = 600, .gelu = true, .x_step = 1},
+    {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .bias = true, .x_step = 1},
+    {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 4, .y_heads = 3, .transposed = true, .x_step = 2},
+    {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
+    {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
+};
+enum { SHAPES = COUNT(shapes) };
+
+TEST(test_meets_the_limit) {
+  int ran = 0;
+  for (int n = 0; n < NAMES; n++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = names[n], .threads = 1);
+    for (int i = 0; i < SHAPES; i++) {
+      layer l = make_layer(shapes[i]);
+      attn_product *product;
+      const attn_status status = attn_product_create(&l.weights, &options, &product);
+      if (status == ATTN_OK) {
+        run(product, &l.args);
+        assert_string_equal(attn_product_name(product), names[n]);
+        assert_true(worst_ratio(&l, -1) <= 1);
+        assert_true(worst_ratio(&l, 0) > 1); /* a missing term exceeds the limit */
+        attn_product_destroy(product);
+        ran++;
+      } else {
+        assert_true(status == ATTN_UNSUPPORTED || status == ATTN_UNKNOWN_KERNEL);
+        assert_null(product);
+      }
+      free_layer(&l);
+    }
+  }
+  assert_true(ran >= SHAPES); /* the c tier runs everywhere */
+}
+
+/* The gaps between the elements of Y are not written. */
+TEST(test_writes_only_its_elements) {
+  for (int i = 0; i < SHAPES; i++) {
+    layer l = make_layer(shapes[i]);
+    float *before = test_allocate((size_t)l.y_floats * sizeof *before);
+    bool *written = test_allocate((size_t)l.y_floats * sizeof *written);
+    memcpy(before, l.y, (size_t)l.y_floats * sizeof *before);
+    attn_product *product = create(&l, NULL);
+    run(product, &l.args);
+    for (int64_t b = 0; b < l.shape.batch; b++)
+      for (int64_t row = 0; row < l.shape.rows; row++)
+        for (int64_t c = 0; c < l.shape.columns; c++)
+          written[offset_of(&l.args.y_stride, l.args.y_head_dim, b, row, c)] = true;
+    for (int64_t at = 0; at < l.y_floats; at++)
+      if (!written[at]) assert_memory_equal(&l.y[at], &before[at], sizeof *before);
+    attn_product_destroy(product);
+    free(written);
+    free(before);
+    free_layer(&l);
+  }
+}
+
+/* ---- Bits ---- */
+
+/* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
+TEST(test_bits_depend_on_the_row_alone) {
+  layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
+  attn_product *alone = create(&l, &ATTN_STRUCT(attn_options, .threads = 1));
+  run(alone, &l.args);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  test_pool pool = {.backwards = true};
+  const attn_options many[] = {ATTN_STRUCT(attn_options, .threads = 2), ATTN_STRUCT(attn_options, .threads = 5),
+                               ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
+  for (int i = 0; i < 3; i++) {
+    attn_product *product = create(&l, &many[i]);
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(product, &l.args);
+    for (int64_t row = 0; row < 230; row++)
+      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+    attn_product_destroy(product);
+  }
+  assert_true(pool.tasks > 0 && pool.tasks <= 12); /* large blocks, although three threads share them */
+  const int64_t parts[] = {1, 6, 13, 97, 229};
+  for (int i = 0; i < 5; i++) {
+    attn_product_args args = l.args;
+    args.rows = parts[i];
+    args.x += args.x_stride.s; /* from row 1 on */
+    args.y += args.y_stride.s;
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(alone, &args);
+    for (int64_t row = 1; row <= parts[i]; row++)
+      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+  }
+  attn_product_destroy(alone);
+  free(expected);
+  free_layer(&l);
+}
+
+/* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
+ * among others, with any number of threads. */
+TEST(test_sequences_keep_their_bits_in_a_library) {
+  layer l = make_layer((shape){.batch = 5, .rows = 130, .depth = 70, .columns = 300, .bias = true, .x_step = 1});
+  attn_product *product;
+  attn_options options = ATTN_STRUCT(attn_options, .kernel = "product_openblas", .threads = 1);
+  if (attn_product_create(&l.weights, &options, &product) != ATTN_OK) {
+    test_contains(attn_last_error(), "product_openblas");
+    free_layer(&l);
+    skip(); /* not built, or not for this CPU */
+  }
+  run(product, &l.args);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  attn_product_destroy(product);
+  options.threads = 3;
+  test_ok(attn_product_create(&l.weights, &options, &product));
+  for (int64_t b = 0; b < 5; b++) {
+    attn_product_args alone = l.args;
+    alone.batch = b == 0 ? 5 : 1; /* first all sequences, by several threads */
+    alone.x += b * l.args.x_stride.b;
+    alone.y += b * l.args.y_stride.b;
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(product, &alone);
+    for (int64_t n = 0; n < alone.batch; n++)
+      for (int64_t row = 0; row < 130; row++) {
+        const int64_t at = (b + n) * l.args.y_stride.b + row * l.args.y_stride.s;
+        assert_memory_equal(l.y + at, expected + at, 300 * sizeof(float));
+      }
+  }
+  attn_product_destroy(product);
+  free(expected);
+  free_layer(&l);
+}
+
+TEST(test_workspace_never_shrinks) {
+  layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 300, .columns = 1000, .x_step = 1});
+  for (int threads = 1; threads <= 4; threads++) {
+    attn_product *product = create(&l, &ATTN_STRUCT(attn_options, .threads = threads));
+    size_t last = 0;
+    for (int64_t rows = 0; rows < 400; rows++) {
+      const size_t bytes = attn_product_workspace(product, rows);
+      assert_true(bytes >= last && bytes % 64 == 0);
+      last = bytes;
+    }
+    attn_product_destroy(product);
+  }
+  free_layer(&l);
+}
+
+/* The activations propagate NaN, and a NaN in one row of X changes no other row. */
+TEST(test_nan_stays_in_its_row) {
+  for (int gelu = 0; gelu < 2; gelu++) {
+    layer l = make_layer(
+        (shape){.batch = 1, .rows = 8, .depth = 40, .columns = 20, .relu = !gelu, .gelu = gelu, .bias = true, .x_step = 1});
+    l.x[3 * l.args.x_stride.s + 5] = NAN;
+    attn_product *product = create(&l, NULL);
+    run(product, &l.args);
+    for (int64_t row = 0; row < 8; row++)
+      for (int64_t c = 0; c < 20; c++) assert_int_equal(isnan(l.y[row * l.args.y_stride.s + c]) != 0, row == 3);
+    attn_product_destroy(product);
+    free_layer(&l);
+  }
+}
+
+/* ---- Bad input ---- */
+
+TEST(test_refuses_bad_weights) {
+  layer l = make_layer((shape){.batch = 1, .rows = 2, .depth = 4, .columns = 4, .x_step = 1});
+  attn_product *product, *const never_made = (attn_product *)1;
+#define REFUSED(change, part)                                                       \
+  TEST_REFUSES(attn_product_weights, l.weights, (bad.change, product = never_made), \
+               attn_product_create(&bad, NULL, &product), product, "attn_product_weights." part)
+  REFUSED(depth = 0, "depth is 0");
+  REFUSED(relu = bad.gelu = true, "relu and .gelu are both true");
+  REFUSED(columns = (int64_t)1 << 40, "columns is 1099511627776");
+  REFUSED(weight = NULL, "weight is");
+  REFUSED(dtype = (attn_dtype)9, "dtype is 9");
+  REFUSED(stride_depth = INT64_MAX, "stride");
+#define REFUSED_OPTIONS(status, part, ...)                                                                        \
+  product = never_made;                                                                                           \
+  test_refused(attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, __VA_ARGS__), &product), status, part); \
+  assert_null(product)
+  REFUSED_OPTIONS(ATTN_UNKNOWN_KERNEL, "product_c", .kernel = "product_avx3");
+  REFUSED_OPTIONS(ATTN_UNSUPPORTED, "product_avx2", .kernel = "product_avx2", .max_isa = "c");
+  REFUSED_OPTIONS(ATTN_INVALID_ARGUMENT, "avx3", .max_isa = "avx3");
+  REFUSED_OPTIONS(ATTN_INVALID_ARGUMENT, "attn_options.threads is -1", .threads = -1);
+  assert_int_equal(attn_product_create(&l.weights, NULL, NULL), ATTN_INVALID_ARGUMENT);
+  free_layer(&l);
+}
+
+TEST(test_refuses_bad_arguments) {
+  layer l = make_layer((shape){.batch = 2, .rows = 2, .depth = 4, .columns = 6, .x_step = 1});
+  attn_product *product = create(&l, &ATTN_STRUCT(attn_options, .threads = 1));
+  enum { SIZE = sizeof(attn_product_args) };
+  const struct {
+    attn_product_args args;
+    const char *fragment;
+  } bad[] = {
+      {{.struct_size = SIZE, .batch = -1, .rows = 2}, "attn_product_args.batch is -1"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .y = l.y}, "attn_product_args.x is"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride}, "attn_product_args.y is"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_head_dim = 3}, "attn_product_args.x_head_dim is 3"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_stride = {.s = INT64_MAX}}, "attn_product_args.x_stride"},
+      {{.struct_size = SIZE,
+        .batch = 2,
+        .rows = 2,
+        .x = l.x,
+        .x_stride = l.args.x_stride,
+        .y = l.y,
+        .y_stride = {.b = 12, .s = 5, .d = 1}},
+       "attn_product_args.y_stride.s is 5"},
+  };
+  char workspace[64];
+  for (size_t i = 0; i < COUNT(bad); i++) {
+    assert_int_equal(attn_product_run(product, &bad[i].args, workspace, 0), ATTN_INVALID_ARGUMENT);
+    test_contains(attn_last_error(), bad[i].fragment);
+  }
+  assert_int_equal(attn_product_run(product, &l.args, workspace, 1), ATTN_WORKSPACE_TOO_SMALL);
+  test_ok(attn_product_run(product, &ATTN_STRUCT(attn_product_args, .batch = 0, .rows = 5), NULL, 0));
+  assert_int_equal(attn_product_run(NULL, &l.args, workspace, 64), ATTN_INVALID_ARGUMENT);
+  assert_int_equal(attn_product_run(product, NULL, workspace, 64), ATTN_INVALID_ARGUMENT);
+  attn_product_destroy(product);
+  free_layer(&l);
+}

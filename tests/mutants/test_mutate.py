@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""scripts/dev/mutate.py: which faults it finds in C, and what it reports of faults that tests notice or miss.
+
+tests/mutants/test_mutate.py path/to/build     needs only Python's standard library
+"""
+import contextlib
+import csv
+import io
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "dev"))
+sys.dont_write_bytecode = True
+import mutate  # noqa: E402  # found by the path above
+from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402
+from mutating.programs import Build, Workplace  # noqa: E402
+from mutating.together import READER, with_all  # noqa: E402
+
+BUILD = sys.argv.pop(1) if len(sys.argv) > 1 else str(ROOT / "build")
+
+FAULTS = {  # a statement, and all its mutations
+    "x = a < b;": "x = a <= b; | ;",
+    "int x = a >> b;": "int x = a << b;",
+    "x += y && z;": "x -= y && z; | x += y || z; | ;",
+    "const int x = 7;": "const int x = 8;",
+    "return 0;": "return 1;",
+    "return 1;": "return 0;",
+    "return 2.5e-3f;": "return (2 * 2.5e-3f);",
+    "return 0x1.8p-24;": "return (2 * 0x1.8p-24);",
+    "return 0.0f;": "return 1.0f;",
+    "return true;": "return false;",
+    "return !ready;": "return ready;",
+    "return a ? b : c;": "return a ? c : b;",
+    "if (!ready) stop(now);": "if (ready) stop(now); | if (!ready) ;",
+    "if (ready(x)) return;": "if (!(ready(x))) return; | if (ready(x)) ;",
+    "copy(to, from, bytes[n]);": "copy(from, to, bytes[n]); | copy(to, bytes[n], from); | ;",
+    "fmin(a, b);": ";",
+    "n++;": ";",
+    "break;": ";",
+    # no faults: declarations, buffers, text, comments, assertions, pointers, hints, macros
+    "int x = y;": "",
+    "char text[160];": "",
+    "long long a[2], b[3 * N];": "long long a[2], b[3 / N];",
+    "__m512i a[8], b[9];": "",
+    'char a[40] = "", b[80] = "x";': "",
+    "x = a[3];": "x = a[4]; | ;",
+    'say("a < 1, b + 2");': ";",
+    "/* a < b */": "",
+    "assert(a < b && f(c) == 1);": "",
+    "const float *a, *const b = c;": "",
+    "if (ahead > 1) fetch_pairs(next, 1);": "",
+    "#define LESS(a, b) (a < b)": "",
+}
+
+
+def faults_of(statement, before=";"):
+    text = f"  {before}\n  {statement}\n"
+    return [each.after.strip() for each in mutations_of("x.c", text) if each.number == 1]
+
+
+class Mutations(unittest.TestCase):
+    def test_every_kind_of_fault(self):
+        for statement, wanted in FAULTS.items():
+            with self.subTest(statement):
+                self.assertEqual(sorted(faults_of(statement)), sorted(filter(None, wanted.split(" | "))))
+
+    def test_half_a_statement_is_not_dropped(self):
+        self.assertEqual(faults_of("b = c;", before="a +"), [])
+        self.assertEqual(faults_of("b = c;", before="else"), [";"])
+
+    def test_comment_of_several_lines_and_macro_of_several_lines(self):
+        self.assertEqual(mutations_of("x.c", "/* a\n  b < 1;\n*/\n#define X \\\n  b < 1;\n"), [])
+
+    def test_sample_is_seeded_and_takes_every_kind(self):
+        every = mutations_of("x.c", "\n".join(f"  {statement}" for statement in FAULTS))
+        first = mutate.sampled(every, 7, seed=3)
+        self.assertEqual(first, mutate.sampled(every, 7, seed=3))
+        self.assertNotEqual(first, mutate.sampled(every, 7, seed=4))
+        self.assertEqual(len({each.kind for each in first}), 7)
+        self.assertEqual(len(mutate.sampled(every, 10 ** 6, seed=3)), len(every))
+
+    def test_a_sample_by_file_gives_each_its_share(self):
+        every = [fault for file, lines in (("a.c", 30), ("b.c", 10)) for fault in mutations_of(file, "  x = 2;\n" * lines)]
+        chosen = mutate.sampled(every, 16, seed=5, by="file")
+        self.assertEqual(sorted(Counter(each.file for each in chosen).items()), [("a.c", 12), ("b.c", 4)])
+        self.assertEqual(len(set(chosen)), 16)
+        self.assertEqual(sorted(mutate.sampled(every, 10 ** 6, seed=5, by="file")), sorted(every))
+
+
+PROGRAM = """#include <stdio.h>
+typedef struct pair { int first, second; } pair;
+static int less(pair p, int most) {
+  if (p.first < most && !(p.second > 3)) return p.first - p.second;
+  if (p.second == 0)
+    return 9;
+  else
+    p.second += 2;
+  return p.first * 4;
+}
+int main(void) {
+  const int most = 5, least = 2;
+  int sum = 0, steps = 0;
+  for (int i = 0; i < 6 && steps++ < 20; i++) sum = 3 * sum + less((pair){i, 6 - i}, most);
+  for (int i = least; i <= 9 && steps++ < 30; i += 3) {
+    const pair given = {.first = i, .second = sum % 7};
+    sum += less(given, least);
+    if (sum > 100) break;
+  }
+  printf("%d\\n", sum);
+  return 0;
+}
+"""
+
+
+class Together(unittest.TestCase):
+    """Faults that are compiled at once."""
+
+    def output_of(self, folder, name, text, **environment):
+        source, program = Path(folder) / f"{name}.c", Path(folder) / name
+        if not program.exists():
+            source.write_text(text, encoding="utf-8")
+            done = subprocess.run(["cc", "-w", "-o", program, source], stderr=subprocess.PIPE, check=False)
+            self.assertTrue(done.returncode == 0 or name != "many", done.stderr)
+            if done.returncode:
+                return None
+        return subprocess.run([program], env=environment, stdout=subprocess.PIPE, timeout=60, check=False).stdout
+
+    def test_each_fault_does_what_it_does_alone(self):
+        compiling = [each for each in mutations_of("x.c", PROGRAM) if each.kind != "arguments"]
+        faults = dict(enumerate(compiling, 1))
+        many, lines = with_all(PROGRAM, faults)
+        self.assertGreater(len(set(lines.values())), 0.95 * len(faults))
+        lines, different = PROGRAM.split("\n"), 0
+        with tempfile.TemporaryDirectory() as folder:
+            usual = self.output_of(folder, "usual", PROGRAM)
+            self.assertEqual(self.output_of(folder, "many", many + READER), usual)
+            for number, fault in list(faults.items())[::4]:
+                text = "\n".join([*lines[:fault.number], fault.after, *lines[fault.number + 1:]])
+                alone = self.output_of(folder, f"x{number}", text)
+                with self.subTest(fault.after):
+                    self.assertEqual(self.output_of(folder, "many", "", MUTANT=str(number)), alone)
+                different += alone != usual
+        self.assertGreater(different, 5)
+
+
+class Equivalents(unittest.TestCase):
+    def test_every_entry_is_still_a_fault_of_its_file(self):
+        known = {}
+        for file, before, after in read_equivalents(mutate.EQUIVALENT):
+            if file not in known:
+                known[file] = {key_of(each) for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))}
+            self.assertTrue((file, before, after) in known[file], f"{file} has no such fault:\n- {before}\n+ {after}")
+
+    def test_every_named_fault_has_its_line(self):
+        self.assertGreater(len(mutate.named_mutations()), 20)
+
+    def test_entries_are_read_and_half_ones_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "list"
+            path.write_text("# what\nsrc/a.c\n- a;\n+ ;\n= why\n\nsrc/b.c\n- b;\n", encoding="utf-8")
+            self.assertRaisesRegex(ValueError, "lacks lines", read_equivalents, path)
+            path.write_text("src/a.c\n- a;\n+ ;\n= why\n", encoding="utf-8")
+            self.assertEqual(read_equivalents(path), {("src/a.c", "a;", ";"): "why"})
+            path.write_text("src/a.c\n+ a;\n- ;\n= why\n", encoding="utf-8")
+            self.assertRaisesRegex(ValueError, "should begin with '- '", read_equivalents, path)
+
+
+class Runs(unittest.TestCase):
+    """Faults of one small file of the build at hand."""
+
+    def run_sample(self, tests, *options):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+            rows = Path(folder) / "rows.csv"
+            code = mutate.main(["--build", BUILD, "--files", "harness/timing/stats.c", "--seed", "3", "--tests", tests,
+                                "--output", str(rows), "--least", "60", *options])
+            with rows.open(newline="", encoding="utf-8") as file:
+                return code, said.getvalue(), list(csv.DictReader(file))
+
+    def test_the_files_own_test_kills_most_of_a_sample(self):
+        code, said, rows = self.run_sample("stats timing", "--sample", "6")
+        self.assertEqual((code, len(rows)), (0, 6), said)
+        self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
+
+    def test_faults_that_no_test_runs_survive(self):
+        code, said, rows = self.run_sample("safetensors", "--sample", "6")
+        self.assertEqual(code, 1)
+        self.assertIn("survived", [row["outcome"] for row in rows])
+        self.assertIn("survived  harness/timing/stats.c:", said)
+
+    def test_faults_compiled_at_once_meet_the_same_end(self):
+        alone, together = (self.run_sample("stats", "--sample", "6", *more)[2] for more in ([], ["--together"]))
+        ends = [{(row["before"], row["after"]): row["outcome"].replace("same code", "survived") for row in rows}
+                for rows in (alone, together)]
+        self.assertEqual(*ends)
+
+    def test_code_for_other_systems_is_left_to_itself(self):
+        text = "int f(int a) {\n#ifdef OTHER_SYSTEM\n  a = a + 3;\n#endif\n  return a + 2;\n}\n"
+        with tempfile.TemporaryDirectory() as folder:
+            place, source = Workplace.__new__(Workplace), str(Path(folder) / "f.c")
+            Path(source).write_text(text, encoding="utf-8")
+            place.folder = place.sources = Path(folder)
+            place.build = SimpleNamespace(root=Path(folder), folder=Path(folder) / "build", users_of=lambda _: [[source]],
+                                          compiles={source: (["cc", "-o", "f.o", "-c", source], folder)})
+            numbers = place.build_together(mutations_of("f.c", text))
+            self.assertEqual({mutation.number for mutation in numbers}, {4})
+            self.assertGreater(len(numbers), 1)
+
+    def test_headers_come_from_the_copy_too(self):
+        place = Workplace.__new__(Workplace)
+        place.build, place.sources = Build(ROOT, BUILD), Path("/copy")
+        for word, moved in ((f"-I{ROOT}", "-I/copy"), (f"-I{ROOT}/src", "-I/copy/src"), (f"{ROOT}/src/a.c", "/copy/src/a.c"),
+                            (f"-I{place.build.folder}/generated", f"-I{place.build.folder}/generated"), ("-O2", "-O2")):
+            self.assertEqual(place._moved(word), moved)
+
+    def test_a_fault_in_a_header_of_all_tiers_is_tried_in_few_first(self):
+        first, later = Build(ROOT, BUILD).users_of("kernels/common/problem/convert.h")
+        self.assertIn(str(ROOT / "tests" / "test_common.c"), first)
+        self.assertTrue([each for each in later if "/avx512/" in each])
+        self.assertFalse([each for each in first if "/harness/" in each or "/avx512/" in each])
+
+
+if __name__ == "__main__":
+    unittest.main()

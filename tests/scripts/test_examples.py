@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""The Python scripts of examples/: they draw pictures of the files that the programs write."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import matplotlib.image
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+BINARIES = pathlib.Path(os.environ["ATTN_TEST_EXAMPLES"])
+
+
+def run(*command):
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def assert_drawn(path, least_colours):
+    """The picture has a sensible size and at least so many colours, so it is not empty."""
+    pixels = matplotlib.image.imread(path)
+    height, width = pixels.shape[:2]
+    assert width >= 400 and height >= 250
+    colours = {tuple(pixel) for pixel in (pixels.reshape(-1, pixels.shape[2]) * 255).astype(int)}
+    assert len(colours) >= least_colours, f"{path}: {len(colours)} colours"
+
+
+def test_kernel_regression(tmp_path):
+    assert "bandwidth 0." in run(BINARIES / "example_kernel_regression", tmp_path)
+    run(sys.executable, EXAMPLES / "kernel_regression" / "plot.py", tmp_path)
+    assert_drawn(tmp_path / "kernel_regression.png", 50)
+
+
+def test_seq2seq_attention(tmp_path):
+    folder = EXAMPLES / "seq2seq_attention"
+    out = run(BINARIES / "example_seq2seq_attention", folder / "weights.safetensors", tmp_path, "reversal")
+    assert "reversal -> lasrever\n" in out
+    run(sys.executable, folder / "plot.py", tmp_path)
+    assert_drawn(tmp_path / "attention.png", 50)

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: MIT */
+/* Programs of tomorrow: every struct that a caller fills in, two words larger than this library knows it. Zeros in the new
+ * fields are accepted, and the call does its work; anything else is refused, by the struct's name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "attn/mha.h"
+#include "attn/nn.h"
+#include "attn/product.h"
+#include "tests/support/support.h"
+
+enum { BATCH = 1, HEADS = 2, SEQ = 3, WIDTH = 8, DIM = WIDTH / HEADS, HIDDEN = 6 };
+
+static float in[4096], out[4096], more_out[4096];
+static _Alignas(64) char workspace[1 << 20];
+
+/* `grown`, whose new fields are 0 and `added`. */
+#define GROW(type, ...)                                   \
+  struct {                                                \
+    type known;                                           \
+    int64_t fields[2];                                    \
+  } grown = {.known = __VA_ARGS__, .fields = {0, added}}; \
+  grown.known.struct_size = sizeof grown;                 \
+  assert_int_equal(sizeof grown, sizeof(type) + 2 * sizeof(int64_t))
+
+/* ---- attn.h ---- */
+
+static attn_problem a_problem(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, BATCH, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
+  return problem;
+}
+
+static attn_status give_problem(int64_t added) {
+  GROW(attn_problem, a_problem());
+  return attn_problem_validate(&grown.known);
+}
+
+static attn_status give_args(int64_t added) {
+  const attn_problem problem = a_problem();
+  GROW(attn_args, {.q = in, .k = in, .v = in, .o = out});
+  return attn_sdpa(&problem, &grown.known);
+}
+
+static attn_status give_options(int64_t added) {
+  const attn_problem problem = a_problem();
+  attn_plan *plan;
+  GROW(attn_options, {.threads = 1});
+  const attn_status status = attn_plan_create(&problem, &grown.known, &plan);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+/* ---- mha.h ---- */
+
+static attn_mha_problem an_mha_problem(void) {
+  attn_mha_problem problem;
+  attn_mha_problem_init(&problem, BATCH, HEADS, SEQ, SEQ, WIDTH);
+  return problem;
+}
+
+static const attn_mha_weights mha_weights = {.struct_size = sizeof mha_weights, .w_qkv = in, .w_o = in};
+
+static attn_status create_and_destroy_mha(const attn_mha_problem *problem, const attn_mha_weights *weights,
+                                          const attn_mha_options *options) {
+  attn_mha *layer;
+  const attn_status status = attn_mha_create(problem, weights, options, &layer);
+  attn_mha_destroy(layer);
+  return status;
+}
+
+static attn_status give_mha_problem(int64_t added) {
+  GROW(attn_mha_problem, an_mha_problem());
+  return create_and_destroy_mha(&grown.known, &mha_weights, NULL);
+}
+
+static attn_status give_mha_weights(int64_t added) {
+  const attn_mha_problem problem = an_mha_problem();
+  GROW(attn_mha_weights, mha_weights);
+  return create_and_destroy_mha(&problem, &grown.known, NULL);
+}
+
+static attn_status give_mha_options(int64_t added) {
+  const attn_mha_problem problem = an_mha_problem();
+  GROW(attn_mha_options, {.product = "product_c"});
+  return create_and_destroy_mha(&problem, &mha_weights, &grown.known);
+}
+
+static attn_status give_mha_args(int64_t added) {
+  const attn_mha_problem problem = an_mha_problem();
+  attn_mha *layer;
+  test_ok(attn_mha_create(&problem, &mha_weights, NULL, &layer));
+  GROW(attn_mha_args, {.x = in, .y = out});
+  const attn_status status = attn_mha_run(layer, &grown.known, workspace, sizeof workspace);
+  attn_mha_destroy(layer);
+  return status;
+}
+
+/* ---- product.h ---- */
+
+static const attn_product_weights product_weights = {
+    .struct_size = sizeof product_weights, .depth = 4, .columns = 5, .weight = in, .stride_depth = 5, .stride_column = 1};
+
+static attn_status give_product_weights(int64_t added) {
+  attn_product *product;
+  GROW(attn_product_weights, product_weights);
+  const attn_status status = attn_product_create(&grown.known, NULL, &product);
+  attn_product_destroy(product);
+  return status;
+}
+
+static attn_status give_product_args(int64_t added) {
+  attn_product *product;
+  test_ok(attn_product_create(&product_weights, NULL, &product));
+  GROW(attn_product_args,
+       {.batch = 1, .rows = 2, .x = in, .x_stride = {.s = 4, .d = 1}, .y = out, .y_stride = {.s = 5, .d = 1}});
+  const attn_status status = attn_product_run(product, &grown.known, workspace, sizeof workspace);
+  attn_product_destroy(product);
+  return status;
+}
+
+/* ---- nn.h ---- */
+
+static attn_status give_regression(int64_t added) {
+  GROW(attn_regression, {.points = 4,
+                         .queries = 3,
+                         .dim_x = 1,
+                         .dim_y = 1,
+                         .x = in,
+                         .y = in,
+                         .query = in,
+                         .inverse_width = in,
+                         .prediction = out,
+                         .weights = more_out});
+  return attn_kernel_regression(&grown.known, NULL);
+}
+
+static attn_status give_kv_cache_shape(int64_t added) {
+  attn_kv_cache *cache;
+  GROW(attn_kv_cache_shape,
+       {.batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM, .capacity = 16});
+  const attn_status status = attn_kv_cache_create(&grown.known, NULL, &cache);
+  attn_kv_cache_destroy(cache);
+  return status;
+}
+
+static attn_status give_feed_forward_config(int64_t added) {
+  attn_feed_forward *layer;
+  GROW(attn_feed_forward_config,
+       {.width = WIDTH, .hidden = HIDDEN, .first = {.weight = in, .bias = in}, .second = {.weight = in, .bias = in}});
+  const attn_status status = attn_feed_forward_create(&grown.known, NULL, &layer);
+  attn_feed_forward_destroy(layer);
+  return status;
+}
+
+static const attn_additive_config additive = {.struct_size = sizeof additive,
+                                              .batch = BATCH,
+                                              .seq_q = SEQ,
+                                              .seq_k = SEQ,
+                                              .width_q = WIDTH,
+                                              .width_k = WIDTH,
+                                              .hidden = HIDDEN,
+                                              .dim_v = DIM,
+                                              .query = {.weight = in},
+                                              .key = {.weight = in},
+                                              .score_weight = in};
+
+static attn_status give_additive_config(int64_t added) {
+  attn_additive *layer;
+  GROW(attn_additive_config, additive);
+  const attn_status status = attn_additive_create(&grown.known, NULL, &layer);
+  attn_additive_destroy(layer);
+  return status;
+}
+
+static attn_status give_additive_args(int64_t added) {
+  attn_additive *layer;
+  test_ok(attn_additive_create(&additive, NULL, &layer));
+  GROW(attn_additive_args, {.q = in, .k = in, .v = in, .o = out});
+  const attn_status status = attn_additive_run(layer, &grown.known, workspace, sizeof workspace);
+  attn_additive_destroy(layer);
+  return status;
+}
+
+static const attn_synthesizer_config synthesizer = {.struct_size = sizeof synthesizer,
+                                                    .kind = ATTN_SYNTHESIZER_RANDOM,
+                                                    .batch = BATCH,
+                                                    .seq = SEQ,
+                                                    .width = WIDTH,
+                                                    .heads = HEADS,
+                                                    .dim_v = DIM,
+                                                    .length = SEQ,
+                                                    .scores = in,
+                                                    .value = {.weight = in},
+                                                    .output = {.weight = in}};
+
+static attn_status give_synthesizer_config(int64_t added) {
+  attn_synthesizer *layer;
+  GROW(attn_synthesizer_config, synthesizer);
+  const attn_status status = attn_synthesizer_create(&grown.known, NULL, &layer);
+  attn_synthesizer_destroy(layer);
+  return status;
+}
+
+static attn_status give_synthesizer_args(int64_t added) {
+  attn_synthesizer *layer;
+  test_ok(attn_synthesizer_create(&synthesizer, NULL, &layer));
+  GROW(attn_synthesizer_args, {.x = in, .y = out});
+  const attn_status status = attn_synthesizer_run(layer, &grown.known, workspace, sizeof workspace);
+  attn_synthesizer_destroy(layer);
+  return status;
+}
+
+static attn_block_config a_block(void) {
+  attn_block_config config;
+  attn_encoder_block_init(&config, BATCH, HEADS, SEQ, WIDTH, HIDDEN);
+  config.self_weights = mha_weights;
+  config.feed_forward.first = config.feed_forward.second = (attn_linear){.weight = in, .bias = in};
+  return config;
+}
+
+static attn_status give_block_config(int64_t added) {
+  attn_block *block;
+  GROW(attn_block_config, a_block());
+  const attn_status status = attn_block_create(&grown.known, NULL, &block);
+  attn_block_destroy(block);
+  return status;
+}
+
+static attn_status give_block_args(int64_t added) {
+  const attn_block_config config = a_block();
+  attn_block *block;
+  test_ok(attn_block_create(&config, NULL, &block));
+  GROW(attn_block_args, {.x = in, .y = out});
+  const attn_status status = attn_block_run(block, &grown.known, workspace, sizeof workspace);
+  attn_block_destroy(block);
+  return status;
+}
+
+/* ---- All of them ---- */
+
+#define STRUCT(name) \
+  { "attn_" #name, give_##name }
+static const struct {
+  const char *name;
+  attn_status (*give)(int64_t added);
+} structs[] = {STRUCT(problem),
+               STRUCT(args),
+               STRUCT(options),
+               STRUCT(mha_problem),
+               STRUCT(mha_weights),
+               STRUCT(mha_options),
+               STRUCT(mha_args),
+               STRUCT(product_weights),
+               STRUCT(product_args),
+               STRUCT(regression),
+               STRUCT(kv_cache_shape),
+               STRUCT(feed_forward_config),
+               STRUCT(additive_config),
+               STRUCT(additive_args),
+               STRUCT(synthesizer_config),
+               STRUCT(synthesizer_args),
+               STRUCT(block_config),
+               STRUCT(block_args)};
+
+TEST(new_fields_of_zeros_are_accepted) {
+  for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
+}
+
+TEST(new_fields_that_are_set_are_refused) {
+  for (size_t i = 0; i < COUNT(structs); i++)
+    test_refused(structs[i].give(1), ATTN_INVALID_ARGUMENT, structs[i].name, " bytes, and byte ", "newer one");
+}
+
+static bool is_tried(const char *name) {
+  for (size_t i = 0; i < COUNT(structs); i++)
+    if (!strcmp(structs[i].name, name)) return true;
+  return false;
+}
+
+/* Names of a header's structs that have a size and are not tried; the library fills in attn_tune_report itself. */
+static int count_untried(const char *header) {
+  char path[1000], line[300], name[100] = "";
+  int untried = 0;
+  snprintf(path, sizeof path, TEST_SOURCE_DIR "/include/attn/%s", header);
+  FILE *file = fopen(path, "r");
+  assert_non_null(file);
+  while (fgets(line, sizeof line, file)) {
+    (void)sscanf(line, "typedef struct %99[a-z_] {", name);
+    if (strncmp(line, "  size_t struct_size;", 21) || is_tried(name) || !strcmp(name, "attn_tune_report")) continue;
+    print_message("%s: %s is not tried here\n", header, name);
+    untried++;
+  }
+  fclose(file);
+  return untried;
+}
+
+TEST(every_struct_with_a_size_is_tried) {
+  static const char *const headers[] = {"attn.h", "mha.h", "nn.h", "product.h"};
+  for (size_t i = 0; i < COUNT(headers); i++) assert_int_equal(count_untried(headers[i]), 0);
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: MIT */
+/* attn_problem: defaults, and every check of attn_problem_validate(). The refusal of a wrong field must name the field, its
+ * value and what would be right. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/support/support.h"
+
+#define BIG ((int64_t)1 << 41)
+
+static attn_problem valid_problem(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, 2, 4, 2, 5, 7, 8, 6);
+  return problem;
+}
+
+/* ---- Defaults ---- */
+
+static void assert_strides(attn_strides stride, int64_t b, int64_t h, int64_t s, int64_t d) {
+  assert_int_equal(stride.b, b);
+  assert_int_equal(stride.h, h);
+  assert_int_equal(stride.s, s);
+  assert_int_equal(stride.d, d);
+}
+
+TEST(init_fills_in_dense_defaults) {
+  const attn_problem p = valid_problem();
+  assert_int_equal(p.struct_size, sizeof p);
+  assert_strides(p.q_stride, 4 * 5 * 8, 5 * 8, 8, 1);
+  assert_strides(p.k_stride, 2 * 7 * 8, 7 * 8, 8, 1);
+  assert_strides(p.v_stride, 2 * 7 * 6, 7 * 6, 6, 1);
+  assert_strides(p.o_stride, 4 * 5 * 6, 5 * 6, 6, 1);
+  assert_int_equal(p.lse_stride.b, 4 * 5);
+  assert_int_equal(p.lse_stride.h, 5);
+  assert_int_equal(p.lse_stride.s, 1);
+  assert_int_equal(p.bias_stride.b, 4 * 5 * 7);
+  assert_int_equal(p.mask_stride.h, 5 * 7);
+  assert_int_equal(p.scores_stride.q, 7);
+  assert_int_equal(p.scores_stride.k, 1);
+  assert_true(p.scale == 1.0f / sqrtf(8.0f));
+  assert_int_equal(p.window_left, -1);
+  assert_int_equal(p.window_right, -1);
+  assert_int_equal(p.uses, 0);
+  assert_int_equal(p.dtype_q | p.dtype_kv | p.dtype_o, ATTN_F32);
+  test_ok(attn_problem_validate(&p));
+  attn_problem given; /* scores without a head dimension */
+  attn_problem_init(&given, 1, 1, 1, 5, 7, 0, 6);
+  assert_true(given.scale == 1);
+}
+
+TEST(setters_set_what_they_say) {
+  attn_problem p = valid_problem();
+  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+  assert_int_equal(p.align, ATTN_ALIGN_BOTTOM_RIGHT);
+  assert_int_equal(p.window_right, 0);
+  assert_int_equal(p.window_left, -1);
+  attn_problem_set_bshd(&p);
+  assert_strides(p.q_stride, 5 * 4 * 8, 8, 4 * 8, 1);
+  assert_strides(p.k_stride, 7 * 2 * 8, 8, 2 * 8, 1);
+  assert_strides(p.v_stride, 7 * 2 * 6, 6, 2 * 6, 1);
+  assert_strides(p.o_stride, 5 * 4 * 6, 6, 4 * 6, 1);
+  assert_int_equal(p.lse_stride.h, 5);
+  test_ok(attn_problem_validate(&p));
+  attn_problem_set_varlen(&p, 9, 11);
+  assert_int_equal(p.uses, ATTN_USE_VARLEN);
+  assert_int_equal(p.total_q, 9);
+  assert_int_equal(p.total_k, 11);
+  assert_int_equal(p.q_stride.s, 4 * 8);
+  assert_int_equal(p.lse_stride.h, 9);
+  test_ok(attn_problem_validate(&p));
+}
+
+/* ---- Valid problems ---- */
+
+#define LEGAL(name, change) \
+  static void legal_##name(attn_problem *p) { change; }
+#define LEGAL_CHANGES(X)                                                                                      \
+  X(scale_zero, p->scale = 0)                                                                                 \
+  X(scale_negative, p->scale = -2)                                                                            \
+  X(broadcast_k, p->k_stride.s = 0)                                                                           \
+  X(broadcast_all_of_v, p->v_stride = (attn_strides){0})                                                      \
+  X(reversed_queries, p->q_stride.s = -8)                                                                     \
+  X(reversed_output, p->o_stride.s = -6)                                                                      \
+  X(dimension_outermost, (p->o_stride = (attn_strides){20, 5, 1, 40}))                                        \
+  X(gaps_in_output, (p->o_stride = (attn_strides){1000, 200, 30, 3}))                                         \
+  X(window, (p->window_left = 3, p->window_right = 2))                                                        \
+  X(row_len_top_left, p->uses = ATTN_USE_ROW_LEN)                                                             \
+  X(half_kv, p->dtype_kv = ATTN_F16)                                                                          \
+  X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                      \
+  X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \
+  X(additive, (p->score = ATTN_SCORE_ADDITIVE, p->uses = ATTN_USE_SCORE_WEIGHT))                              \
+  X(gaussian_unweighted, p->score = ATTN_SCORE_GAUSSIAN)                                                      \
+  X(one_element_stride_ignored, (attn_problem_init(p, 1, 1, 1, 1, 1, 1, 1), p->o_stride = (attn_strides){0})) \
+  X(no_batch, attn_problem_init(p, 0, 4, 2, 5, 7, 8, 6))                                                      \
+  X(no_queries, attn_problem_init(p, 2, 4, 2, 0, 7, 8, 6))                                                    \
+  X(no_keys, attn_problem_init(p, 2, 4, 2, 5, 0, 8, 6))
+LEGAL_CHANGES(LEGAL)
+
+TEST(legal_problems_are_accepted) {
+#define ROW(name, change) {#name, legal_##name},
+  static const struct {
+    const char *name;
+    void (*change)(attn_problem *);
+  } rows[] = {LEGAL_CHANGES(ROW)};
+#undef ROW
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    attn_problem problem = valid_problem();
+    rows[i].change(&problem);
+    if (attn_problem_validate(&problem) != ATTN_OK) fail_msg("%s: %s", rows[i].name, attn_last_error());
+  }
+}
+
+/* ---- Invalid problems ---- */
+
+/* Name, change to a valid problem, parts of the refusal: field, value, what would be right. */
+#define ILLEGAL_CHANGES(X)                                                                                                  \
+  X(struct_size, p->struct_size = 8, "struct_size", "8", "attn_problem_init")                                               \
+  X(batch, p->batch = -1, "batch", "-1", "at least 0")                                                                      \
+  X(batch_big, p->batch = BIG, "batch", "2199023255552", "at most 2^31")                                                    \
+  X(heads_q_zero, p->heads_q = 0, "heads_q", "0", "at least 1")                                                             \
+  X(heads_kv_zero, p->heads_kv = 0, "heads_kv", "0", "at least 1")                                                          \
+  X(heads_kv_negative, p->heads_kv = -2, "heads_kv", "-2", "at least 1")                                                    \
+  X(heads, p->heads_q = 5, "heads_q", "5", "multiple of heads_kv")                                                          \
+  X(heads_fewer, p->heads_q = 1, "heads_q", "1", "multiple of heads_kv")                                                    \
+  X(seq_q, p->seq_q = -3, "seq_q", "-3", "at least 0")                                                                      \
+  X(seq_k, p->seq_k = INT64_MIN, "seq_k", "-9223372036854775808", "at least 0")                                             \
+  X(seq_k_big, p->seq_k = INT64_MAX, "seq_k", "9223372036854775807", "at most 2^31")                                        \
+  X(dim_qk, p->dim_qk = 0, "dim_qk", "0", "at least 1")                                                                     \
+  X(dim_v, p->dim_v = 0, "dim_v", "0", "at least 1")                                                                        \
+  X(total_q, p->total_q = -1, "total_q", "-1", "at least 0")                                                                \
+  X(total_k, p->total_k = -1, "total_k", "-1", "at least 0")                                                                \
+  X(dtype_kv, p->dtype_kv = (attn_dtype)9, "dtype_kv", "9", "ATTN_F32")                                                     \
+  X(dtype_q, p->dtype_q = ATTN_F16, "dtype_q", "1", "equal to dtype_kv")                                                    \
+  X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
+  X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
+  X(score, p->score = (attn_score)4, "score", "4", "ATTN_SCORE_DOT")                                                        \
+  X(score_negative, p->score = (attn_score)-1, "score", "-1", "ATTN_SCORE_DOT")                                             \
+  X(align, p->align = (attn_align)3, "align", "3", "ATTN_ALIGN_TOP_LEFT")                                                   \
+  X(scale_nan, p->scale = NAN, "scale", "nan", "finite")                                                                    \
+  X(scale_infinite, p->scale = -INFINITY, "scale", "-inf", "finite")                                                        \
+  X(softcap_nan, p->softcap = NAN, "softcap", "nan", "finite")                                                              \
+  X(softcap_negative, p->softcap = -1, "softcap", "-1", "at least 0")                                                       \
+  X(window_left, p->window_left = -2, "window_left", "-2", "at least 0")                                                    \
+  X(window_right, p->window_right = -9, "window_right", "-9", "at least 0")                                                 \
+  X(uses, p->uses = 1u << 30, "uses", "is 0x40000000", "ATTN_USE_")                                                         \
+  X(varlen_kv_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_KV_LEN), "uses", "ATTN_USE_VARLEN", "cu_seqlens") \
+  X(varlen_q_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_Q_LEN), "uses", "ATTN_USE_VARLEN", "cu_seqlens")   \
+  X(varlen_row_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_ROW_LEN), "uses", "ATTN_USE_VARLEN",             \
+    "cu_seqlens")                                                                                                           \
+  X(row_len, (p->uses = ATTN_USE_ROW_LEN, p->align = ATTN_ALIGN_BOTTOM_RIGHT), "uses", "ROW_LEN", "ATTN_ALIGN_TOP_LEFT")    \
+  X(additive, p->score = ATTN_SCORE_ADDITIVE, "uses", "ATTN_USE_SCORE_WEIGHT", "ADDITIVE")                                  \
+  X(q_reach, p->q_stride.b = INT64_MAX, "q_stride", "9223372036854775807", "addressable")                                   \
+  X(k_reach, p->k_stride.s = INT64_MIN, "k_stride", "-9223372036854775808", "addressable")                                  \
+  X(v_reach, p->v_stride.h = (int64_t)1 << 61, "v_stride", "2305843009213693952", "addressable")                            \
+  X(o_reach, p->o_stride.d = (int64_t)1 << 60, "o_stride", "1152921504606846976", "addressable")                            \
+  X(lse_reach, (p->uses = ATTN_USE_LSE, p->lse_stride.h = INT64_MAX), "lse_stride", "9223372036854775807", "addressable")   \
+  X(bias_reach, (p->uses = ATTN_USE_BIAS, p->bias_stride.k = INT64_MAX), "bias_stride", "9223372036854775807",              \
+    "addressable")                                                                                                          \
+  X(mask_reach, (p->uses = ATTN_USE_MASK, p->mask_stride.q = INT64_MAX), "mask_stride", "9223372036854775807",              \
+    "addressable")                                                                                                          \
+  X(scores_reach, (p->score = ATTN_SCORE_PRECOMPUTED, p->scores_stride.h = INT64_MAX), "scores_stride",                     \
+    "9223372036854775807", "addressable")                                                                                   \
+  X(score_weight_reach, (p->uses = ATTN_USE_SCORE_WEIGHT, p->score_weight_stride_h = INT64_MAX), "score_weight_stride_h",   \
+    "9223372036854775807", "addressable")                                                                                   \
+  X(o_broadcast, p->o_stride.h = 0, "o_stride.h", "0", "overlap")                                                           \
+  X(o_overlap, p->o_stride.s = 5, "o_stride.s", "5", "overlap")                                                             \
+  X(o_overlap_negative, p->o_stride.s = -5, "o_stride.s", "-5", "overlap")                                                  \
+  X(o_interleaved, (p->o_stride = (attn_strides){.b = 1000, .h = 100, .s = 3, .d = 2}), "o_stride.s", "3", "overlap")       \
+  X(lse_broadcast, (p->uses = ATTN_USE_LSE, p->lse_stride.s = 0), "lse_stride.s", "0", "overlap")
+
+#define ILLEGAL(name, change, ...) \
+  static void illegal_##name(attn_problem *p) { change; }
+ILLEGAL_CHANGES(ILLEGAL)
+
+TEST(illegal_problems_are_refused_in_words) {
+#define ROW(name, change, ...) {#name, illegal_##name, {__VA_ARGS__}},
+  static const struct {
+    const char *name;
+    void (*change)(attn_problem *);
+    const char *parts[4];
+  } rows[] = {ILLEGAL_CHANGES(ROW)};
+#undef ROW
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    attn_problem problem = valid_problem();
+    rows[i].change(&problem);
+    print_message("  %s\n", rows[i].name);
+    test_refused_by_parts(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    print_message("    %s\n", attn_last_error());
+    attn_plan *plan = (attn_plan *)&problem; /* must come back as NULL */
+    test_refused_by_parts(attn_plan_create(&problem, NULL, &plan), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    assert_null(plan);
+    attn_args args = {.struct_size = sizeof(attn_args)};
+    test_refused_by_parts(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, rows[i].parts);
+  }
+}
+
+TEST(null_problem_is_refused) {
+  attn_plan *plan;
+  test_invalid(attn_problem_validate(NULL), "problem", "NULL");
+  test_invalid(attn_plan_create(NULL, NULL, &plan), "problem", "NULL");
+  assert_null(plan);
+  const attn_problem problem = valid_problem();
+  test_invalid(attn_plan_create(&problem, NULL, NULL), "plan", "NULL");
+}
+
+/* The limit is for a whole batch, counted without overflow. */
+TEST(rows_and_keys_are_at_most_2_to_the_60) {
+  for (int keys = 0; keys < 2; keys++)
+    for (int bits = 59; bits <= 64; bits++) {
+      attn_problem p;
+      attn_problem_init(&p, 1 << 22, 1 << 21, 1 << 21, 1, 1, 1, 1);
+      *(keys ? &p.seq_k : &p.seq_q) = 1 << (bits - 43);
+      const bool refused = attn_problem_validate(&p) != ATTN_OK && strstr(attn_last_error(), "at most 2^60 rows");
+      assert_int_equal(refused, bits > 60);
+    }
+}
+
+/* A product of sizes that overflows must not become a small workspace. */
+TEST(overflowing_workspace_is_refused) {
+  attn_problem p;
+  const int64_t long_seq = (int64_t)1 << 31;
+  attn_problem_init(&p, 1, 1, 1, 1, long_seq, 1, 1);
+  p.seq_q = long_seq;
+  p.k_stride = p.v_stride = p.q_stride = (attn_strides){0};
+  p.o_stride = (attn_strides){.b = 0, .h = 0, .s = 1, .d = 1};
+  attn_plan *plan;
+  attn_options options = ATTN_STRUCT(attn_options, .kernel = "naive_c", .threads = 1);
+  attn_status status = attn_plan_create(&p, &options, &plan);
+  if (status == ATTN_OK) { /* allowed for a kernel that keeps only a few rows at a time */
+    assert_true(attn_plan_workspace(plan) >= (size_t)long_seq * sizeof(float));
+    attn_plan_destroy(plan);
+  } else {
+    test_refused(status, ATTN_UNSUPPORTED, "naive_c", "workspace");
+  }
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/support/support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/common/problem/convert.h"
+#include "kernels/peak.h"
+
+enum { UNWRITTEN = 0xA5 };
+
+void *test_allocate(size_t bytes) {
+  size_t rounded = (bytes + 63) / 64 * 64;
+  void *memory = aligned_alloc(64, rounded ? rounded : 64);
+  if (!memory) fail_msg("out of memory: %zu bytes", bytes);
+  return memset(memory, 0, rounded);
+}
+
+void test_fill(float *values, size_t count, unsigned seed) {
+  uint64_t state = 0x9E3779B97F4A7C15u * (seed + 1u);
+  for (size_t i = 0; i < count; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator, whose high bits are random */
+    values[i] = (float)(state >> 40) * 0x1p-23f - 1.0f;
+  }
+}
+
+/* The number of elements from the first to the last one that the strides reach; 0 for an empty tensor. */
+static size_t span(int64_t batch, int64_t heads, int64_t seq, int64_t dim, attn_strides stride) {
+  if (!batch || !heads || !seq || !dim) return 0;
+  return (size_t)(1 + (batch - 1) * stride.b + (heads - 1) * stride.h + (seq - 1) * stride.s + (dim - 1) * stride.d);
+}
+
+static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
+  float *values = test_allocate(count * sizeof *values);
+  test_fill(values, count, seed);
+  if (dtype == ATTN_F32) return values;
+  void *narrow = test_allocate(count * attn_dtype_bytes(dtype));
+  for (size_t i = 0; i < count; i++) attn_store_f32(narrow, dtype, (int64_t)i, values[i]);
+  free(values);
+  return narrow;
+}
+
+test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
+  test_data data = {.args = inputs->args};
+  data.o_bytes = attn_dtype_bytes(p->dtype_o) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
+  data.args.o = memset(test_allocate(data.o_bytes), UNWRITTEN, data.o_bytes);
+  data.args.lse = NULL;
+  if (!(p->uses & ATTN_USE_LSE)) return data;
+  data.lse_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, 1, p->lse_stride);
+  data.args.lse = memset(test_allocate(data.lse_bytes), UNWRITTEN, data.lse_bytes);
+  return data;
+}
+
+test_data test_data_create(const attn_problem *p, unsigned seed) {
+  test_data inputs = {
+      .args = {
+          .struct_size = sizeof(attn_args),
+          .q = random_tensor(span(p->batch, p->heads_q, p->seq_q, p->dim_qk, p->q_stride), p->dtype_q, seed),
+          .k = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_qk, p->k_stride), p->dtype_kv, seed + 1),
+          .v = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_v, p->v_stride), p->dtype_kv, seed + 2),
+      }};
+  return test_data_share_inputs(p, &inputs);
+}
+
+void test_data_destroy_outputs(test_data *data) {
+  free(data->args.o);
+  free(data->args.lse);
+  data->args.o = data->args.lse = NULL;
+}
+
+void test_data_destroy(test_data *data) {
+  test_data_destroy_outputs(data);
+  free((void *)data->args.q);
+  free((void *)data->args.k);
+  free((void *)data->args.v);
+}
+
+attn_status test_run(const attn_problem *problem, const attn_args *args, const attn_options *options) {
+  attn_plan *plan;
+  attn_status status = attn_plan_create(problem, options, &plan);
+  if (status != ATTN_OK) return status;
+  size_t bytes = attn_plan_workspace(plan);
+  void *workspace = test_allocate(bytes);
+  status = attn_plan_run(plan, args, workspace, bytes);
+  free(workspace);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+void test_ok(attn_status status) {
+  if (status != ATTN_OK) fail_msg("%s: %s", attn_status_name(status), attn_last_error());
+}
+
+void test_contains(const char *text, const char *part) {
+  if (!text || !strstr(text, part)) fail_msg("'%s' does not contain '%s'", text ? text : "(null)", part);
+}
+
+void test_refused_by_parts(attn_status status, attn_status expected, const char *const parts[4]) {
+  if (status != expected)
+    fail_msg("%s instead of %s (%s)", attn_status_name(status), attn_status_name(expected), attn_last_error());
+  for (int i = 0; i < 4 && parts[i]; i++) test_contains(attn_last_error(), parts[i]);
+}
+
+bool test_few(void) { return getenv("ATTN_TEST_FEW") != NULL; }
+
+bool test_rows_stand_alone(const char *kernel) {
+  const char *library = attn_kernel_find(kernel)->library;
+  if (library[0]) print_message("%s skipped: %s may sum a row in another order beside other rows\n", kernel, library);
+  return !library[0];
+}
+
+bool test_fit_types(const char *kernel, attn_problem *problem) {
+  attn_problem narrow = *problem;
+  narrow.dtype_q = narrow.dtype_kv = narrow.dtype_o = ATTN_BF16;
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  if (!info || !attn_kernel_rejects(info, problem) || attn_kernel_rejects(info, &narrow)) return false;
+  *problem = narrow;
+  return true;
+}
+
+bool test_library_refuses(const char *kernel, const attn_problem *problem) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  const char *reason = info->library[0] ? attn_kernel_rejects(info, problem) : NULL;
+  if (reason) print_message("%s skipped: %s\n", kernel, reason);
+  return reason;
+}
+
+void test_each_kernel(void (*check)(const char *kernel)) {
+  int usable = 0;
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    (void)attn_peak_usable(kernel->isa); /* requests permission for AMX; until Linux refuses, the tier counts as usable */
+    const char *why_not = attn_kernel_unusable(kernel);
+    if (why_not) {
+      print_message("%s skipped: %s\n", kernel->name, why_not);
+      continue;
+    }
+    usable++;
+    check(kernel->name);
+  }
+  assert_true(usable > 0);
+}
+
+static struct {
+  FILE *stream, *kept;
+  int own; /* the descriptor that the stream had */
+} heard;
+
+void test_listen(FILE *stream) {
+  heard.stream = stream;
+  heard.kept = tmpfile();
+  (void)fflush(stream);
+  heard.own = dup(fileno(stream));
+  assert_true(heard.kept && heard.own >= 0 && dup2(fileno(heard.kept), fileno(stream)) >= 0);
+}
+
+const char *test_heard(void) {
+  static char text[4000];
+  (void)fflush(heard.stream);
+  assert_true(dup2(heard.own, fileno(heard.stream)) >= 0);
+  (void)close(heard.own);
+  rewind(heard.kept);
+  text[fread(text, 1, sizeof text - 1, heard.kept)] = 0;
+  (void)fclose(heard.kept);
+  return text;
+}
