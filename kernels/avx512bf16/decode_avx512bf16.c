@@ -18,6 +18,7 @@ static const decode_knobs avx512bf16_knobs = {
 #include "kernels/common/decode/few_pairs.h"
 
 #include "kernels/common/decode/group_rows.h"
+#include "kernels/common/decode/one_row.h"
 
 #include "kernels/common/decode/decode.h"
 

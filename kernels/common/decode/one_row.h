@@ -6,7 +6,7 @@
  * beyond its window of some 450 instructions. So what counts is how few instructions stand between one load and the next,
  * and between a block's last load of K and its first of V. A row's bits are those of few_rows.h and softmax_row().
  *
- * A tier that has it, whose lanes hold floats, includes it before decode.h. Parameters: those of few_rows.h. */
+ * A tier that has it includes it before decode.h. Parameters: those of few_rows.h. */
 #ifndef ATTN_COMMON_DECODE_ONE_ROW_H
 #define ATTN_COMMON_DECODE_ONE_ROW_H
 
@@ -14,8 +14,8 @@
 #include "stream.h"
 
 /* S of a block of keys that begin at element `key` of K. Key by key, because memory is read fastest in its own order. */
-static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim, const few_kind kind, float *score,
-                                      prefetch_lines *next) {
+static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
+                                      float *score, prefetch_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   int64_t key = k.first;
   NO_UNROLL
@@ -26,12 +26,12 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim,
       prefetch_ahead(next, kind.policy, dim / two_lines, &next->v_again);
       sum[j] = vec_zero();
       UNROLL
-      for (int d = 0; d < dim; d += VEC_LANES)
-        sum[j] = vec_fma(vec_load(q + d), load_elements(k.data, kind.dtype, key + d, VEC_LANES), sum[j]);
+      for (int d = 0; d < dim; d += VEC_VALUES)
+        sum[j] = multiply_lanes(vec_load(q + d / LANE_VALUES), load_lanes(k.data, kind.dtype, key + d, VEC_VALUES), sum[j]);
       key += k.stride;
       __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
     }
-    vec_store(score + at, vec_sum_each(sum));
+    vec_store(score + at, scores_of(vec_sum_each(sum), factor));
   }
 }
 
@@ -39,21 +39,30 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim,
 static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int dim, const few_kind kind, float *acc,
                                            prefetch_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
-  const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, values = vecs * VEC_LANES;
+  const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
+  const int values = columns * LANE_VALUES; /* of a lane's keys */
   const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;
   UNROLL
-  for (int column = 0; column < dim; column += values) {
+  for (int column = 0; column < dim; column += columns) {
     vec sum[DECODE_SUMS];
     UNROLL
     for (int c = 0; c < vecs; c++) sum[c] = vec_load(acc + column + c * VEC_LANES);
-    int64_t at = v.first + column;
+    int64_t at[LANE_VALUES];
+    UNROLL
+    for (int i = 0; i < LANE_VALUES; i++) at[i] = v.first + i * v.stride + column;
     NO_UNROLL
-    for (int j = 0; j < DECODE_KEYS; j++, at += v.stride) {
+    for (int j = 0; j < DECODE_KEYS / LANE_VALUES; j++) {
       const vec_factor weight = vec_factor_at(p + j);
       if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
       UNROLL
-      for (int c = 0; c < vecs; c++)
-        sum[c] = vec_fma_factor(weight, load_elements(v.data, kind.dtype, at + c * VEC_LANES, VEC_LANES), sum[c]);
+      for (int c = 0; c < vecs; c += LANE_VALUES) {
+        vec x[LANE_VALUES];
+        load_columns(x, v.data, kind.dtype, at, c * VEC_LANES, VEC_VALUES);
+        UNROLL
+        for (int i = 0; i < LANE_VALUES; i++) sum[c + i] = vec_fma_factor(weight, x[i], sum[c + i]);
+      }
+      UNROLL
+      for (int i = 0; i < LANE_VALUES; i++) at[i] += LANE_VALUES * v.stride;
     }
     UNROLL
     for (int c = 0; c < vecs; c++) vec_store(acc + column + c * VEC_LANES, sum[c]);
@@ -70,8 +79,9 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, i
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
   prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
   for (; key < end; key += DECODE_KEYS) {
-    score_block(stream->q, k, dim, kind, block->score, &next);
+    score_block(stream->q, k, score_factor(p), dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
+    join_weights(block->score, DECODE_KEYS);
     accumulate_block(block->score, v, dim, kind, block->acc, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
@@ -89,7 +99,8 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, i
 /* NULL for other head dimensions. */
 static stream_function *one_row_of(const attn_problem *p, prefetch_policy policy) {
   static stream_function *const functions[ATTN_DTYPE_COUNT][2][2] = {
-#define ONE_ROW(name, dim, type, policy) [ATTN_##type][(dim) / 128][(policy) != PREFETCH_NONE] = name,
+#define ONE_ROW(name, dim, type, policy) \
+  [ATTN_##type][(dim) / 128][(policy) != PREFETCH_NONE] = LANES_TAKE(ATTN_##type) ? name : NULL,
 #include "one_row.def"
 #undef ONE_ROW
   };
