@@ -15,6 +15,7 @@ typedef struct attn_product_block {
   const float *x, *panel, *start; /* start may be out */
   float *out;
   int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows start alike */
+  bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
 } attn_product_block;
 
 typedef struct attn_product_kernel {

@@ -15,12 +15,13 @@ enum { ROWS = 4, FOURS = 2, COLUMNS = 4 * FOURS, DEPTH = 256 };
 
 /* sum += rows first .. of the block's X times its panel. */
 static void product_tile(const attn_product_block *b, int64_t first, four sum[ROWS][FOURS]) {
-  const float *x = b->x + first * b->x_stride;
+  const int64_t x_row = b->x_transposed ? 1 : b->x_stride, x_step = b->x_transposed ? b->x_stride : 1;
+  const float *x = b->x + first * x_row;
   for (int64_t k = 0; k < b->depth; k++) {
     four row[FOURS];
     memcpy(row, b->panel + k * COLUMNS, sizeof row);
     for (int i = 0; i < ROWS; i++)
-      for (int v = 0; v < FOURS; v++) sum[i][v] += x[i * b->x_stride + k] * row[v];
+      for (int v = 0; v < FOURS; v++) sum[i][v] += x[i * x_row + k * x_step] * row[v];
   }
 }
 

@@ -4,7 +4,7 @@
  * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias
  * beside it. A task is a block of rows times a strip of columns:
  *
- *     for each depth block: gather X of the rows (any strides become dense rows, kept in L2)
+ *     for each depth block: gather X of the rows (any strides become dense rows, or columns where those lie dense; in L2)
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
@@ -280,6 +280,7 @@ typedef struct run_context {
   const attn_product *product;
   const attn_product_args *args;
   layout at;
+  bool x_transposed; /* X is gathered as it lies, the rows side by side */
   char *workspace;
 } run_context;
 
@@ -332,13 +333,26 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
 /* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
 typedef struct strip {
   int64_t first_row, rows, first_panel, panels, begin, end;
-  float *x, *sum; /* [rows up to whole tiles][stride]: X of the depth block, and the sums */
+  int64_t capacity; /* rows up to whole tiles */
+  float *x, *sum;   /* [capacity][stride]: X of the depth block, and the sums; X transposed is [depth][capacity] */
 } strip;
+
+/* Column k of X at `to`. Rows of one sequence follow each other. */
+static void gather_column(const run_context *c, const strip *s, int64_t k, float *to) {
+  const attn_product_args *args = c->args;
+  const float *column = args->x + segment_at(&args->x_stride, args->x_head_dim, k, k + 1).offset;
+  for (int64_t i = 0, count; i < s->rows; i += count) {
+    const int64_t row = s->first_row + i;
+    count = min64(s->rows - i, args->rows - row % args->rows);
+    memcpy(to + i, column + row_offset(args, &args->x_stride, row), (size_t)count * sizeof *to);
+  }
+  memset(to + s->rows, 0, (size_t)(s->capacity - s->rows) * sizeof *to);
+}
 
 /* X of the depth block; rows up to the next whole tile are 0. */
 static void gather(const run_context *c, const strip *s) {
-  const int64_t capacity = round_up(s->rows, c->product->kernel->tile_rows);
-  for (int64_t i = 0; i < capacity; i++) {
+  for (int64_t k = s->begin; c->x_transposed && k < s->end; k++) gather_column(c, s, k, s->x + (k - s->begin) * s->capacity);
+  for (int64_t i = 0; !c->x_transposed && i < s->capacity; i++) {
     float *row = s->x + i * c->at.memory.x_stride;
     if (i < s->rows)
       gather_row(c->args, s->first_row + i, s->begin, s->end, row);
@@ -355,14 +369,15 @@ static void multiply(const run_context *c, const strip *s) {
   for (int64_t p = 0; p < s->panels; p++) {
     const int64_t column = (s->first_panel + p) * width;
     float *out = s->sum + p * width;
-    product->kernel->run(&(attn_product_block){.rows = round_up(s->rows, product->kernel->tile_rows),
+    product->kernel->run(&(attn_product_block){.rows = s->capacity,
                                                .columns = min64(product->columns - column, width),
                                                .depth = s->end - s->begin,
                                                .x = s->x,
                                                .panel = product->panel + column * product->depth + s->begin * width,
                                                .start = s->begin == 0 ? zeros : out,
                                                .out = out,
-                                               .x_stride = c->at.memory.x_stride,
+                                               .x_transposed = c->x_transposed,
+                                               .x_stride = c->x_transposed ? s->capacity : c->at.memory.x_stride,
                                                .start_stride = s->begin == 0 ? 0 : c->at.memory.sum_stride,
                                                .out_stride = c->at.memory.sum_stride});
   }
@@ -397,6 +412,7 @@ static void run_task(void *pointer, int64_t task, int worker) {
   char *memory = c->workspace + worker * c->at.memory.bytes;
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
+  s.capacity = round_up(s.rows, product->kernel->tile_rows);
   s.x = floats_at(memory, c->at.memory.x_at);
   s.sum = floats_at(memory, c->at.memory.sum_at);
   const uint64_t mode = attn_float_mode_enter();
@@ -469,6 +485,12 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
   return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.y is x; it must be memory of its own");
 }
 
+/* Columns shorter than a cache line are gathered as quickly by rows. A library always gets rows, so that its bits do not
+ * depend on how X lies. */
+static bool lies_transposed(const attn_product_kernel *kernel, const attn_product_args *args) {
+  return args->x_stride.s == 1 && args->x_stride.d != 1 && args->rows >= 16 && !kernel->rows_by_place;
+}
+
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
                              size_t workspace_bytes) {
   attn_product_args own;
@@ -480,6 +502,7 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
   run_context context = {.product = product,
                          .args = &own,
                          .at = layout_of(product, own.batch, own.rows, options.threads),
+                         .x_transposed = lies_transposed(product->kernel, &own),
                          .workspace = workspace};
   const size_t needed = attn_product_workspace(product, rows);
   if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)

@@ -19,7 +19,7 @@ typedef struct shape {
   bool transposed, bias, relu, gelu; /* weight [out][in] */
   attn_dtype dtype;
   int64_t x_heads, y_heads; /* 0 = rows are not split into heads */
-  int64_t x_step;           /* stride.d of x and y */
+  int64_t x_step;           /* stride.d of x and y; 0: x is transposed, its rows lie side by side */
 } shape;
 
 typedef struct layer {
@@ -45,6 +45,10 @@ static void *random_weight(const shape *s) {
 
 /* Rows with a gap behind them or, if there are heads, [batch][heads][rows][dim]. */
 static attn_strides strides_of(int64_t rows, int64_t columns, int64_t heads, int64_t step) {
+  if (step == 0) { /* columns one behind the other, those of all heads */
+    const int64_t column = rows + 3;
+    return (attn_strides){.b = columns * column, .h = heads ? columns / heads * column : 0, .s = 1, .d = column};
+  }
   if (heads == 0) return (attn_strides){.b = rows * (columns * step + 3), .s = columns * step + 3, .d = step};
   const int64_t dim = columns / heads * step;
   return (attn_strides){.b = heads * rows * dim, .h = rows * dim, .s = dim, .d = step};
@@ -53,7 +57,7 @@ static attn_strides strides_of(int64_t rows, int64_t columns, int64_t heads, int
 static layer make_layer(shape s) {
   layer l = {.shape = s};
   const attn_strides x = strides_of(s.rows, s.depth, s.x_heads, s.x_step),
-                     y = strides_of(s.rows, s.columns, s.y_heads, s.x_step);
+                     y = strides_of(s.rows, s.columns, s.y_heads, s.x_step ? s.x_step : 1);
   l.y_floats = s.batch * y.b + 1;
   l.x = random_floats(s.batch * x.b + 1, 1);
   l.y = random_floats(l.y_floats, 2);
@@ -139,6 +143,8 @@ static const shape shapes[] = {
     {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 4, .y_heads = 3, .transposed = true, .x_step = 2},
     {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
+    {.batch = 1, .rows = 200, .depth = 520, .columns = 70, .bias = true},
+    {.batch = 3, .rows = 37, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8},
 };
 enum { SHAPES = COUNT(shapes) };
 
@@ -190,6 +196,25 @@ TEST(test_writes_only_its_elements) {
 }
 
 /* ---- Bits ---- */
+
+/* X has the same product wherever it lies, to the bit. */
+TEST(test_transposed_x_has_the_same_bits) {
+  enum { ROWS = 130, DEPTH = 300, COLUMNS = 70 };
+  layer l = make_layer((shape){.batch = 1, .rows = ROWS, .depth = DEPTH, .columns = COLUMNS, .x_step = 1});
+  layer turned = make_layer((shape){.batch = 1, .rows = ROWS, .depth = DEPTH, .columns = COLUMNS});
+  for (int64_t i = 0; i < ROWS * DEPTH; i++)
+    turned.x[i / DEPTH + i % DEPTH * turned.args.x_stride.d] = l.x[i / DEPTH * l.args.x_stride.s + i % DEPTH];
+  for (int n = 0; n < NAMES; n++) {
+    attn_product *product;
+    if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = names[n]), &product) != ATTN_OK) continue;
+    run(product, &l.args);
+    run(product, &turned.args);
+    assert_memory_equal(l.y, turned.y, (size_t)l.y_floats * sizeof *l.y);
+    attn_product_destroy(product);
+  }
+  free_layer(&l);
+  free_layer(&turned);
+}
 
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
 TEST(test_bits_depend_on_the_row_alone) {

@@ -18,8 +18,8 @@ enum {
 };
 
 /* Rows first .. of the block. */
-static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const int vecs) {
-  const float_rows x = {b.x + first * b.x_stride, b.x_stride}, panel = {b.panel, PRODUCT_COLUMNS};
+static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed, const int vecs) {
+  const float_rows x = {b.x + first * (transposed ? 1 : b.x_stride), b.x_stride}, panel = {b.panel, PRODUCT_COLUMNS};
   const float *start = b.start + first * b.start_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
@@ -27,16 +27,30 @@ static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_load(start + i * b.start_stride + v * VEC_LANES);
   }
-  product(sum, x, panel, b.depth, vecs);
+  if (transposed)
+    product_transposed(sum, x, panel, b.depth, vecs);
+  else
+    product(sum, x, panel, b.depth, vecs);
   store_tile(sum, b.out + first * b.out_stride, b.out_stride, vecs);
+}
+
+/* X transposed: a function of its own, so that its tiles do not compete with the others for registers. */
+static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs) {
+  for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, true)
+  }
 }
 
 static void product_panel(const attn_product_block *block) {
   const int64_t vecs = ceil_div(block->columns, VEC_LANES);
   assert(block->rows % TILE_ROWS == 0 && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
   assert(block->depth >= 0 && block->depth <= PRODUCT_DEPTH);
+  if (block->x_transposed) {
+    product_panel_transposed(block, vecs);
+    return;
+  }
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, i)
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, false)
   }
 }
 

@@ -14,6 +14,7 @@
 #define ATTN_COMMON_REGISTER_TILE_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/common/problem/unroll.h"
@@ -24,15 +25,15 @@ typedef struct float_rows {
   int64_t stride;
 } float_rows;
 
-/* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at
- * every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS steps of k of its own; then the loop here
- * does the few that are left. */
-static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b, int64_t depth,
-                                  const int vecs) {
+/* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a, or of a transposed, against `depth` rows of `vecs` vectors.
+ * `transposed` and `vecs` are constants at every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS
+ * steps of k of its own for rows that are not transposed; then the loop here does the few that are left. */
+static ALWAYS_INLINE void product_of(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const bool transposed,
+                                     const float_rows b, int64_t depth, const int vecs) {
   int64_t k = 0;
   assert(depth >= 0 && vecs >= 1 && vecs <= TILE_VECS);
 #ifdef PRODUCT_STEPS
-  for (; k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
+  for (; !transposed && k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
     product_steps(sum, a.at + k, a.stride, b.at + k * b.stride, b.stride, vecs);
   NO_UNROLL
 #else
@@ -44,11 +45,22 @@ static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_row
     for (int v = 0; v < vecs; v++) row[v] = vec_load(b.at + k * b.stride + v * VEC_LANES);
     UNROLL
     for (int i = 0; i < TILE_ROWS; i++) {
-      const vec_factor x = vec_factor_at(a.at + i * a.stride + k);
+      const vec_factor x = vec_factor_at(transposed ? a.at + k * a.stride + i : a.at + i * a.stride + k);
       UNROLL
       for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma_factor(x, row[v], sum[i][v]);
     }
   }
+}
+
+static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b, int64_t depth,
+                                  const int vecs) {
+  product_of(sum, a, false, b, depth, vecs);
+}
+
+/* sum[i][v] += sum_k a[k][i] b[k][v] */
+static ALWAYS_INLINE void product_transposed(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b,
+                                             int64_t depth, const int vecs) {
+  product_of(sum, a, true, b, depth, vecs);
 }
 
 static ALWAYS_INLINE void store_tile(vec sum[TILE_ROWS][TILE_VECS], float *rows, int64_t row_stride, const int vecs) {
