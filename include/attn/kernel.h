@@ -15,8 +15,8 @@
  * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders
  * are absolute key indices fixed by (kernel, dtype, dims).
  *
- * A kernel on another library may need objects of that library: open() makes them once per plan and close() frees them with
- * the plan. In between they do not change, so that any number of threads may run the plan at once.
+ * Its author writes four functions: rejects, plan, run and, where the automatic choice shall know how long it takes, terms
+ * (attn_kernel). Kernels on another library have hooks beside them (attn_library_hooks).
  *
  * examples/own_kernel is a kernel of this kind in a file of its own, with its build.
  */
@@ -83,23 +83,17 @@ typedef struct attn_kernel_terms {
   void (*of)(const attn_problem *problem, double *terms);
 } attn_kernel_terms;
 
-/** A kernel: what is known about it, and its functions. */
-typedef struct attn_kernel {
-  attn_kernel_info info; /**< The info that attn_kernel_find() returns. */
-  /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
-  const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
-  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.
-   * Called again, with fewer threads, where those of the first call do not pay. */
-  bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
-  attn_kernel_terms terms; /**< Optional. */
-  /** NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the
-   * library wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
+/** What a kernel on another library has to tell and to do beside its own functions; each may be NULL. open() makes objects
+ * of that library once per plan and close() frees them with the plan. In between they do not change, so that any number of
+ * threads may run the plan at once. */
+typedef struct attn_library_hooks {
+  /** Makes library_state from what plan() filled in and may add to scratch_bytes what the library wants to work in. On
+   * failure nothing is left behind and `reason` holds a sentence. */
   attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
   /** Ends what open() made; called once after each open() that succeeded. */
   void (*close)(attn_schedule *schedule);
-  /** This and the next three are NULL for hand-written kernels. Writes the library's version and what else results should
-   * name to the text that info.library points to; called before info leaves the registry, by any thread, any number of
-   * times. */
+  /** Writes the library's version and what else results should name to the text that info.library points to; called before
+   * info leaves the registry, by any thread, any number of times. */
   void (*identify)(void);
   /** Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL
    * if it can. */
@@ -109,14 +103,26 @@ typedef struct attn_kernel {
   void (*begin_run)(void);
   /** After them: puts it back when the last of several runs at once has ended. */
   void (*end_run)(void);
+} attn_library_hooks;
+
+/** A kernel: what is known about it, and its functions. */
+typedef struct attn_kernel {
+  attn_kernel_info info; /**< The info that attn_kernel_find() returns. */
+  /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
+  const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
+  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.
+   * Called again, with fewer threads, where those of the first call do not pay. */
+  bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
+  attn_kernel_terms terms; /**< Optional. */
   /** One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */
   void (*run)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch);
+  const attn_library_hooks *library; /**< NULL for hand-written kernels. */
 } attn_kernel;
 
 /* ---- Plug-ins: kernels in a shared object ------------------------------------------------------------------------- */
 
 /** Version of everything in this header that a plug-in and the library share. It changes when a plug-in has to change. */
-#define ATTN_KERNEL_ABI 2
+#define ATTN_KERNEL_ABI 3
 
 /** Facts and functions of the library that a plug-in may use. Tiers are numbered, low to high within an architecture. */
 typedef struct attn_host {
@@ -130,7 +136,8 @@ typedef struct attn_host {
   const char *(*tier_best)(void);
 } attn_host;
 
-struct attn_product_kernel;
+/** What libattn's own plug-ins bring in no stable form (kernels/plugin/own_plugin.h of the source). */
+struct attn_own_plugin;
 
 /** The contents of a plug-in: its exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
  * it. It and all it points to live as long as the process: a plug-in that has been loaded is never unloaded, because plans
@@ -150,11 +157,7 @@ typedef struct attn_plugin {
    * libattn but through `host`. */
   const char *(*start)(const attn_host *host);
 
-  /** For libattn's own plug-ins, which use parts of the library that have no stable form: the version that they belong to.
-   * NULL for all others. */
-  const char *only_for;
-  const struct attn_product_kernel *const *products; /**< Dense layers, likewise. */
-  int product_count;                                 /**< 0 without. */
+  const struct attn_own_plugin *own; /**< NULL for all plug-ins but libattn's own. */
 } attn_plugin;
 
 /** The symbol of attn_plugin that attn_load_kernels() looks for, unless it is told another. */
@@ -184,11 +187,11 @@ typedef struct attn_plugin {
 
 /** The same under a symbol of one's own, for a shared object with several sets of kernels: "./libmine.so:symbol" loads one.
  */
-#define ATTN_EXPORT_KERNELS_AS(symbol, ...)                           \
-  static const attn_kernel *const symbol##_kernels[] = {__VA_ARGS__}; \
-  extern ATTN_PLUGIN_EXPORT const attn_plugin symbol;                 \
-  const attn_plugin symbol = {                                        \
-      ATTN_PLUGIN_SIZES, symbol##_kernels, (int)(sizeof symbol##_kernels / sizeof(void *)), NULL, NULL, NULL, 0}
+#define ATTN_EXPORT_KERNELS_AS(symbol, ...)                                                                               \
+  static const attn_kernel *const symbol##_kernels[] = {__VA_ARGS__};                                                     \
+  extern ATTN_PLUGIN_EXPORT const attn_plugin symbol;                                                                     \
+  const attn_plugin symbol = {ATTN_PLUGIN_SIZES, symbol##_kernels, (int)(sizeof symbol##_kernels / sizeof(void *)), NULL, \
+                              NULL}
 
 #ifdef __cplusplus
 }

@@ -17,9 +17,6 @@ const attn_kernel attn_naive_openblas = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = attn_composed_rejects,
     .plan = plan,
-    .identify = attn_openblas_identify,
-    .unusable = attn_openblas_unusable,
-    .begin_run = attn_openblas_hold,
-    .end_run = attn_openblas_release,
     .run = attn_openblas_run,
+    .library = &attn_openblas_hooks,
 };

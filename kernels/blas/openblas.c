@@ -106,7 +106,7 @@ static void write_name(void) {
            BLAS(openblas_get_corename)());
 }
 
-void attn_openblas_identify(void) {
+static void identify(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, write_name);
 }
@@ -167,3 +167,10 @@ const char *attn_openblas_unusable(const char *cap) {
     return NULL;
   return reason;
 }
+
+const attn_library_hooks attn_openblas_hooks = {
+    .identify = identify,
+    .unusable = attn_openblas_unusable,
+    .begin_run = attn_openblas_hold,
+    .end_run = attn_openblas_release,
+};

@@ -14,10 +14,9 @@ void attn_openblas_product(const library_product *product);
 void attn_openblas_hold(void);
 void attn_openblas_release(void);
 
-/* "OpenBLAS 0.3.21 Zen": the version of the library that is loaded, and the core whose code it chose. Filled in by
- * attn_openblas_identify(). */
+/* "OpenBLAS 0.3.21 Zen": the version of the library that is loaded, and the core whose code it chose. Filled in by the hook
+ * `identify`. */
 extern char attn_openblas_library[80];
-void attn_openblas_identify(void);
 
 /* Why the code that OpenBLAS chose (OPENBLAS_CORETYPE overrides its choice) may not run below `cap`; NULL if it may. */
 const char *attn_openblas_unusable(const char *cap);
@@ -29,5 +28,8 @@ int attn_openblas_most_threads(void);
 bool attn_openblas_plan(const attn_problem *problem, const attn_machine *machine, int64_t rows, attn_schedule *schedule);
 void attn_openblas_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch);
+
+/* Of each kernel here. */
+extern const attn_library_hooks attn_openblas_hooks;
 
 #endif

@@ -373,9 +373,7 @@ const attn_kernel attn_graph_onednn = {
              .numerics = {.exp_error = 0x1p-21}}, /* as matmul_onednn's softmax */
     .rejects = rejects,
     .plan = plan,
-    .open = open,
-    .close = close,
-    .identify = attn_onednn_identify,
-    .unusable = unusable,
     .run = run,
+    .library =
+        &(const attn_library_hooks){.open = open, .close = close, .identify = attn_onednn_identify, .unusable = unusable},
 };

@@ -446,9 +446,8 @@ const attn_kernel attn_matmul_onednn = {
          .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}}, /* its bf16 products flush */
     .rejects = rejects,
     .plan = plan,
-    .open = open,
-    .close = close,
-    .identify = attn_onednn_identify,
-    .unusable = attn_onednn_unusable,
     .run = run,
+    .library =
+        &(const attn_library_hooks){
+            .open = open, .close = close, .identify = attn_onednn_identify, .unusable = attn_onednn_unusable},
 };

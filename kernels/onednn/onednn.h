@@ -27,7 +27,7 @@
 extern char attn_onednn_text[80];
 void attn_onednn_identify(void);
 
-/* attn_kernel.unusable of each kernel here. */
+/* attn_library_hooks.unusable of each kernel here. */
 const char *attn_onednn_unusable(const char *cap);
 
 /* oneDNN throws, or crashes, where an allocation fails. So the kernels try beforehand whether there is enough memory: to

@@ -2,7 +2,7 @@
 /* The export of a plug-in of libattn: the kernels and products that plugin_built.def names, which CMake makes for each
  * plug-in from kernels.def and the files of its folder. */
 #include "host.h"
-#include "kernels/product.h"
+#include "own_plugin.h"
 #include "src/api/version.h"
 
 #define ATTN_KERNEL(name, folder) extern const attn_kernel attn_##name;
@@ -26,13 +26,14 @@ static const attn_product_kernel *const products[] = {
     NULL,
 };
 
-extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;
-const attn_plugin attn_plugin_entry = {
-    ATTN_PLUGIN_SIZES,
-    .kernels = kernels,
-    .kernel_count = sizeof kernels / sizeof *kernels,
-    .start = attn_plugin_start,
-    .only_for = ATTN_VERSION_TEXT,
+static const attn_own_plugin own = {
+    .version = ATTN_VERSION_TEXT,
     .products = products,
     .product_count = sizeof products / sizeof *products - 1,
+};
+
+extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;
+const attn_plugin attn_plugin_entry = {
+    ATTN_PLUGIN_SIZES,          .kernels = kernels, .kernel_count = sizeof kernels / sizeof *kernels,
+    .start = attn_plugin_start, .own = &own,
 };

@@ -15,6 +15,7 @@
 #include "src/api/text.h"
 #include "src/choice/tuning.h"
 #include "src/registry/cpu.h"
+#include "src/registry/library_hooks.h"
 #include "src/registry/plugin.h"
 #include "src/registry/registry.h"
 
@@ -39,7 +40,7 @@ static const char *lower_cap(const char *a, const char *b) {
 /* NULL = this CPU can run the kernel; else why not. Thread-local or static text. */
 static const char *unusable(const attn_kernel *kernel, const char *cap) {
   const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
-  return reason || !kernel->unusable ? reason : kernel->unusable(cap);
+  return reason || !attn_hooks_of(kernel)->unusable ? reason : kernel->library->unusable(cap);
 }
 
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {

@@ -19,6 +19,7 @@
 #include "src/choice/tuning.h"
 #include "src/plan/parallel.h"
 #include "src/registry/cpu.h"
+#include "src/registry/library_hooks.h"
 #include "src/registry/score_steps.h"
 
 struct attn_plan {
@@ -108,9 +109,13 @@ static void print_if_verbose(const attn_plan *plan) {
 static attn_status open_library(attn_plan *plan) {
   const attn_kernel *kernel = plan->kernel;
   char reason[300] = "";
-  if (!kernel->open) return ATTN_OK;
-  const attn_status status = kernel->open(&plan->schedule, reason, sizeof reason);
+  if (!attn_hooks_of(kernel)->open) return ATTN_OK;
+  const attn_status status = kernel->library->open(&plan->schedule, reason, sizeof reason);
   return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
+}
+
+static void close_library(attn_plan *plan) {
+  if (attn_hooks_of(plan->kernel)->close) plan->kernel->library->close(&plan->schedule);
 }
 
 /* Blocks and tasks; false if a size overflows. Where the caller leaves the number of threads open, there are no more than
@@ -139,7 +144,7 @@ static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open
     const attn_status status = open_library(plan);
     if (status != ATTN_OK) return status;
     fits = size_workspace(plan);
-    if (!fits && kernel->close) kernel->close(&plan->schedule);
+    if (!fits) close_library(plan);
   }
   if (fits) return ATTN_OK;
   return attn_fail(
@@ -216,7 +221,7 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
 
 void attn_plan_destroy(attn_plan *plan) {
   if (!plan) return;
-  if (plan->kernel->close) plan->kernel->close(&plan->schedule);
+  close_library(plan);
   attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
   free(atomic_load(&plan->description));
   free(plan);
@@ -271,14 +276,15 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
   if (s->problem.seq_q == 0) return; /* there may be many units, but none has work */
   phase_context context = {
       .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
-  if (plan->kernel->begin_run) plan->kernel->begin_run();
+  const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
+  if (hooks->begin_run) hooks->begin_run();
   for (int64_t first = 0; first < s->units; first += s->wave_units) {
     int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
     context.first_unit = first;
     for (context.phase = 0; context.phase < s->phases; context.phase++)
       attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
   }
-  if (plan->kernel->end_run) plan->kernel->end_run();
+  if (hooks->end_run) hooks->end_run();
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {

@@ -14,12 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/plugin/own_plugin.h"
 #include "plugin_folders.h"
 #include "src/api/error.h"
 #include "src/api/resources.h"
 #include "src/api/text.h"
 #include "src/api/version.h"
 #include "src/registry/cpu.h"
+#include "src/registry/library_hooks.h"
 #include "src/registry/registry.h"
 #include "src/registry/shared_object.h"
 
@@ -50,14 +52,15 @@ static attn_status check_sizes(const attn_plugin *p, const char *file) {
       return attn_fail(ATTN_UNSUPPORTED,
                        "in %s an %s has %" PRIu32 " bytes, and in libattn %s %zu; build it with the headers of this libattn",
                        file, sizes[i].name, sizes[i].its, ATTN_VERSION_TEXT, sizes[i].ours);
-  if (p->only_for && strcmp(p->only_for, ATTN_VERSION_TEXT) != 0)
-    return attn_fail(ATTN_UNSUPPORTED, "%s belongs to libattn %s, and this is libattn %s", file, p->only_for,
+  if (p->own && strcmp(p->own->version, ATTN_VERSION_TEXT) != 0)
+    return attn_fail(ATTN_UNSUPPORTED, "%s belongs to libattn %s, and this is libattn %s", file, p->own->version,
                      ATTN_VERSION_TEXT);
   return ATTN_OK;
 }
 
 /* The member that a kernel must have and has not; NULL = it is complete. */
 static const char *lacking(const attn_kernel *k) {
+  const attn_library_hooks *hooks = attn_hooks_of(k);
   const struct {
     const char *member;
     bool there;
@@ -68,8 +71,8 @@ static const char *lacking(const attn_kernel *k) {
                {"rejects", k->rejects},
                {"plan", k->plan},
                {"run", k->run},
-               {"close for its open", !k->open || k->close},
-               {"end_run for its begin_run", !k->begin_run || k->end_run}};
+               {"close for its open", !hooks->open || hooks->close},
+               {"end_run for its begin_run", !hooks->begin_run || hooks->end_run}};
   for (size_t i = 0; i < sizeof needs / sizeof *needs; i++)
     if (!needs[i].there) return needs[i].member;
   return NULL;
@@ -108,8 +111,7 @@ static attn_status check_kernel(const attn_plugin *p, int index, const char *fil
 
 static attn_status check(const attn_plugin *p, const char *file) {
   attn_status status = check_sizes(p, file);
-  if (status == ATTN_OK &&
-      (p->kernel_count < 1 || !p->kernels || p->product_count < 0 || (p->product_count && !p->products)))
+  if (status == ATTN_OK && (p->kernel_count < 1 || !p->kernels))
     status = attn_fail(ATTN_UNSUPPORTED, "%s brings no kernel", file);
   for (int i = 0; status == ATTN_OK && i < p->kernel_count; i++) status = check_kernel(p, i, file);
   return status;
@@ -147,16 +149,13 @@ typedef struct renamed {
 
 static void rename_kernels(renamed *r, const attn_plugin *p, const char *suffix) {
   r->plugin = *p;
-  r->plugin.products = NULL;
-  r->plugin.product_count = 0;
+  r->plugin.own = NULL;
   if (!p->kernels || p->kernel_count > MOST_RENAMED) return;
   r->plugin.kernels = r->kernels;
   for (int i = 0; i < p->kernel_count; i++) {
-    if (p->kernels[i]->identify) p->kernels[i]->identify();
     snprintf(r->name[i], sizeof r->name[i], "%.*s%s", ATTN_KERNEL_NAME_BYTES, p->kernels[i]->info.name, suffix);
     r->kernel[i] = *p->kernels[i];
     r->kernel[i].info.name = r->name[i];
-    r->kernel[i].identify = NULL;
     r->kernels[i] = &r->kernel[i];
   }
 }

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/plugin/own_plugin.h"
+#include "src/registry/library_hooks.h"
 #include "src/registry/plugin.h"
 
 /* ---- What is built ---- */
@@ -109,14 +111,15 @@ bool attn_registry_has(const attn_plugin *plugin) {
 
 bool attn_registry_add(const attn_plugin *plugin, const char *file) {
   const int first = added.kernels, first_product = added.products;
-  if (plugin->kernel_count > MOST_ADDED - first || plugin->product_count > MOST_ADDED - first_product) return false;
+  const int own_products = plugin->own ? plugin->own->product_count : 0;
+  if (plugin->kernel_count > MOST_ADDED - first || own_products > MOST_ADDED - first_product) return false;
   for (int i = 0; i < plugin->kernel_count; i++) {
     added.kernel[first + i] = plugin->kernels[i];
     added.file[first + i] = file;
   }
-  for (int i = 0; i < plugin->product_count; i++) added.product[first_product + i] = plugin->products[i];
+  for (int i = 0; i < own_products; i++) added.product[first_product + i] = plugin->own->products[i];
   added.plugin[added.plugins++] = plugin;
-  added.products = first_product + plugin->product_count;
+  added.products = first_product + own_products;
   added.kernels = first + plugin->kernel_count;
   return true;
 }
@@ -162,7 +165,7 @@ const char *attn_registry_missing(const char *name) {
 /* ---- Public ---- */
 
 static const attn_kernel_info *identified(const attn_kernel *kernel) {
-  if (kernel && kernel->identify) kernel->identify();
+  if (kernel && attn_hooks_of(kernel)->identify) kernel->library->identify();
   return kernel ? &kernel->info : NULL;
 }
 

@@ -7,7 +7,7 @@ foreach(wrong NOTHING ENTRY ABI SIZE NAME TAKEN TWICE TIER MEMBER START VERSION 
   list(LENGTH refused_plugins number)
   add_library(plugin_${name} MODULE src/plugins/refused.c)
   target_compile_definitions(plugin_${name} PRIVATE WRONG=${number})
-  target_include_directories(plugin_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_include_directories(plugin_${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(plugin_${name} PRIVATE attn_warnings)
   set_target_properties(plugin_${name} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${plugin_folder}
                                                   C_VISIBILITY_PRESET hidden)

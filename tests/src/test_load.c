@@ -20,7 +20,7 @@ static const char *plugin(const char *name) {
 TEST(wrong_plugins_are_refused_in_words) {
   static const char *const wrong[][3] = {
       {"entry", "is no plug-in: it does not export attn_plugin_entry"},
-      {"abi", "is built for version 99 of the kernel interface, and libattn ", " has version 2; build it"},
+      {"abi", "is built for version 99 of the kernel interface, and libattn ", " has version 3; build it"},
       {"size", "an attn_kernel has ", "and in libattn "},
       {"name", "kernel 1 of ", " is called 'Test-kernel'; a name has small letters"},
       {"taken", "has a kernel 'flash_c', and libattn itself has one of that name already"},
@@ -112,9 +112,8 @@ static const attn_kernel counting = {
     .info = {.name = "counting", .algorithm = "none", .isa = "c", .library = "", .summary = "for tests"},
     .rejects = idle_rejects,
     .plan = idle_plan,
-    .begin_run = begin_run,
-    .end_run = end_run,
-    .run = run};
+    .run = run,
+    .library = &(const attn_library_hooks){.begin_run = begin_run, .end_run = end_run}};
 
 TEST(runs_begin_and_end) {
   static const attn_kernel *const kernels[] = {&counting};

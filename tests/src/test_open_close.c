@@ -68,9 +68,8 @@ static const attn_kernel fake = {
     .info = {.name = "fake_library", .algorithm = "fake", .isa = "c", .library = "fake 1.0", .summary = "a test's own"},
     .rejects = rejects,
     .plan = plan,
-    .open = open_object,
-    .close = close_object,
     .run = run,
+    .library = &(const attn_library_hooks){.open = open_object, .close = close_object},
 };
 
 static attn_problem two_heads(void) {

@@ -411,6 +411,8 @@ static void close_cheat(attn_schedule *schedule) {
   if (!outlives) end_spoiler();
 }
 
+static const attn_library_hooks ends_with_plan = {.open = open_cheat, .close = close_cheat};
+
 attn_status __real_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 
@@ -432,8 +434,7 @@ static void prepare_cheat(void (*trick)(const work_call *c)) {
   cheat = attn_flash_c;
   cheat.plan = plan_one_task;
   cheat.run = run_trick;
-  cheat.open = open_cheat;
-  cheat.close = close_cheat;
+  cheat.library = &ends_with_plan;
   trick_of_case = trick;
   calls = 0;
   known_address = NULL;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Plug-ins that attn_load_kernels() must refuse: WRONG, set by CMake, says what is wrong with this one. */
 #include "attn/kernel.h"
+#include "kernels/plugin/own_plugin.h"
 
 enum { NOTHING, ENTRY, ABI, SIZE, NAME, TAKEN, TWICE, TIER, MEMBER, START, VERSION, COUNT, GROWN, NEWER };
 
@@ -44,6 +45,8 @@ static const char *start(const attn_host *host) {
   return WRONG == START ? "it does not want to" : NULL;
 }
 
+static const attn_own_plugin of_another_version = {.version = "0.0.7"};
+
 #if WRONG == 1 /* ENTRY */
 extern ATTN_PLUGIN_EXPORT const attn_plugin older_symbol, another_symbol;
 const attn_plugin older_symbol = {.abi = 98};
@@ -61,4 +64,4 @@ const attn_plugin attn_plugin_entry =
      .kernels = addresses,
      .kernel_count = WRONG == COUNT ? 0 : 2,
      .start = start,
-     .only_for = WRONG == VERSION ? "0.0.7" : NULL};
+     .own = WRONG == VERSION ? &of_another_version : NULL};
