@@ -33,6 +33,7 @@ extern "C" {
 enum {
   ATTN_MAX_PHASES = 3,   /**< Phases of a schedule. */
   ATTN_MAX_TERMS = 64,   /**< Terms of a kernel's time. */
+  ATTN_OWN_BYTES = 256,  /**< attn_schedule.own. */
   ATTN_MEMORY_ALIGN = 64 /**< Bytes to which the memory of units and threads is aligned. */
 };
 
@@ -64,6 +65,11 @@ typedef struct attn_schedule {
   const struct attn_score_steps *steps; /**< For kernels on a library: what plan() took from the machine. */
 
   void *library_state; /**< The plan's own object, made by open(), only read by run(); NULL for hand-written kernels. */
+
+  /** The kernel's own plan data: what plan() works out once and run() only reads, such as the layout of its memory. Zeros
+   * before plan(); aligned to 8 bytes. A kernel keeps one struct here, `(layout *)(void *)schedule->own`, and asserts its
+   * size. */
+  unsigned char own[ATTN_OWN_BYTES];
 } attn_schedule;
 
 /** One task of a phase. */

@@ -42,9 +42,11 @@ static int64_t outputs_of(const attn_problem *p, int64_t rows) {
   return blocks_of(p->seq_k) <= blocks_of_super(p) ? 2 : tiles;
 }
 
+/* Plan data: offsets in bytes. */
 typedef struct thread_layout {
   int64_t s, again, turned, nowhere, p, q, v, o, tiles, total;
 } thread_layout;
+_Static_assert(sizeof(thread_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout *at) {
   const int64_t tiles = ceil_div(rows, TILE_QUERIES), depth_qk = depth_of(p->dim_qk), depth_v = depth_of(p->dim_v);
@@ -77,13 +79,12 @@ static int64_t rows_of_task(const attn_problem *p, int64_t threads) {
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   const int64_t most = INT64_MAX / 64, rows = rows_of_task(p, machine->threads);
-  thread_layout layout;
+  thread_layout *at = (void *)schedule->own;
   if (p->dim_qk > most / 4096 || p->dim_v > most / 4096) return false;
   if (p->seq_k > 0 && round_up(p->dim_qk, DEPTH) + round_up(p->dim_v, DEPTH) > most / round_up(p->seq_k, KEY_BLOCK))
     return false;
-  if (!thread_layout_of(p, rows, &layout)) return false;
-  if (!plan_phases(p, rows, KEY_BLOCK, layout.total, schedule)) return false;
-  schedule->unit_bytes = (size_t)packed_values(p) * sizeof(uint16_t);
+  if (!thread_layout_of(p, rows, at)) return false;
+  plan_phases(p, rows, KEY_BLOCK, packed_values(p) * (int64_t)sizeof(uint16_t), at->total, schedule);
   return true;
 }
 
@@ -434,8 +435,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
   if (rows.rows <= 0) return;
-  thread_layout at;
-  thread_layout_of(p, schedule->row_block, &at);
+  const thread_layout *at = (const void *)schedule->own;
   row_block block = {.problem = p,
                      .args = args,
                      .seq = &rows.seq,
@@ -445,24 +445,24 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                      .rows = rows.rows,
                      .rows_per_head = rows.rows};
   attention a = {.unit = unit,
-                 .tiles = (query_tile *)(void *)floats_at(scratch, at.tiles),
-                 .s = floats_at(scratch, at.s),
-                 .again = floats_at(scratch, at.again),
-                 .turned = floats_at(scratch, at.turned),
-                 .nowhere = floats_at(scratch, at.nowhere),
-                 .v = values_at(scratch, at.v),
-                 .pending = {floats_at(scratch, at.nowhere)},
+                 .tiles = (query_tile *)(void *)floats_at(scratch, at->tiles),
+                 .s = floats_at(scratch, at->s),
+                 .again = floats_at(scratch, at->again),
+                 .turned = floats_at(scratch, at->turned),
+                 .nowhere = floats_at(scratch, at->nowhere),
+                 .v = values_at(scratch, at->v),
+                 .pending = {floats_at(scratch, at->nowhere)},
                  .depth_qk = (int)depth_of(p->dim_qk),
                  .depth_v = (int)depth_of(p->dim_v),
                  .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_BIAS | ATTN_USE_ALIBI) || !(p->scale > 0)};
   a.adds_bias = attn_uses(p, ATTN_USE_BIAS) && !attn_uses(p, ATTN_USE_ALIBI) && !(p->softcap > 0) && p->bias_stride.k == 1;
   for (int i = 0; i < 2; i++) {
-    a.p[i] = values_at(scratch, at.p) + i * KEY_BLOCK * TILE_QUERIES;
-    a.q[i] = values_at(scratch, at.q) + i * a.depth_qk * STEP;
+    a.p[i] = values_at(scratch, at->p) + i * KEY_BLOCK * TILE_QUERIES;
+    a.q[i] = values_at(scratch, at->q) + i * a.depth_qk * STEP;
   }
   const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block);
   for (int64_t i = 0; i < tiles; i++)
-    start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at.o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
+    start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at->o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
   for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);

@@ -45,6 +45,13 @@ typedef struct pair_layout {
   int64_t k, v, bytes;
 } pair_layout;
 
+/* Plan data. */
+typedef struct pair_plan {
+  tiled_layout tiled;
+  pair_layout unit;
+} pair_plan;
+_Static_assert(sizeof(pair_plan) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
 /* False if a size overflows. */
 static bool pair_layout_of(const attn_problem *p, pair_layout *at) {
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
@@ -55,21 +62,21 @@ static bool pair_layout_of(const attn_problem *p, pair_layout *at) {
 }
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  pair_layout unit;
-  scratch_layout layout;
-  if (!flash_plan(p, machine, schedule) || !pair_layout_of(p, &unit)) return false;
-  if (!scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), SCORE_ROWS, schedule->key_block + FLASH_SCORE_PAD,
-                         &layout))
+  pair_plan *own = (void *)schedule->own;
+  scratch_layout *scratch = &own->tiled.scratch;
+  if (!flash_plan(p, machine, schedule) || !pair_layout_of(p, &own->unit)) return false;
+  if (!scratch_layout_for(p, round_up(schedule->row_block, TILE_ROWS), SCORE_ROWS, scratch->score_stride, VEC_LANES,
+                          scratch))
     return false;
-  schedule->unit_bytes = (size_t)unit.bytes;
-  schedule->scratch_bytes = (size_t)layout.total;
+  schedule->unit_bytes = (size_t)own->unit.bytes;
+  schedule->scratch_bytes = (size_t)scratch->total;
   return true;
 }
 
-static packed_keys packed_pairs_at(const attn_problem *p, void *unit_memory) {
-  pair_layout at;
-  (void)pair_layout_of(p, &at); /* plan() has tried the same */
-  return (packed_keys){floats_at(unit_memory, at.k), floats_at(unit_memory, at.v), round_up(p->dim_v, VEC_LANES)};
+static packed_keys packed_pairs_at(const attn_schedule *schedule, void *unit_memory) {
+  const pair_layout *at = &((const pair_plan *)(const void *)schedule->own)->unit;
+  return (packed_keys){floats_at(unit_memory, at->k), floats_at(unit_memory, at->v),
+                       round_up(schedule->problem.dim_v, VEC_LANES)};
 }
 
 /* ---- Packing ---- */
@@ -110,7 +117,7 @@ static void pack_v_pairs(const unit_keys *unit, int64_t key, float *to) {
 
 static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory) {
   const attn_problem *p = &schedule->problem;
-  const packed_keys to = packed_pairs_at(p, unit_memory);
+  const packed_keys to = packed_pairs_at(schedule, unit_memory);
   const unit_keys unit = keys_of_unit(p, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
@@ -409,7 +416,7 @@ static bool ranges_alike(const row_block *block, int64_t capacity) {
 static bool attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
   row_block block = *given;
   left_over left = {.waiting = {.vecs = 0}};
-  block.keys = packed_pairs_at(block.problem, (void *)(uintptr_t)block.keys.k);
+  block.keys = packed_pairs_at(schedule, (void *)(uintptr_t)block.keys.k);
   block.q_stride = pairs(block.problem->dim_qk);
   pack_queries(&block, capacity);
   const attn_key_range keys = keys_of_block(&block);
@@ -425,8 +432,7 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack,
-            &(tiled_algorithm){SCORE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend, false});
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});
 }
 
 const attn_kernel attn_flash_avx512bf16 = {

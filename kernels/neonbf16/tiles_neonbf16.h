@@ -43,6 +43,13 @@ typedef struct bf16_layout {
   int64_t q, p, scratch_bytes;
 } bf16_layout;
 
+/* Plan data. */
+typedef struct bf16_plan {
+  tiled_layout tiled;
+  bf16_layout packed;
+} bf16_plan;
+_Static_assert(sizeof(bf16_plan) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
 /* The memory of tasks of `rows` rows. False if a size overflows. */
 static bool bf16_layout_of(const attn_problem *p, int64_t rows, bf16_layout *at) {
   const int64_t value = sizeof(uint16_t);
@@ -56,18 +63,16 @@ static bool bf16_layout_of(const attn_problem *p, int64_t rows, bf16_layout *at)
 
 /* Adds packed K and V, and packed Q and P, to the memory of a plan. False if a size overflows. */
 static bool plan_bf16(const attn_problem *p, attn_schedule *schedule) {
-  bf16_layout at;
-  if (!bf16_layout_of(p, schedule->row_block, &at)) return false;
+  bf16_layout *at = &((bf16_plan *)(void *)schedule->own)->packed;
+  if (!bf16_layout_of(p, schedule->row_block, at)) return false;
   schedule->items[0] = ceil_div(p->seq_k, TASK_KEYS);
-  schedule->unit_bytes = (size_t)at.unit_bytes;
-  schedule->scratch_bytes += (size_t)at.scratch_bytes;
+  schedule->unit_bytes = (size_t)at->unit_bytes;
+  schedule->scratch_bytes += (size_t)at->scratch_bytes;
   return true;
 }
 
-static bf16_layout layout_of(const attn_schedule *schedule) {
-  bf16_layout at;
-  (void)bf16_layout_of(&schedule->problem, schedule->row_block, &at); /* plan_bf16() has tried the same */
-  return at;
+static const bf16_layout *layout_in(const attn_schedule *schedule) {
+  return &((const bf16_plan *)(const void *)schedule->own)->packed;
 }
 
 static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
@@ -80,11 +85,11 @@ typedef struct bf16_memory {
 
 /* block->q is the start of a thread's scratch. */
 static bf16_memory memory_of(const attn_schedule *schedule, const row_block *block) {
-  const bf16_layout at = layout_of(schedule);
+  const bf16_layout *at = layout_in(schedule);
   void *unit = (void *)(uintptr_t)block->keys.k;
-  void *own = (char *)block->q + ((int64_t)schedule->scratch_bytes - at.scratch_bytes);
+  void *end = (char *)block->q + ((int64_t)schedule->scratch_bytes - at->scratch_bytes);
   return (bf16_memory){
-      .k = values_at(unit, at.k), .v = values_at(unit, at.v), .q = values_at(own, at.q), .p = values_at(own, at.p)};
+      .k = values_at(unit, at->k), .v = values_at(unit, at->v), .q = values_at(end, at->q), .p = values_at(end, at->p)};
 }
 
 /* ---- Packing: whole panels, with zeros for what is no key in use ---- */
@@ -106,7 +111,7 @@ static void pack_key(const unit_keys *unit, int64_t key, uint16_t *k, uint16_t *
 }
 
 static void pack_bf16(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory) {
-  uint16_t *k = values_at(memory, 0), *v = values_at(memory, layout_of(schedule).v);
+  uint16_t *k = values_at(memory, 0), *v = values_at(memory, layout_in(schedule)->v);
   const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, TASK_KEYS);
   if (keys.begin >= keys.end) return;

@@ -22,6 +22,8 @@
 #include "src/registry/library_hooks.h"
 #include "src/registry/score_steps.h"
 
+_Static_assert(offsetof(attn_schedule, own) % 8 == 0, "kernels keep structs there");
+
 struct attn_plan {
   const attn_kernel *kernel;
   attn_schedule schedule;

@@ -269,9 +269,7 @@ static int64_t flash_rows(const attn_problem *p, int64_t threads) {
 
 static inline bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine->threads);
-  scratch_layout layout;
-  return scratch_layout_of(p, rows, TILE_ROWS, key_block + FLASH_SCORE_PAD, &layout) &&
-         plan_phases(p, rows, key_block, layout.total, schedule);
+  return plan_tiles(p, rows, key_block, TILE_ROWS, key_block + FLASH_SCORE_PAD, schedule);
 }
 
 /* ---- Where a tile's keys lie in one key block: from P to O without acc ---- */
@@ -394,8 +392,7 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
 /* A task of a kernel with packing and tiles of its own. */
 static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                 void *scratch, pack_function *pack, attend_function *attend, bool direct) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack,
-            &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend, direct});
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, direct});
 }
 
 static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

@@ -32,11 +32,15 @@ static bool packed_layout_of(const attn_problem *p, packed_layout *at) {
   return LAY_OUT(parts, &at->bytes);
 }
 
-static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, const task_rows *rows, void *unit_memory) {
-  packed_layout at;
-  packed_layout_of(p, &at);
-  packed_keys keys = {.k = floats_at(unit_memory, at.k), .v = floats_at(unit_memory, at.v), .v_stride = at.v_stride};
-  if (at.v_stride == 0 && args->v) {
+/* Kernels that pack by pack_unit() begin their plan data with this. */
+static const packed_layout *packed_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args *args, const task_rows *rows,
+                                  void *unit_memory) {
+  const attn_problem *p = &schedule->problem;
+  const packed_layout *at = packed_layout_in(schedule);
+  packed_keys keys = {.k = floats_at(unit_memory, at->k), .v = floats_at(unit_memory, at->v), .v_stride = at->v_stride};
+  if (at->v_stride == 0 && args->v) {
     keys.v = (const float *)args->v + attn_v_offset(p, &rows->seq, rows->b, rows->head, 0);
     keys.v_stride = p->v_stride.s;
   }
@@ -107,10 +111,10 @@ static inline void pack_unit(const attn_schedule *schedule, const attn_args *arg
   const unit_keys unit = keys_of_unit(p, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
   assert(task.phase == 0 && task.item < schedule->items[0]);
-  packed_layout at;
-  if (keys.begin >= keys.end || !packed_layout_of(p, &at)) return;
-  if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at.k));
-  if (at.v_stride) copy_v(&unit, keys, floats_at(unit_memory, at.v), at.v_stride);
+  const packed_layout *at = packed_layout_in(schedule);
+  if (keys.begin >= keys.end) return;
+  if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at->k));
+  if (at->v_stride) copy_v(&unit, keys, floats_at(unit_memory, at->v), at->v_stride);
 }
 
 #endif

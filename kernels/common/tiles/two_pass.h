@@ -49,10 +49,8 @@ enum {
 static int64_t two_pass_score_stride(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) + TWO_PASS_SCORE_PAD; }
 
 static bool two_pass_plan(const attn_problem *p, int64_t rows, int64_t key_block, attn_schedule *schedule) {
-  scratch_layout layout;
   rows = min64(round_up(rows, TILE_ROWS), round_up(max64(p->seq_q, 1), TILE_ROWS));
-  return scratch_layout_of(p, rows, rows, two_pass_score_stride(p), &layout) &&
-         plan_phases(p, rows, key_block, layout.total, schedule);
+  return plan_tiles(p, rows, key_block, rows, two_pass_score_stride(p), schedule);
 }
 
 static inline bool blocked_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
@@ -110,9 +108,7 @@ static bool two_pass_attend(const attn_schedule *schedule, const row_block *bloc
 /* A task of a kernel with packing and tiles of its own. */
 static inline void two_pass_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                    void *scratch, pack_function *pack, attend_function *attend) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack,
-            &(tiled_algorithm){round_up(schedule->row_block, TILE_ROWS), two_pass_score_stride(&schedule->problem), attend,
-                               false});
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});
 }
 
 static inline void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

@@ -10,23 +10,35 @@
 #include "kernels/common/problem/terms.h"
 #include "pack.h"
 
-static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
-                                     scratch_layout *layout) {
-  return scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, layout);
-}
-
-/* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. False if a size overflows. */
-static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t scratch_bytes,
-                               attn_schedule *schedule) {
+/* Plan data of the kernels that pack by pack_unit(), and the beginning of that of kernels with packing of their own. */
+typedef struct tiled_layout {
   packed_layout unit;
-  if (!packed_layout_of(p, &unit)) return false;
+  scratch_layout scratch;
+} tiled_layout;
+_Static_assert(sizeof(tiled_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static inline const tiled_layout *tiled_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+/* Phases, tasks and memory. */
+static inline void plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t unit_bytes,
+                               int64_t scratch_bytes, attn_schedule *schedule) {
   schedule->phases = 2;
   schedule->items[0] = ceil_div(p->seq_k, PACK_KEYS);
   schedule->items[1] = attn_group(p) * ceil_div(p->seq_q, row_block_rows);
   schedule->row_block = row_block_rows;
   schedule->key_block = key_block;
-  schedule->unit_bytes = (size_t)unit.bytes;
+  schedule->unit_bytes = (size_t)unit_bytes;
   schedule->scratch_bytes = (size_t)scratch_bytes;
+}
+
+/* The plan of a tiled algorithm that keeps score_rows x score_stride scores of a row block. False if a size overflows. */
+static inline bool plan_tiles(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t score_rows,
+                              int64_t score_stride, attn_schedule *schedule) {
+  tiled_layout *at = (void *)schedule->own;
+  const int64_t capacity = round_up(row_block_rows, TILE_ROWS);
+  if (!packed_layout_of(p, &at->unit) || !scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, &at->scratch))
+    return false;
+  plan_phases(p, row_block_rows, key_block, at->unit.bytes, at->scratch.total, schedule);
   return true;
 }
 
@@ -35,7 +47,6 @@ typedef bool attend_function(const attn_schedule *schedule, const row_block *blo
 
 /* The parts of the compute phase in which tiled algorithms differ. */
 typedef struct tiled_algorithm {
-  int64_t score_rows, score_stride; /* of S that is kept */
   attend_function *attend;
   bool direct; /* on the first try, as in row_block */
 } tiled_algorithm;
@@ -47,10 +58,8 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   assert(task.phase == 1);
   if (rows.rows <= 0) return;
   const int64_t capacity = round_up(rows.rows, TILE_ROWS);
-  scratch_layout at;
-  scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), algorithm->score_rows, algorithm->score_stride, &at);
-  row_block block = block_of_task(p, args, &rows, &at, scratch);
-  block.keys = packed_keys_at(p, args, &rows, unit_memory);
+  row_block block = block_of_task(p, args, &rows, &tiled_layout_in(schedule)->scratch, scratch);
+  block.keys = packed_keys_at(schedule, args, &rows, unit_memory);
   block.adjusted = scores_adjusted(p);
   block.shifted = scores_shifted(p);
   block.alike = rows_see_alike(&block);
