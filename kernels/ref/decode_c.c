@@ -23,10 +23,13 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
 }
 
 /* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the
- * group, and a row_block for each of its heads. */
+ * group, and a row_block for each of its heads. The plan data. */
 typedef struct decode_layout {
   int64_t k, v, score, q, acc, blocks, total;
 } decode_layout;
+_Static_assert(sizeof(decode_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static const decode_layout *layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
 
 /* False if a size overflows. */
 static bool decode_layout_of(const attn_problem *p, decode_layout *at) {
@@ -41,17 +44,17 @@ static bool decode_layout_of(const attn_problem *p, decode_layout *at) {
 
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  decode_layout scratch;
+  decode_layout *scratch = (void *)schedule->own;
   int64_t states, unit = 0;
   const memory_part parts[] = {{&states, split_count(p), float_bytes(rows_per_kv_head(p) * row_state_floats(p))}};
-  if (!decode_layout_of(p, &scratch) || !LAY_OUT(parts, &unit)) return false;
+  if (!decode_layout_of(p, scratch) || !LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
   schedule->row_block = rows_per_kv_head(p);
   schedule->key_block = KEYS;
   schedule->unit_bytes = (size_t)unit;
-  schedule->scratch_bytes = (size_t)scratch.total;
+  schedule->scratch_bytes = (size_t)scratch->total;
   return true;
 }
 
@@ -62,16 +65,15 @@ static row_block head_block(const attn_schedule *schedule, const attn_args *args
                             void *scratch) {
   const attn_problem *p = &schedule->problem;
   row_block t = {.problem = p, .args = args, .b = attn_batch_of_unit(p, task.unit), .score_stride = KEYS};
-  decode_layout at;
-  decode_layout_of(p, &at);
+  const decode_layout *at = layout_in(schedule);
   t.head = attn_head_of_unit(p, task.unit) + member;
   t.seq = attn_sequence_of(p, args, t.b);
   t.rows = attn_rows(p, &t.seq);
-  t.k = floats_at(scratch, at.k);
-  t.v = floats_at(scratch, at.v);
-  t.score = floats_at(scratch, at.score);
-  t.q = floats_at(scratch, at.q) + member * p->seq_q * p->dim_qk;
-  t.acc = floats_at(scratch, at.acc) + member * p->seq_q * p->dim_v;
+  t.k = floats_at(scratch, at->k);
+  t.v = floats_at(scratch, at->v);
+  t.score = floats_at(scratch, at->score);
+  t.q = floats_at(scratch, at->q) + member * p->seq_q * p->dim_qk;
+  t.acc = floats_at(scratch, at->acc) + member * p->seq_q * p->dim_v;
   t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
   return t;
 }
@@ -89,9 +91,7 @@ static void leave_state(const row_block *t, float *unit_memory, int64_t split, i
 static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
                          float *scratch) {
   const int64_t group = attn_group(&schedule->problem);
-  decode_layout at;
-  decode_layout_of(&schedule->problem, &at);
-  row_block *block = (row_block *)(void *)floats_at(scratch, at.blocks);
+  row_block *block = (row_block *)(void *)floats_at(scratch, layout_in(schedule)->blocks);
   for (int64_t member = 0; member < group; member++) {
     block[member] = head_block(schedule, args, task, member, scratch);
     start_rows(&block[member]);

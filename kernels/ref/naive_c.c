@@ -31,10 +31,11 @@ static bool transposes_k(const attn_problem *p) {
   return p->score != ATTN_SCORE_PRECOMPUTED && (p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES);
 }
 
-/* Offsets in a task's scratch, in bytes. */
+/* Offsets in a task's scratch, in bytes: the plan data. */
 typedef struct head_layout {
   int64_t scores, lses, query, output, keys, values, total;
 } head_layout;
+_Static_assert(sizeof(head_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 /* False if a size overflows. */
 static bool head_layout_of(const attn_problem *p, head_layout *at) {
@@ -186,32 +187,31 @@ static void weighted_sum(const query_head *head) {
 
 /* One task per query head: it needs all of that head's scores at once. */
 static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
-  head_layout at;
+  head_layout *at = (void *)schedule->own;
   (void)machine;
-  if (!head_layout_of(problem, &at)) return false;
+  if (!head_layout_of(problem, at)) return false;
   schedule->phases = 1;
   schedule->items[0] = attn_group(problem);
   schedule->unit_bytes = 0;
   schedule->row_block = problem->seq_q;
   schedule->key_block = problem->seq_k;
-  schedule->scratch_bytes = (size_t)at.total;
+  schedule->scratch_bytes = (size_t)at->total;
   return true;
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   const attn_problem *p = &schedule->problem;
   const int64_t b = attn_batch_of_unit(p, task.unit);
-  head_layout at;
+  const head_layout *at = (const void *)schedule->own;
   (void)unit_memory;
-  if (!head_layout_of(p, &at)) return; /* plan() has tried the same */
   query_head head = {.problem = p, .args = args, .b = b, .h = attn_head_of_unit(p, task.unit) + task.item};
   head.seq = attn_sequence_of(p, args, b);
-  head.score = floats_at(scratch, at.scores);
-  head.lse = floats_at(scratch, at.lses);
-  head.query = floats_at(scratch, at.query);
-  head.output = floats_at(scratch, at.output);
-  open_keys(&head, floats_at(scratch, at.keys));
-  open_values(&head, floats_at(scratch, at.values));
+  head.score = floats_at(scratch, at->scores);
+  head.lse = floats_at(scratch, at->lses);
+  head.query = floats_at(scratch, at->query);
+  head.output = floats_at(scratch, at->output);
+  open_keys(&head, floats_at(scratch, at->keys));
+  open_values(&head, floats_at(scratch, at->values));
   score_rows(&head);
   softmax_rows(&head);
   weighted_sum(&head);

@@ -42,10 +42,11 @@ static inline attn_key_range allowed_in(const row_block *t, int64_t i, int64_t k
   return (attn_key_range){max64(t->range[i].begin, key), min64(t->range[i].end, key + KEYS)};
 }
 
-/* Offsets in a thread's scratch, in bytes. */
+/* Offsets in a thread's scratch, in bytes: the plan data. */
 typedef struct tile_layout {
   int64_t q, k, v, acc, score, total;
 } tile_layout;
+_Static_assert(sizeof(tile_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 /* False if a size overflows. */
 static inline bool tile_layout_of(const attn_problem *p, int64_t score_stride, tile_layout *at) {
@@ -61,13 +62,13 @@ static inline bool tile_layout_of(const attn_problem *p, int64_t score_stride, t
 /* One phase. A task is ROWS rows of one query head; the last rows come first, because under a causal mask they see most
  * keys. */
 static inline bool tile_plan(const attn_problem *p, int64_t score_stride, attn_schedule *schedule) {
-  tile_layout at;
-  if (!tile_layout_of(p, score_stride, &at)) return false;
+  tile_layout *at = (void *)schedule->own;
+  if (!tile_layout_of(p, score_stride, at)) return false;
   schedule->phases = 1;
   schedule->items[0] = attn_group(p) * ceil_div(p->seq_q, ROWS);
   schedule->row_block = ROWS;
   schedule->key_block = KEYS;
-  schedule->scratch_bytes = (size_t)at.total;
+  schedule->scratch_bytes = (size_t)at->total;
   return true;
 }
 
@@ -76,17 +77,16 @@ static inline row_block tile_block(const attn_schedule *schedule, const attn_arg
   const attn_problem *p = &schedule->problem;
   const int64_t group = attn_group(p), blocks = schedule->items[0] / group;
   row_block t = {.problem = p, .args = args, .b = attn_batch_of_unit(p, task.unit), .score_stride = score_stride};
-  tile_layout at;
-  tile_layout_of(p, score_stride, &at);
+  const tile_layout *at = (const void *)schedule->own;
   t.head = attn_head_of_unit(p, task.unit) + task.item % group;
   t.seq = attn_sequence_of(p, args, t.b);
   t.first_row = (blocks - 1 - task.item / group) * ROWS;
   t.rows = max64(min64(ROWS, attn_rows(p, &t.seq) - t.first_row), 0);
-  t.q = floats_at(scratch, at.q);
-  t.k = floats_at(scratch, at.k);
-  t.v = floats_at(scratch, at.v);
-  t.acc = floats_at(scratch, at.acc);
-  t.score = floats_at(scratch, at.score);
+  t.q = floats_at(scratch, at->q);
+  t.k = floats_at(scratch, at->k);
+  t.v = floats_at(scratch, at->v);
+  t.acc = floats_at(scratch, at->acc);
+  t.score = floats_at(scratch, at->score);
   t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
   return t;
 }

@@ -25,10 +25,10 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   row_block block = decode_rows(t, split);
   if (block.rows == 0) return;
   block.careful = careful;
-  block.q = FLOAT_QUERIES ? floats_at(t->scratch, t->at.q) : NULL;
-  block.score = floats_at(t->scratch, t->at.score);
+  block.q = FLOAT_QUERIES ? floats_at(t->scratch, t->at->q) : NULL;
+  block.score = floats_at(t->scratch, t->at->score);
   start_rows(&block, padded_rows(block.rows));
-  products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);
+  products work = start_products(&block, &t->at->products, (char *)t->scratch + t->at->own);
   attend_keys(&block, &work, keys_of_split(&block, split));
   end_products(&work, &block);
 }

@@ -58,21 +58,27 @@ static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_sc
   return LAY_OUT(parts, &at->total);
 }
 
+/* Plan data. */
+typedef struct decode_layout {
+  split_layout state;
+  decode_scratch scratch;
+} decode_layout;
+_Static_assert(sizeof(decode_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  split_layout split;
-  decode_scratch scratch;
+  decode_layout *at = (void *)schedule->own;
   int64_t states, unit = 0;
-  if (!split_layout_of(p, &split) || !decode_scratch_of(p, split.capacity, &scratch)) return false;
-  const memory_part parts[] = {{&states, split_count(p), split.total}};
+  if (!split_layout_of(p, &at->state) || !decode_scratch_of(p, at->state.capacity, &at->scratch)) return false;
+  const memory_part parts[] = {{&states, split_count(p), at->state.total}};
   if (!LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
-  schedule->row_block = split.capacity;
+  schedule->row_block = at->state.capacity;
   schedule->key_block = SPLIT_KEYS;
   schedule->unit_bytes = (size_t)unit;
-  schedule->scratch_bytes = (size_t)scratch.total;
+  schedule->scratch_bytes = (size_t)at->scratch.total;
   return true;
 }
 
@@ -84,29 +90,29 @@ typedef struct decode_task {
   attn_sequence seq;
   int64_t head, splits; /* head: the first of the query heads that share the unit's KV head */
   void *unit_memory, *scratch;
-  split_layout state;
-  decode_scratch at;
+  const split_layout *state;
+  const decode_scratch *at;
 } decode_task;
 
 static decode_task decode_task_of(const attn_schedule *schedule, const attn_args *args, int64_t unit, void *unit_memory,
                                   void *scratch) {
   const attn_problem *p = &schedule->problem;
-  decode_task t = {.problem = p,
-                   .args = args,
-                   .seq = attn_sequence_of(p, args, attn_batch_of_unit(p, unit)),
-                   .head = attn_head_of_unit(p, unit),
-                   .splits = schedule->items[0],
-                   .unit_memory = unit_memory,
-                   .scratch = scratch};
-  split_layout_of(p, &t.state);
-  decode_scratch_of(p, t.state.capacity, &t.at);
-  return t;
+  const decode_layout *layout = (const void *)schedule->own;
+  return (decode_task){.problem = p,
+                       .args = args,
+                       .seq = attn_sequence_of(p, args, attn_batch_of_unit(p, unit)),
+                       .head = attn_head_of_unit(p, unit),
+                       .splits = schedule->items[0],
+                       .unit_memory = unit_memory,
+                       .scratch = scratch,
+                       .state = &layout->state,
+                       .at = &layout->scratch};
 }
 
 /* The block of all rows that share the unit's KV head, with the state of one split. */
 static row_block decode_rows(const decode_task *t, int64_t split) {
   const attn_problem *p = t->problem;
-  void *state = (char *)t->unit_memory + split * t->state.total;
+  void *state = (char *)t->unit_memory + split * t->state->total;
   return (row_block){
       .problem = p,
       .args = t->args,
@@ -115,12 +121,12 @@ static row_block decode_rows(const decode_task *t, int64_t split) {
       .head = t->head,
       .rows = attn_group(p) * t->seq.rows,
       .rows_per_head = t->seq.rows,
-      .acc = floats_at(state, t->state.acc),
-      .row_max = floats_at(state, t->state.row_max),
-      .row_sum = floats_at(state, t->state.row_sum),
-      .range = (attn_key_range *)(void *)floats_at(t->scratch, t->at.range),
+      .acc = floats_at(state, t->state->acc),
+      .row_max = floats_at(state, t->state->row_max),
+      .row_sum = floats_at(state, t->state->row_sum),
+      .range = (attn_key_range *)(void *)floats_at(t->scratch, t->at->range),
       .q_stride = round_up(p->dim_qk, VEC_LANES),
-      .acc_stride = t->state.acc_stride,
+      .acc_stride = t->state->acc_stride,
       .score_stride = DECODE_SCORE_STRIDE,
       .adjusted = true, /* the reference is not subtracted from scores yet */
       .first_try = true,
