@@ -44,7 +44,7 @@ struct attn_score_steps;
  * together. */
 typedef struct attn_machine {
   int threads;                          /**< Threads that may work at once. */
-  const struct attn_score_steps *steps; /**< Steps of the highest tier that CPU and cap allow. */
+  const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
 } attn_machine;
 
 /** Phases, tasks and memory of a plan. plan() fills in the fields that are not marked as set by the plan. */
@@ -60,11 +60,6 @@ typedef struct attn_schedule {
 
   int64_t row_block; /**< Query rows of one compute task. */
   int64_t key_block; /**< Keys scored before P is used. */
-
-  int most_threads;                     /**< Threads that may work at once: a library's limit; 0 = any number. */
-  const struct attn_score_steps *steps; /**< For kernels on a library: what plan() took from the machine. */
-
-  void *library_state; /**< The plan's own object, made by open(), only read by run(); NULL for hand-written kernels. */
 
   /** The kernel's own plan data: what plan() works out once and run() only reads, such as the layout of its memory. Zeros
    * before plan(); aligned to 8 bytes. A kernel keeps one struct here, `(layout *)(void *)schedule->own`, and asserts its
@@ -93,8 +88,8 @@ typedef struct attn_kernel_terms {
  * of that library once per plan and close() frees them with the plan. In between they do not change, so that any number of
  * threads may run the plan at once. */
 typedef struct attn_library_hooks {
-  /** Makes library_state from what plan() filled in and may add to scratch_bytes what the library wants to work in. On
-   * failure nothing is left behind and `reason` holds a sentence. */
+  /** Makes objects from what plan() filled in, keeps their address in `own`, and may add to scratch_bytes what the library
+   * wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
   attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
   /** Ends what open() made; called once after each open() that succeeded. */
   void (*close)(attn_schedule *schedule);
@@ -104,6 +99,8 @@ typedef struct attn_library_hooks {
   /** Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL
    * if it can. */
   const char *(*unusable)(const char *cap);
+  /** Threads that may work at once. */
+  int (*most_threads)(void);
   /** Before the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs
    * to the library, such as its number of threads. */
   void (*begin_run)(void);

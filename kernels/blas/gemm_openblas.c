@@ -9,7 +9,7 @@
 enum { GEMM_ROWS = 128 };
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  return attn_openblas_plan(p, machine, GEMM_ROWS, schedule);
+  return attn_composed_plan(p, machine, GEMM_ROWS, schedule);
 }
 
 const attn_kernel attn_gemm_openblas = {

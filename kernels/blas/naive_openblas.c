@@ -4,7 +4,7 @@
 #include "openblas.h"
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  return attn_openblas_plan(p, machine, max64(p->seq_q, 1), schedule);
+  return attn_composed_plan(p, machine, max64(p->seq_q, 1), schedule);
 }
 
 const attn_kernel attn_naive_openblas = {

@@ -85,11 +85,6 @@ int attn_openblas_most_threads(void) {
 
 /* ---- Kernels ---- */
 
-bool attn_openblas_plan(const attn_problem *p, const attn_machine *machine, int64_t rows, attn_schedule *schedule) {
-  schedule->most_threads = attn_openblas_most_threads();
-  return attn_composed_plan(p, machine, rows, schedule);
-}
-
 void attn_openblas_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch) {
   attn_composed_run(schedule, args, task, unit_memory, scratch, attn_openblas_product);
@@ -171,6 +166,7 @@ const char *attn_openblas_unusable(const char *cap) {
 const attn_library_hooks attn_openblas_hooks = {
     .identify = identify,
     .unusable = attn_openblas_unusable,
+    .most_threads = attn_openblas_most_threads,
     .begin_run = attn_openblas_hold,
     .end_run = attn_openblas_release,
 };

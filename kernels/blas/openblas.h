@@ -24,8 +24,7 @@ const char *attn_openblas_unusable(const char *cap);
 /* The number of threads that OpenBLAS has working memory for. */
 int attn_openblas_most_threads(void);
 
-/* Attention on blocks of `rows` query rows (composed.h) by OpenBLAS's products: what a kernel's plan and run are made of. */
-bool attn_openblas_plan(const attn_problem *problem, const attn_machine *machine, int64_t rows, attn_schedule *schedule);
+/* A kernel's run: attention on blocks of rows (composed.h) by OpenBLAS's products. */
 void attn_openblas_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch);
 

@@ -56,18 +56,28 @@ static bool lay_out_unit(const attn_problem *p, unit_layout *layout) {
 
 static int64_t score_stride(const attn_problem *p) { return round_up(p->seq_k, STEPS_KEYS) + STEPS_LANES; }
 
-bool attn_composed_plan(const attn_problem *p, const attn_machine *machine, int64_t rows, attn_schedule *schedule) {
-  scratch_layout scratch;
+/* Plan data. */
+typedef struct composed_plan {
+  const attn_score_steps *steps;
   unit_layout unit;
-  if (!lay_out_unit(p, &unit) || !scratch_layout_for(p, rows, rows, score_stride(p), STEPS_LANES, &scratch)) return false;
+  scratch_layout scratch;
+} composed_plan;
+_Static_assert(sizeof(composed_plan) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static const composed_plan *plan_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+bool attn_composed_plan(const attn_problem *p, const attn_machine *machine, int64_t rows, attn_schedule *schedule) {
+  composed_plan *own = (void *)schedule->own;
+  if (!lay_out_unit(p, &own->unit) || !scratch_layout_for(p, rows, rows, score_stride(p), STEPS_LANES, &own->scratch))
+    return false;
+  own->steps = machine->steps;
   schedule->phases = 2;
   schedule->items[0] = ceil_div(p->seq_k, PACK_KEYS);
   schedule->items[1] = attn_group(p) * ceil_div(p->seq_q, rows);
   schedule->row_block = rows;
   schedule->key_block = p->seq_k;
-  schedule->unit_bytes = (size_t)unit.bytes;
-  schedule->scratch_bytes = (size_t)scratch.total;
-  schedule->steps = machine->steps;
+  schedule->unit_bytes = (size_t)own->unit.bytes;
+  schedule->scratch_bytes = (size_t)own->scratch.total;
   return true;
 }
 
@@ -77,13 +87,13 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
   const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
   const int64_t count = keys.end - keys.begin;
-  unit_layout at;
-  if (count <= 0 || !lay_out_unit(&schedule->problem, &at)) return;
+  const attn_score_steps *steps = plan_in(schedule)->steps;
+  const unit_layout *at = &plan_in(schedule)->unit;
+  if (count <= 0) return;
   const row_source k = k_rows(&unit, keys.begin), v = v_rows(&unit, keys.begin);
-  uint8_t *finite = (uint8_t *)memory + at.finite + keys.begin;
-  schedule->steps->copy_rows(&v, count, floats_at(memory, at.v) + keys.begin * at.v_stride, at.v_stride, finite);
-  if (at.k_stride)
-    schedule->steps->copy_rows(&k, count, floats_at(memory, at.k) + keys.begin * at.k_stride, at.k_stride, NULL);
+  uint8_t *finite = (uint8_t *)memory + at->finite + keys.begin;
+  steps->copy_rows(&v, count, floats_at(memory, at->v) + keys.begin * at->v_stride, at->v_stride, finite);
+  if (at->k_stride) steps->copy_rows(&k, count, floats_at(memory, at->k) + keys.begin * at->k_stride, at->k_stride, NULL);
 }
 
 /* ---- Compute ---- */
@@ -177,18 +187,17 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                     library_product_fn product) {
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
-  unit_layout unit;
-  scratch_layout at;
-  if (rows.rows <= 0 || !lay_out_unit(p, &unit)) return;
-  if (!scratch_layout_for(p, schedule->row_block, schedule->row_block, score_stride(p), STEPS_LANES, &at)) return;
-  composed_task t = {.steps = schedule->steps,
+  const composed_plan *own = plan_in(schedule);
+  const unit_layout *unit = &own->unit;
+  if (rows.rows <= 0) return;
+  composed_task t = {.steps = own->steps,
                      .product = product,
-                     .block = block_of_task(p, args, &rows, &at, scratch),
-                     .k_stride = unit.k_stride ? unit.k_stride : p->k_stride.s,
-                     .finite = (const uint8_t *)memory + unit.finite};
+                     .block = block_of_task(p, args, &rows, &own->scratch, scratch),
+                     .k_stride = unit->k_stride ? unit->k_stride : p->k_stride.s,
+                     .finite = (const uint8_t *)memory + unit->finite};
   t.block.adjusted = similarities_adjusted(p);
-  t.block.keys = (packed_keys){.k = floats_at(memory, unit.k), .v = floats_at(memory, unit.v), .v_stride = unit.v_stride};
-  if (!unit.k_stride && args->k && p->score == ATTN_SCORE_DOT)
+  t.block.keys = (packed_keys){.k = floats_at(memory, unit->k), .v = floats_at(memory, unit->v), .v_stride = unit->v_stride};
+  if (!unit->k_stride && args->k && p->score == ATTN_SCORE_DOT)
     t.block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
   attend(&t);
 }

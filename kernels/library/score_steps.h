@@ -4,7 +4,7 @@
  *
  * Files of kernels/blas and kernels/onednn are compiled with baseline flags, so they reach the vectors of a tier through
  * this table. Each tier fills one in, from the same code that its own kernels are made of (score_steps_tier.h); the plan
- * hands the best one to kernel->plan() (attn_machine), which keeps it in the schedule. */
+ * hands the best one to kernel->plan() (attn_machine), which keeps it in its plan data. */
 #ifndef ATTN_LIBRARY_SCORE_STEPS_H
 #define ATTN_LIBRARY_SCORE_STEPS_H
 

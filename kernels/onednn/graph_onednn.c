@@ -45,6 +45,14 @@ static bool graph_layout_of(const attn_problem *p, int64_t rows, graph_layout *g
   return LAY_OUT(parts, &g->work_at);
 }
 
+/* Plan data. */
+typedef struct graph_plan {
+  const attn_score_steps *steps;
+  graph_layout layout;
+  graph_state *state; /* made by open() */
+} graph_plan;
+_Static_assert(sizeof(graph_plan) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
 /* The smallest of MATMUL_ROWS that holds all queries, or the largest. */
 static int64_t rows_of(const attn_problem *p) {
   int64_t rows = MATMUL_ROWS[0];
@@ -227,16 +235,16 @@ static const char *unusable(const char *cap) {
 }
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  graph_layout at;
+  graph_plan *own = (void *)schedule->own;
   const int64_t rows = rows_of(p);
-  if (!graph_layout_of(p, rows, &at)) return false;
-  schedule->steps = machine->steps;
+  if (!graph_layout_of(p, rows, &own->layout)) return false;
+  own->steps = machine->steps;
   schedule->phases = 1;
   schedule->items[0] = attn_group(p) * ceil_div(p->seq_q, rows);
   schedule->row_block = rows;
   schedule->key_block = p->seq_k;
   schedule->unit_bytes = 0;
-  schedule->scratch_bytes = (size_t)at.work_at;
+  schedule->scratch_bytes = (size_t)own->layout.work_at;
   return true;
 }
 
@@ -262,13 +270,14 @@ static attn_status open(attn_schedule *schedule, char *reason, size_t reason_byt
     return status == dnnl_out_of_memory ? ATTN_OUT_OF_MEMORY : ATTN_UNSUPPORTED;
   }
   schedule->scratch_bytes += s->work_bytes;
-  schedule->library_state = s;
+  ((graph_plan *)(void *)schedule->own)->state = s;
   return ATTN_OK;
 }
 
 static void close(attn_schedule *schedule) {
-  end_graph(schedule->library_state);
-  free(schedule->library_state);
+  graph_state *s = ((graph_plan *)(void *)schedule->own)->state;
+  end_graph(s);
+  free(s);
 }
 
 /* ---- run ---- */
@@ -340,28 +349,28 @@ static bool attend(const graph_state *s, const row_block *block, float *q, void 
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   const attn_problem *p = &schedule->problem;
-  const graph_state *s = schedule->library_state;
+  const graph_plan *own = (const void *)schedule->own;
+  const graph_state *s = own->state;
+  const graph_layout *at = &own->layout;
   const int64_t group = attn_group(p), b = attn_batch_of_unit(p, task.unit);
   const attn_sequence seq = attn_sequence_of(p, args, b);
   char *memory = scratch;
-  graph_layout at;
   (void)unit_memory;
-  (void)graph_layout_of(p, s->rows, &at); /* plan() has tried the same */
-  row_block block = {.problem = p, .args = args, .seq = &seq, .b = b, .acc_stride = at.acc_stride, .q_stride = p->dim_qk};
+  row_block block = {.problem = p, .args = args, .seq = &seq, .b = b, .acc_stride = at->acc_stride, .q_stride = p->dim_qk};
   block.head = attn_head_of_unit(p, task.unit) + task.item % group;
   block.first_row = task.item / group * s->rows;
   block.rows = block.rows_per_head = min64(s->rows, p->seq_q - block.first_row);
-  block.acc = (float *)(void *)(memory + at.acc_at);
-  block.row_max = (float *)(void *)(memory + at.max_at);
-  block.row_sum = (float *)(void *)(memory + at.sum_at);
-  block.range = (attn_key_range *)(void *)(memory + at.range_at);
-  schedule->steps->start_rows(&block, s->rows);
+  block.acc = (float *)(void *)(memory + at->acc_at);
+  block.row_max = (float *)(void *)(memory + at->max_at);
+  block.row_sum = (float *)(void *)(memory + at->sum_at);
+  block.range = (attn_key_range *)(void *)(memory + at->range_at);
+  own->steps->start_rows(&block, s->rows);
   if (p->seq_k > 0) {
-    const bool done = attend(s, &block, (float *)(void *)(memory + at.q_at), memory + at.work_at);
-    schedule->steps->take_softmax(&block, (attn_key_range){0, 0}); /* O is divided already */
-    for (int64_t i = 0; i < block.rows && !done; i++) block.acc[i * at.acc_stride] = NAN;
+    const bool done = attend(s, &block, (float *)(void *)(memory + at->q_at), memory + at->work_at);
+    own->steps->take_softmax(&block, (attn_key_range){0, 0}); /* O is divided already */
+    for (int64_t i = 0; i < block.rows && !done; i++) block.acc[i * at->acc_stride] = NAN;
   }
-  schedule->steps->finish_rows(&block);
+  own->steps->finish_rows(&block);
 }
 
 const attn_kernel attn_graph_onednn = {

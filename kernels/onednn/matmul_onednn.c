@@ -30,6 +30,15 @@ typedef struct matmul_state {
   onednn_operation scores[PLACES], sums[PLACES], softmax, narrow;
 } matmul_state;
 
+/* Plan data. */
+typedef struct matmul_plan {
+  const attn_score_steps *steps;
+  matmul_state *state; /* made by open() */
+} matmul_plan;
+_Static_assert(sizeof(matmul_plan) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static const matmul_plan *plan_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
 /* ---- Operations ---- */
 
 static dnnl_data_type_t onednn_type(attn_dtype dtype) {
@@ -152,7 +161,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   matmul_layout m;
   if (!matmul_layout_of(p, &m)) return false;
-  schedule->steps = machine->steps;
+  ((matmul_plan *)(void *)schedule->own)->steps = machine->steps;
   schedule->phases = reads(&m, PACKED) ? 2 : 1;
   schedule->items[0] = m.key_blocks - m.first_packed;
   schedule->items[schedule->phases - 1] = m.row_blocks * m.head_blocks;
@@ -188,13 +197,14 @@ static attn_status open(attn_schedule *schedule, char *reason, size_t reason_byt
     return status == dnnl_out_of_memory ? ATTN_OUT_OF_MEMORY : ATTN_UNSUPPORTED;
   }
   schedule->scratch_bytes += most_scratch(s);
-  schedule->library_state = s;
+  ((matmul_plan *)(void *)schedule->own)->state = s;
   return ATTN_OK;
 }
 
 static void close(attn_schedule *schedule) {
-  close_operations(schedule->library_state);
-  free(schedule->library_state);
+  matmul_state *s = ((matmul_plan *)(void *)schedule->own)->state;
+  close_operations(s);
+  free(s);
 }
 
 /* ---- Packing ---- */
@@ -226,7 +236,7 @@ static bool all_finite(attn_dtype dtype, const void *elements, int64_t count) {
  * finite. */
 static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit) {
   const attn_problem *p = &schedule->problem;
-  const matmul_layout *m = &((const matmul_state *)schedule->library_state)->layout;
+  const matmul_layout *m = &plan_in(schedule)->state->layout;
   const int64_t b = attn_batch_of_unit(p, task.unit), head = attn_head_of_unit(p, task.unit);
   const attn_sequence seq = attn_sequence_of(p, args, b);
   const size_t k_bytes = (size_t)p->dim_qk * m->element_bytes, v_bytes = (size_t)p->dim_v * m->element_bytes;
@@ -249,7 +259,7 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
 
 /* A task: its rows, and the key blocks [first, end) that any of them may see. */
 typedef struct matmul_task {
-  const attn_schedule *schedule;
+  const attn_score_steps *steps;
   const matmul_state *state;
   row_block block;
   attn_sequence seq;
@@ -262,12 +272,12 @@ typedef struct matmul_task {
 static bool start_task(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit, char *scratch,
                        matmul_task *t) {
   const attn_problem *p = &schedule->problem;
-  const matmul_state *s = schedule->library_state;
+  const matmul_state *s = plan_in(schedule)->state;
   const matmul_layout *m = &s->layout;
   const int64_t group = attn_group(p), head = task.item % m->head_blocks * m->heads;
   const int64_t b = task.unit / p->heads_kv;
-  *t =
-      (matmul_task){.schedule = schedule, .state = s, .seq = attn_sequence_of(p, args, b), .unit = unit, .scratch = scratch};
+  *t = (matmul_task){
+      .steps = plan_in(schedule)->steps, .state = s, .seq = attn_sequence_of(p, args, b), .unit = unit, .scratch = scratch};
   row_block *block = &t->block;
   *block = (row_block){.problem = p, .args = args, .seq = &t->seq, .b = b, .head = task.unit % p->heads_kv * group + head};
   block->first_row = (m->row_blocks - 1 - task.item / m->head_blocks) * m->rows; /* causal: the longest come first */
@@ -283,7 +293,7 @@ static bool start_task(const attn_schedule *schedule, const attn_args *args, att
   block->acc_stride = m->acc_stride;
   block->score_stride = m->score_stride;
   block->adjusted = similarities_adjusted(p);
-  schedule->steps->start_rows(block, m->rows);
+  t->steps->start_rows(block, m->rows);
   return true;
 }
 
@@ -345,8 +355,7 @@ static void load_scores(const matmul_task *t) {
                              .row_stride = p->scores_stride.q,
                              .column_stride = p->scores_stride.k,
                              .columns = min64(t->end * t->state->layout.keys, t->seq.len_k)};
-    t->schedule->steps->copy_rows(&from, block->rows_per_head, block->score + i * block->score_stride, block->score_stride,
-                                  NULL);
+    t->steps->copy_rows(&from, block->rows_per_head, block->score + i * block->score_stride, block->score_stride, NULL);
   }
 }
 
@@ -370,7 +379,7 @@ static bool score_rows(const matmul_task *t) {
 static bool softmax_rows(const matmul_task *t) {
   const row_block *block = &t->block;
   const attn_problem *p = block->problem;
-  const attn_score_steps *steps = t->schedule->steps;
+  const attn_score_steps *steps = t->steps;
   const attn_key_range keys = {0, block->score_stride};
   steps->mask_rows(block, keys, p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : LOG2_E);
   if (!execute(t, &t->state->softmax, block->score, block->score, NULL)) return false;
@@ -386,7 +395,7 @@ static bool accumulate_rows(const matmul_task *t) {
     if (t->state->narrow.primitive) {
       if (!execute(t, &t->state->narrow, weights, t->scratch + m->p_at, NULL)) return false;
       weights = t->scratch + m->p_at;
-      t->schedule->steps->add_narrowed(&t->block, weights, m->keys, m->keys);
+      t->steps->add_narrowed(&t->block, weights, m->keys, m->keys);
     }
     if (!execute(t, &t->state->sums[place_of(t, n)], weights, v_at(t, n), t->block.acc)) return false;
   }
@@ -425,7 +434,7 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
     if (done) mark_rows(&t);
     for (int64_t i = 0; i < t.block.rows && !done; i++) mark_row(&t.block, i);
   }
-  schedule->steps->finish_rows(&t.block);
+  t.steps->finish_rows(&t.block);
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {

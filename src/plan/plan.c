@@ -50,14 +50,16 @@ static int64_t choose_wave(const attn_schedule *schedule, int threads) {
 }
 
 /* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */
-static int useful_threads(const attn_schedule *schedule, int threads) {
+static int useful_threads(const attn_plan *plan) {
+  const attn_schedule *schedule = &plan->schedule;
+  const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
   int64_t tasks = 1;
   for (int phase = 0; phase < schedule->phases; phase++) {
     const int64_t in_phase = schedule->wave_units * schedule->items[phase];
     tasks = in_phase > tasks ? in_phase : tasks;
   }
-  if (schedule->most_threads && schedule->most_threads < tasks) tasks = schedule->most_threads;
-  return tasks < threads ? (int)tasks : threads;
+  if (hooks->most_threads && hooks->most_threads() < tasks) tasks = hooks->most_threads();
+  return tasks < plan->options.threads ? (int)tasks : plan->options.threads;
 }
 
 static bool size_workspace(attn_plan *plan) {
@@ -66,7 +68,7 @@ static bool size_workspace(attn_plan *plan) {
   s->unit_bytes = (size_t)round_up((int64_t)s->unit_bytes, ATTN_MEMORY_ALIGN);
   s->scratch_bytes = (size_t)round_up((int64_t)s->scratch_bytes, ATTN_MEMORY_ALIGN);
   s->wave_units = choose_wave(s, plan->options.threads);
-  plan->options.threads = useful_threads(s, plan->options.threads);
+  plan->options.threads = useful_threads(plan);
   int64_t units_at, scratch_at, end = 0;
   const memory_part parts[] = {{&units_at, s->wave_units, (int64_t)s->unit_bytes},
                                {&scratch_at, plan->options.threads, (int64_t)s->scratch_bytes}};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Promises of kernel.h to kernels on other libraries: open() is called once per plan, after plan() and before the workspace
- * is sized; run() gets the object that open() made; close() is called once for each open() that succeeded. */
+ * is sized; run() gets the plan data that plan() and open() left; close() is called once for each open() that succeeded. */
 #define TEST_SETUP forget
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +19,15 @@ static struct {
   size_t unit_bytes;
 } seen;
 
-/* The fake library's object. */
+/* The fake library's object, and the kernel's plan data. */
 static char object[] = "opened";
+
+typedef struct fake_plan {
+  int64_t scratch;
+  char *object; /* made by open() */
+} fake_plan;
+
+static const fake_plan *plan_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
 
 static const char *rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   (void)problem, (void)buffer, (void)buffer_bytes;
@@ -32,6 +39,8 @@ static bool plan(const attn_problem *problem, const attn_machine *machine, attn_
   schedule->phases = 1;
   schedule->items[0] = problem->heads_q / problem->heads_kv;
   schedule->unit_bytes = seen.unit_bytes;
+  for (size_t i = 0; i < ATTN_OWN_BYTES; i++) assert_int_equal(schedule->own[i], 0);
+  ((fake_plan *)(void *)schedule->own)->scratch = SCRATCH;
   schedule->scratch_bytes = SCRATCH;
   seen.planned = true; /* twice, where fewer threads pay */
   return true;
@@ -41,25 +50,27 @@ static attn_status open_object(attn_schedule *schedule, char *reason, size_t rea
   assert_true(seen.planned);
   seen.planned = false;
   assert_int_equal(schedule->scratch_bytes, SCRATCH);
-  assert_null(schedule->library_state);
+  assert_int_equal(plan_in(schedule)->scratch, SCRATCH);
+  assert_null(plan_in(schedule)->object);
   if (seen.answer != ATTN_OK) {
     snprintf(reason, reason_bytes, "the library has no product for dim_qk %d", (int)schedule->problem.dim_qk);
     return seen.answer;
   }
   seen.opened++;
   schedule->scratch_bytes += MORE_SCRATCH;
-  schedule->library_state = object;
+  ((fake_plan *)(void *)schedule->own)->object = object;
   return ATTN_OK;
 }
 
 static void close_object(attn_schedule *schedule) {
-  assert_ptr_equal(schedule->library_state, object);
+  assert_ptr_equal(plan_in(schedule)->object, object);
   seen.closed++;
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   (void)args, (void)task, (void)unit_memory;
-  assert_ptr_equal(schedule->library_state, object);
+  assert_int_equal(plan_in(schedule)->scratch, SCRATCH);
+  assert_ptr_equal(plan_in(schedule)->object, object);
   memset(scratch, 1, SCRATCH + MORE_SCRATCH);
   seen.ran++;
 }
