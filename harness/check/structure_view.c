@@ -48,8 +48,9 @@ static attn_args args_of_sequence(const bench_structure *s) {
   const int64_t b = s->seq.b;
   attn_args a = s->tensors->args;
   a.q = shift(a.q, attn_q_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_q));
-  a.k = shift(a.k, attn_k_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_kv));
-  a.v = shift(a.v, attn_v_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_kv));
+  const attn_key_run run = attn_key_run_at(whole, &a, &s->seq, 0, 0);
+  a.k = shift(a.k, run.k, attn_dtype_bytes(whole->dtype_kv));
+  a.v = shift(a.v, run.v, attn_dtype_bytes(whole->dtype_kv));
   a.bias = shift(a.bias, b * whole->bias_stride.b, sizeof(float));
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
   a.scores = shift(a.scores, b * whole->scores_stride.b, sizeof(float));

@@ -58,11 +58,11 @@ static bool find_couples(const bench_tensors *t, int64_t b, couple c[2]) {
   const attn_sequence seq = attn_sequence_of(p, args, b);
   const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
   const int64_t keys = used.end - used.begin, rows = seq.len_q, first = used.begin;
+  const attn_key_run run = attn_key_run_at(p, args, &seq, 0, first);
   const int64_t q = (int64_t)attn_dtype_bytes(p->dtype_q), kv = (int64_t)attn_dtype_bytes(p->dtype_kv);
   const int64_t o = (int64_t)attn_dtype_bytes(p->dtype_o);
   memset(c, 0, 2 * sizeof *c);
-  bool fine = join(place(args->v, attn_v_offset(p, &seq, b, 0, first), kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v,
-                   &c[0].side[1]) &&
+  bool fine = join(place(args->v, run.v, kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c[0].side[1]) &&
               join(place(args->o, attn_o_offset(p, &seq, b, 0, 0), o), p->o_stride, o, p->heads_q, attn_rows(p, &seq),
                    p->dim_v, &c[1].side[1]);
   if (p->score == ATTN_SCORE_PRECOMPUTED) {
@@ -71,9 +71,7 @@ static bool find_couples(const bench_tensors *t, int64_t b, couple c[2]) {
            join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, first)),
                 (attn_strides){.h = s->h, .s = s->q, .d = s->k}, sizeof(float), p->heads_q, rows, keys, &c[1].side[0]);
   }
-  return fine &&
-         join(place(args->k, attn_k_offset(p, &seq, b, 0, first), kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk,
-              &c[0].side[0]) &&
+  return fine && join(place(args->k, run.k, kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c[0].side[0]) &&
          join(place(args->q, attn_q_offset(p, &seq, b, 0, 0), q), p->q_stride, q, p->heads_q, rows, p->dim_qk,
               &c[1].side[0]);
 }

@@ -80,6 +80,7 @@ typedef struct products {
   value_rows k[GROUPS], v[GROUPS];
   prefetch_lines next;
   int64_t first, begin, end; /* first: of the 64 keys */
+  bool whole;                /* all 64 are there and lie in one run */
   int from, to;              /* the groups that have keys */
   float scale;
 } products;
@@ -151,38 +152,33 @@ static bool some_row_sees(const row_block *block, int64_t key) {
   return false;
 }
 
-static bool is_whole(const products *work) { return work->end - work->begin == DECODE_KEYS; }
+/* A group's first key that is in [begin, end). */
+static int64_t first_of_group(const products *work, int group) {
+  return max64(work->first + group * GROUP_KEYS, work->begin);
+}
 
 /* The group from key `first` on, of `dim` values a key, 0 up to a multiple of 32 and where no key is: outside [begin, end),
- * or not seen by any row. */
+ * or not seen by any row. from: the rows of its keys that are there. */
 static value_rows copy_group(const products *work, const row_block *block, value_rows from, int64_t first, int64_t dim,
                              bool picks, uint16_t *to) {
   const int64_t padded = round_up(dim, ROW_VALUES);
   for (int64_t key = first; key < first + GROUP_KEYS; key++) {
     const bool there = key >= work->begin && key < work->end && (!picks || some_row_sees(block, key));
     for (int64_t d = 0; d < padded; d += ROW_VALUES)
-      _mm512_storeu_si512(
-          to + (key - first) * padded + d,
-          there ? load_values(from.at + (key - work->begin) * from.stride + d, 1, dim - d) : _mm512_setzero_si512());
+      _mm512_storeu_si512(to + (key - first) * padded + d,
+                          there ? load_values(from.at + (key - max64(first, work->begin)) * from.stride + d, 1, dim - d)
+                                : _mm512_setzero_si512());
   }
   return (value_rows){.at = to, .stride = padded};
 }
 
-/* The block's groups of `values`, those of the key `begin` first: where they lie, or copied to `copy`. Of a whole block in
- * place the first says it all. */
-static void take_groups(const products *work, const row_block *block, value_rows values, int64_t dim, bool picks,
-                        uint16_t *copy, value_rows groups[GROUPS]) {
-  groups[0] = values;
-  if (is_whole(work) && !picks && dim % ROW_VALUES == 0) return;
-  for (int group = work->from; group < work->to; group++) {
-    const int64_t first = work->first + group * GROUP_KEYS;
-    const bool whole = first >= work->begin && first + GROUP_KEYS <= work->end;
-    if (whole && !picks && dim % ROW_VALUES == 0)
-      groups[group] = (value_rows){values.at + (first - work->begin) * values.stride, values.stride};
-    else
-      groups[group] =
-          copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, ROW_VALUES));
-  }
+/* One of the block's groups, whose rows are `values`: where they lie, or copied to `copy`. */
+static value_rows take_group(const products *work, const row_block *block, int group, value_rows values, int64_t dim,
+                             bool picks, uint16_t *copy) {
+  const int64_t first = work->first + group * GROUP_KEYS;
+  const bool whole = first >= work->begin && first + GROUP_KEYS <= work->end;
+  if (whole && !picks && dim % ROW_VALUES == 0) return values;
+  return copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, ROW_VALUES));
 }
 
 /* Rows of `dim` values of K or V. */
@@ -193,21 +189,29 @@ static line_rows lines_of(const uint16_t *at, int64_t dim, int64_t stride) {
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that no row may see must not touch them. */
 static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
   const attn_problem *p = block->problem;
-  const uint16_t *k = (const uint16_t *)block->args->k + attn_k_offset(p, block->seq, block->b, block->head, begin);
-  const uint16_t *v = (const uint16_t *)block->args->v + attn_v_offset(p, block->seq, block->b, block->head, begin);
+  const uint16_t *k = block->args->k, *v = block->args->v;
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, begin);
   work->first = round_down(begin, DECODE_KEYS);
   work->begin = begin;
   work->end = end;
   work->from = (int)(begin - work->first) / GROUP_KEYS;
   work->to = (int)ceil_div(end - work->first, GROUP_KEYS);
-  work->next =
-      prefetch_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS, PREFETCH_ONCE);
-  take_groups(work, block, (value_rows){k, p->k_stride.s}, p->dim_qk, false, work->k_copy, work->k);
-  take_groups(work, block, (value_rows){v, p->v_stride.s}, p->dim_v, picks, work->v_copy, work->v);
+  work->whole = end - begin == DECODE_KEYS && run.keys >= DECODE_KEYS;
+  work->next = prefetch_of(lines_of(k + run.k, p->dim_qk, p->k_stride.s), lines_of(v + run.v, p->dim_v, p->v_stride.s),
+                           DECODE_KEYS, PREFETCH_ONCE);
+  work->k[0] = (value_rows){k + run.k, p->k_stride.s};
+  work->v[0] = (value_rows){v + run.v, p->v_stride.s};
+  if (work->whole && !picks && (p->dim_qk | p->dim_v) % ROW_VALUES == 0) return; /* the first group says it all */
+  for (int group = work->from; group < work->to; group++) {
+    const attn_key_run at = attn_key_run_at(p, block->args, block->seq, block->head, first_of_group(work, group));
+    const value_rows k_rows = {k + at.k, p->k_stride.s}, v_rows = {v + at.v, p->v_stride.s};
+    work->k[group] = take_group(work, block, group, k_rows, p->dim_qk, false, work->k_copy);
+    work->v[group] = take_group(work, block, group, v_rows, p->dim_v, picks, work->v_copy);
+  }
 }
 
 /* The first rows of a whole block prefetch what comes next. */
-static bool prefetches(const products *work, int64_t tile_row) { return tile_row == 0 && is_whole(work); }
+static bool prefetches(const products *work, int64_t tile_row) { return tile_row == 0 && work->whole; }
 
 /* The groups of a whole block lie evenly, also as copies. */
 static ALWAYS_INLINE value_rows group_at(const value_rows groups[GROUPS], int group, bool whole) {
@@ -264,7 +268,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
   const bool ahead = prefetches(work, tile_row);
   const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, ROW_VALUES);
   tiles_see_stores();
-  (!is_whole(work) ? score_part : ahead ? score_first : score_again)(work, q, dim_qk);
+  (!work->whole ? score_part : ahead ? score_first : score_again)(work, q, dim_qk);
   tiles_see_stores();
   const vec scale = vec_set1(work->scale);
   const int64_t score_stride = block->score_stride;
@@ -330,7 +334,7 @@ static ALWAYS_INLINE void add_columns(products *work, const row_block *block, fl
 /* add_columns with constants for what `work` says. */
 static ALWAYS_INLINE void choose_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
                                          bool ahead) {
-  if (!is_whole(work))
+  if (!work->whole)
     add_columns(work, block, acc, column, parts, false, false);
   else if (ahead)
     add_columns(work, block, acc, column, parts, true, true);

@@ -466,7 +466,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);
-  if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+  if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_key_run_at(p, args, &rows.seq, rows.head, 0).k;
   a.cold = cold_lines_of(schedule, &block);
   a.first_again = task.item + 1 < schedule->items[1];
   attend(&a, &block, tiles);

@@ -36,18 +36,20 @@ typedef struct key_source {
   attn_key_range used;
 } key_source;
 
+static attn_key_run run_at(const key_source *s, int64_t key) {
+  return attn_key_run_at(s->p, s->args, &s->seq, s->head, key);
+}
+
 static __m512i load_k(const key_source *s, int64_t key, int64_t d) {
   if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
   const uint16_t *k = s->args->k;
-  return load_values(k + attn_k_offset(s->p, &s->seq, s->b, s->head, key) + d * s->p->k_stride.d, s->p->k_stride.d,
-                     s->p->dim_qk - d);
+  return load_values(k + run_at(s, key).k + d * s->p->k_stride.d, s->p->k_stride.d, s->p->dim_qk - d);
 }
 
 static __m512i load_v(const key_source *s, int64_t key, int64_t d) {
   if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
   const uint16_t *v = s->args->v;
-  return load_values(v + attn_v_offset(s->p, &s->seq, s->b, s->head, key) + d * s->p->v_stride.d, s->p->v_stride.d,
-                     s->p->dim_v - d);
+  return load_values(v + run_at(s, key).v + d * s->p->v_stride.d, s->p->v_stride.d, s->p->dim_v - d);
 }
 
 /* ---- Blocks ---- */
@@ -96,8 +98,10 @@ static void pack_v_block(const key_source *s, int64_t key, uint16_t *to) {
   const attn_problem *p = s->p;
   for (int64_t d = 0; d < p->dim_v; d += DEPTH)
     for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += STEP) {
-      if (p->v_stride.d == 1 && d + DEPTH <= p->dim_v && s->used.begin <= group && group + 32 <= s->used.end) {
-        const uint16_t *v = (const uint16_t *)s->args->v + attn_v_offset(p, &s->seq, s->b, s->head, group) + d;
+      const bool whole = s->used.begin <= group && group + 32 <= s->used.end;
+      const attn_key_run run = whole ? run_at(s, group) : (attn_key_run){0};
+      if (p->v_stride.d == 1 && d + DEPTH <= p->dim_v && run.keys >= 32) {
+        const uint16_t *v = (const uint16_t *)s->args->v + run.v + d;
         transpose_values((const char *)v, p->v_stride.s * (int64_t)sizeof *v, to);
       } else {
         uint16_t copy[STEP];

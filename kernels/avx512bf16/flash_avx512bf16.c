@@ -88,9 +88,9 @@ static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool 
   return load_values(from + column * rows->column_stride, rows->column_stride, rows->columns - column);
 }
 
-/* VEC_LANES keys from `key` on, transposed into a panel's columns. */
-static void pack_k_pairs(const unit_keys *unit, int64_t key, float *panel) {
-  const row_source k = k_rows(unit, key);
+/* VEC_LANES keys from `key` on, with which `run` begins, transposed into a panel's columns. */
+static void pack_k_pairs(const unit_keys *unit, attn_key_run run, int64_t key, float *panel) {
+  const row_source k = k_rows(unit, run);
   for (int64_t d = 0; d < k.columns; d += ROW_VALUES) {
     vec r[VEC_LANES];
     UNROLL
@@ -101,12 +101,13 @@ static void pack_k_pairs(const unit_keys *unit, int64_t key, float *panel) {
   }
 }
 
-/* Two keys, the even one first, side by side. */
-static void pack_v_pairs(const unit_keys *unit, int64_t key, float *to) {
-  const row_source v = v_rows(unit, key);
+/* Two keys, the even one first, side by side: the i-th and the next one of the run that begins with `first`. */
+static void pack_v_pairs(const unit_keys *unit, attn_key_run run, int64_t first, int64_t i, float *to) {
+  const row_source v = v_rows(unit, run);
+  const int64_t key = first + i;
   for (int64_t c = 0; c < v.columns; c += ROW_VALUES) {
-    const __m512i even = load_row(&v, 0, c, unit->used.begin <= key && key < unit->used.end);
-    const __m512i odd = load_row(&v, 1, c, unit->used.begin <= key + 1 && key + 1 < unit->used.end);
+    const __m512i even = load_row(&v, i, c, unit->used.begin <= key && key < unit->used.end);
+    const __m512i odd = load_row(&v, i + 1, c, unit->used.begin <= key + 1 && key + 1 < unit->used.end);
     vec pairs[2];
     zip_pairs(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd), pairs);
     unzip_columns(pairs[0], pairs[1], pairs);
@@ -122,9 +123,10 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     const int64_t column = key % PANEL_KEYS;
-    pack_k_pairs(&unit, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
+    const attn_key_run run = run_of_unit(&unit, key);
+    pack_k_pairs(&unit, run, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
     for (int64_t i = 0; i < VEC_LANES; i += 2)
-      pack_v_pairs(&unit, key + i, (float *)(uintptr_t)to.v + (key + i) / 2 * to.v_stride);
+      pack_v_pairs(&unit, run, key, i, (float *)(uintptr_t)to.v + (key + i) / 2 * to.v_stride);
   }
 }
 

@@ -86,14 +86,16 @@ bool attn_composed_plan(const attn_problem *p, const attn_machine *machine, int6
 static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory) {
   const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
-  const int64_t count = keys.end - keys.begin;
   const attn_score_steps *steps = plan_in(schedule)->steps;
   const unit_layout *at = &plan_in(schedule)->unit;
-  if (count <= 0) return;
-  const row_source k = k_rows(&unit, keys.begin), v = v_rows(&unit, keys.begin);
-  uint8_t *finite = (uint8_t *)memory + at->finite + keys.begin;
-  steps->copy_rows(&v, count, floats_at(memory, at->v) + keys.begin * at->v_stride, at->v_stride, finite);
-  if (at->k_stride) steps->copy_rows(&k, count, floats_at(memory, at->k) + keys.begin * at->k_stride, at->k_stride, NULL);
+  for (int64_t key = keys.begin, count; key < keys.end; key += count) {
+    const attn_key_run run = run_of_unit(&unit, key);
+    const row_source k = k_rows(&unit, run), v = v_rows(&unit, run);
+    count = min64(run.keys, keys.end - key);
+    uint8_t *finite = (uint8_t *)memory + at->finite + key;
+    steps->copy_rows(&v, count, floats_at(memory, at->v) + key * at->v_stride, at->v_stride, finite);
+    if (at->k_stride) steps->copy_rows(&k, count, floats_at(memory, at->k) + key * at->k_stride, at->k_stride, NULL);
+  }
 }
 
 /* ---- Compute ---- */
@@ -198,7 +200,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   t.block.adjusted = similarities_adjusted(p);
   t.block.keys = (packed_keys){.k = floats_at(memory, unit->k), .v = floats_at(memory, unit->v), .v_stride = unit->v_stride};
   if (!unit->k_stride && args->k && p->score == ATTN_SCORE_DOT)
-    t.block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+    t.block.keys.k = (const float *)args->k + attn_key_run_at(p, args, &rows.seq, rows.head, 0).k;
   attend(&t);
 }
 

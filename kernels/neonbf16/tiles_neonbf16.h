@@ -101,7 +101,8 @@ static uint16_t value_at(const row_source *row, int64_t column) {
 static void pack_key(const unit_keys *unit, int64_t key, uint16_t *k, uint16_t *v) {
   const attn_problem *p = unit->problem;
   const bool used = unit->used.begin <= key && key < unit->used.end;
-  const row_source k_from = k_rows(unit, key), v_from = v_rows(unit, key);
+  const attn_key_run run = used ? run_of_unit(unit, key) : (attn_key_run){0};
+  const row_source k_from = k_rows(unit, run), v_from = v_rows(unit, run);
   const int64_t j = key % PANEL_KEYS, depth = quads(p->dim_qk) * QUAD;
   uint16_t *to = k + key / PANEL_KEYS * PANEL_KEYS * depth + j / 2 * 8 + j % 2 * QUAD;
   for (int64_t d = 0; d < depth; d++) to[d / QUAD * STEP_B + d % QUAD] = used && d < p->dim_qk ? value_at(&k_from, d) : 0;

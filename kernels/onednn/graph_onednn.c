@@ -332,13 +332,14 @@ static void load_queries(const row_block *block, int64_t rows, float *q) {
 static bool attend(const graph_state *s, const row_block *block, float *q, void *work) {
   const attn_problem *p = block->problem;
   const attn_args *args = block->args;
+  const attn_key_run run = attn_key_run_at(p, args, block->seq, block->head, 0);
   float scale = p->scale;
   load_queries(block, s->rows, q);
   void *const data[OUTPUT + 1] = {
       [Q] = q,
-      [K] = (float *)(uintptr_t)args->k + attn_k_offset(p, block->seq, block->b, block->head, 0),
+      [K] = (float *)(uintptr_t)args->k + run.k,
       [SCALE] = &scale,
-      [V] = (float *)(uintptr_t)args->v + attn_v_offset(p, block->seq, block->b, block->head, 0),
+      [V] = (float *)(uintptr_t)args->v + run.v,
       [OUTPUT] = block->acc,
   };
   const int threads = attn_onednn_hold_threads(&s->library);

@@ -245,11 +245,12 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
     uint8_t *finite = (uint8_t *)unit + m->finite_at + row;
     const int64_t key = m->first_packed * m->keys + row;
     const bool exists = key < seq.len_k, dot = p->score == ATTN_SCORE_DOT;
+    const attn_key_run run = attn_key_run_at(p, args, &seq, head, key);
     if (dot && exists)
-      copy_elements(args->k, m->element_bytes, attn_k_offset(p, &seq, b, head, key), p->k_stride.d, p->dim_qk, k);
+      copy_elements(args->k, m->element_bytes, run.k, p->k_stride.d, p->dim_qk, k);
     else if (dot)
       memset(k, 0, k_bytes);
-    if (exists) copy_elements(args->v, m->element_bytes, attn_v_offset(p, &seq, b, head, key), p->v_stride.d, p->dim_v, v);
+    if (exists) copy_elements(args->v, m->element_bytes, run.v, p->v_stride.d, p->dim_v, v);
     *finite = !exists || all_finite(p->dtype_kv, v, p->dim_v);
     if (!exists || !*finite) memset(v, 0, v_bytes);
   }
@@ -315,16 +316,19 @@ static const void *keys_at(const matmul_task *t, int64_t n, const void *in_place
   return (const char *)in_place + offset * (int64_t)m->element_bytes + n * bytes;
 }
 
+/* All keys of the task, where they are read in place. */
+static attn_key_run keys_in_place(const row_block *block) {
+  return attn_key_run_at(block->problem, block->args, block->seq, block->head, 0);
+}
+
 static const void *k_at(const matmul_task *t, int64_t n) {
   const row_block *block = &t->block;
-  return keys_at(t, n, block->args->k, attn_k_offset(block->problem, block->seq, block->b, block->head, 0),
-                 k_row(block->problem, place_of(t, n)), t->state->layout.k_at);
+  return keys_at(t, n, block->args->k, keys_in_place(block).k, k_row(block->problem, place_of(t, n)), t->state->layout.k_at);
 }
 
 static const void *v_at(const matmul_task *t, int64_t n) {
   const row_block *block = &t->block;
-  return keys_at(t, n, block->args->v, attn_v_offset(block->problem, block->seq, block->b, block->head, 0),
-                 v_row(block->problem, place_of(t, n)), t->state->layout.v_at);
+  return keys_at(t, n, block->args->v, keys_in_place(block).v, v_row(block->problem, place_of(t, n)), t->state->layout.v_at);
 }
 
 /* Rows without keys may hold anything and are not read. */

@@ -50,34 +50,45 @@ static bool head_layout_of(const attn_problem *p, head_layout *at) {
   return LAY_OUT(parts, &at->total);
 }
 
-static void open_keys(query_head *head, float *memory) {
+static attn_key_run run_at(const query_head *head, int64_t j) {
+  return attn_key_run_at(head->problem, head->args, &head->seq, head->h, j);
+}
+
+static void open_keys(query_head *head, attn_key_range used, float *memory) {
   const attn_problem *p = head->problem;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
-  const int64_t first = attn_k_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
+  const int64_t keys = head->seq.len_k;
   if (!transposes_k(p)) {
-    head->k = (key_view){keys == 0 ? NULL : (const float *)head->args->k + first, p->k_stride.s, p->k_stride.d};
+    head->k = (key_view){keys == 0 ? NULL : (const float *)head->args->k + run_at(head, 0).k, p->k_stride.s, p->k_stride.d};
     return;
   }
-  for (int64_t first_j = 0; first_j < keys; first_j += TRANSPOSE_KEYS) {
-    const int64_t end = keys - first_j < TRANSPOSE_KEYS ? keys : first_j + TRANSPOSE_KEYS;
+  for (int64_t first = used.begin, count; first < used.end; first += count) {
+    const attn_key_run run = run_at(head, first);
+    count = min64(min64(run.keys, TRANSPOSE_KEYS), used.end - first);
     for (int64_t d = 0; d < p->dim_qk; d++)
-      for (int64_t j = first_j; j < end; j++)
-        memory[d * keys + j] = attn_load_f32(head->args->k, p->dtype_kv, first + j * p->k_stride.s + d * p->k_stride.d);
+      for (int64_t j = 0; j < count; j++)
+        memory[d * keys + first + j] =
+            attn_load_f32(head->args->k, p->dtype_kv, run.k + j * p->k_stride.s + d * p->k_stride.d);
   }
   head->k = (key_view){memory, 1, keys};
 }
 
-static void open_values(query_head *head, float *memory) {
+static void open_values(query_head *head, attn_key_range used, float *memory) {
   const attn_problem *p = head->problem;
-  const int64_t first = attn_v_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
+  const int64_t keys = head->seq.len_k;
   if (lies_dense(p->dtype_kv, &p->v_stride)) {
-    head->v = keys == 0 ? NULL : (const float *)head->args->v + first;
+    head->v = keys == 0 ? NULL : (const float *)head->args->v + run_at(head, 0).v;
     head->v_step = p->v_stride.s;
     return;
   }
-  for (int64_t j = 0; j < keys; j++)
-    for (int64_t d = 0; d < p->dim_v; d++)
-      memory[j * p->dim_v + d] = attn_load_f32(head->args->v, p->dtype_kv, first + j * p->v_stride.s + d * p->v_stride.d);
+  for (int64_t first = used.begin, count; first < used.end; first += count) {
+    const attn_key_run run = run_at(head, first);
+    count = min64(run.keys, used.end - first);
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t d = 0; d < p->dim_v; d++)
+        memory[(first + j) * p->dim_v + d] =
+            attn_load_f32(head->args->v, p->dtype_kv, run.v + j * p->v_stride.s + d * p->v_stride.d);
+  }
   head->v = memory;
   head->v_step = p->dim_v;
 }
@@ -210,8 +221,9 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   head.lse = floats_at(scratch, at->lses);
   head.query = floats_at(scratch, at->query);
   head.output = floats_at(scratch, at->output);
-  open_keys(&head, floats_at(scratch, at->keys));
-  open_values(&head, floats_at(scratch, at->values));
+  const attn_key_range used = attn_keys_of_sequence(p, args, &head.seq, b);
+  open_keys(&head, used, floats_at(scratch, at->keys));
+  open_values(&head, used, floats_at(scratch, at->values));
   score_rows(&head);
   softmax_rows(&head);
   weighted_sum(&head);

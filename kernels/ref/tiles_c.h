@@ -118,7 +118,7 @@ static inline void load_k(const row_block *t, attn_key_range used, int64_t key) 
   const attn_problem *p = t->problem;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
-    const int64_t offset = attn_k_offset(p, &t->seq, t->b, t->head, j);
+    const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).k;
     for (int64_t d = 0; d < p->dim_qk; d++)
       t->k[d * KEYS + (j - key)] = attn_load_f32(t->args->k, p->dtype_kv, offset + d * p->k_stride.d);
   }
@@ -127,7 +127,7 @@ static inline void load_k(const row_block *t, attn_key_range used, int64_t key) 
 static inline void load_v(const row_block *t, attn_key_range used, int64_t key) {
   const attn_problem *p = t->problem;
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
-    const int64_t offset = attn_v_offset(p, &t->seq, t->b, t->head, j);
+    const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).v;
     for (int64_t d = 0; d < p->dim_v; d++)
       t->v[(j - key) * p->dim_v + d] = attn_load_f32(t->args->v, p->dtype_kv, offset + d * p->v_stride.d);
   }

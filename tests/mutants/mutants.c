@@ -69,10 +69,16 @@ static bool masked(const head *t, int64_t i, int64_t j) {
 
 /* ---- One tile of keys ---- */
 
+static attn_key_run run_at(const head *t, int64_t j) {
+  attn_sequence seq = t->seq;
+  seq.b = t->kv_b;
+  return attn_key_run_at(&t->problem, t->args, &seq, t->kv_h, j);
+}
+
 static float dot(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
   const float *q = (const float *)t->args->q + attn_q_offset(p, &t->seq, t->b, t->h, i);
-  const float *k = (const float *)t->args->k + attn_k_offset(p, &t->seq, t->kv_b, t->kv_h, j);
+  const float *k = (const float *)t->args->k + run_at(t, j).k;
   float sum = 0;
   for (int64_t d = 0; d < p->dim_qk; d++) sum += q[d * p->q_stride.d] * k[d * p->k_stride.d];
   if (t->fault == FAULT_reads_lane_after_q) touch(q + p->dim_qk * p->q_stride.d);
@@ -163,7 +169,7 @@ static void accumulate_tile(const head *t, row *r, int64_t first, const float *t
     int64_t j = first + c;
     if (!r->allowed[c] && tile[c] == 0) continue;
     if (t->fault == FAULT_next_key_of_v && j + 1 < t->seq.len_k) j++;
-    const float *v = (const float *)t->args->v + attn_v_offset(p, &t->seq, t->kv_b, t->kv_h, j);
+    const float *v = (const float *)t->args->v + run_at(t, j).v;
     for (int64_t d = 0; d < p->dim_v; d++) r->acc[d] += tile[c] * v[d * p->v_stride.d];
     if (t->fault == FAULT_reads_lane_after_v) touch(v + p->dim_v * p->v_stride.d);
   }

@@ -194,7 +194,7 @@ static ALWAYS_INLINE void accumulate_group(const wide_work w, int64_t part, cons
   accumulate_columns_of_group(w, part, kind, 1, &column, next);
 }
 
-/* The blocks from key `key` up to `end`. `fixed`: both head dimensions, or one of the above. */
+/* The blocks from key `key` up to `end`, of one key run. `fixed`: both head dimensions, or one of the above. */
 static ALWAYS_INLINE void stream_group(row_stream *stream, int64_t key, int64_t end, const int fixed, const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
@@ -203,8 +203,8 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, int64_t key, int64_t 
   const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
-  key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
-  key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
+  key_rows k = {block->args->k, kind.dtype, run.k, k_stride}, v = {block->args->v, kind.dtype, run.v, v_stride};
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
   for (; key < end; key += DECODE_KEYS) {
     const vec best = score_group((group_operands){stream->q, k}, score_factor(p), dim_qk, fixed, kind, block->score, &next);

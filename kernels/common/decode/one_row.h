@@ -69,14 +69,14 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
   }
 }
 
-/* The blocks from key `key` up to `end`. */
+/* The blocks from key `key` up to `end`, of one key run. */
 static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, int64_t end, const int dim,
                                         const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
-  key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
-  key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
+  key_rows k = {block->args->k, kind.dtype, run.k, k_stride}, v = {block->args->v, kind.dtype, run.v, v_stride};
   prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
   for (; key < end; key += DECODE_KEYS) {
     score_block(stream->q, k, score_factor(p), dim, kind, block->score, &next);

@@ -102,7 +102,7 @@ static ALWAYS_INLINE void for_few_rows(void (*const call)(const few_rows *, int6
 /* A thread's memory for products, and the block of keys at work. */
 typedef struct products {
   float *q_tiles, *v_copy;
-  key_rows k, v;
+  key_rows k, v; /* of the keys from `begin` on that lie in one run, or a copy of V of all keys */
   prefetch_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
@@ -148,43 +148,64 @@ static products start_products(const row_block *block, const products_layout *at
   return work;
 }
 
+/* Where the key's run ends, or the block. */
+static ALWAYS_INLINE int64_t end_of_run(const products *work, const row_block *block, int64_t key) {
+  return min64(work->end, key + attn_run_keys(block->problem, block->seq, key));
+}
+
+/* K and V from key `key` on, until its run ends. */
+static key_rows k_rows_at(const row_block *block, int64_t key) {
+  const attn_problem *p = block->problem;
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
+  return (key_rows){block->args->k, p->dtype_kv, run.k, p->k_stride.s};
+}
+static key_rows v_rows_at(const row_block *block, int64_t key) {
+  const attn_problem *p = block->problem;
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
+  return (key_rows){block->args->v, p->dtype_kv, run.v, p->v_stride.s};
+}
+
 /* Copies V of the block's keys to rows of whole vectors, with zeros for keys that `row` may not see, unless that is
  * negative. */
 static key_rows copy_values(const products *work, const row_block *block, int64_t row) {
-  const key_rows v = work->v;
   const int64_t columns = block->acc_stride, dim_v = block->problem->dim_v;
   float *to = work->v_copy;
-  for (int64_t j = 0; j < work->end - work->begin; j++) {
-    const bool used = row < 0 || row_sees(block, row, work->begin + j);
-    for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
-      vec_store(to, load_lanes(v.data, v.dtype, v.first + j * v.stride + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+  for (int64_t key = work->begin, end; key < work->end; key = end) {
+    key_rows v = key == work->begin ? work->v : v_rows_at(block, key);
+    end = end_of_run(work, block, key);
+    for (int64_t j = key; j < end; j++, v.first += v.stride) {
+      const bool used = row < 0 || row_sees(block, row, j);
+      for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
+        vec_store(to, load_lanes(v.data, v.dtype, v.first + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+    }
   }
-  return (key_rows){work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : v.dtype, 0, columns};
+  return (key_rows){work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : work->v.dtype, 0, columns};
 }
 
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that a row may not see must not touch it. */
 static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
   const attn_problem *p = block->problem;
-  const attn_args *args = block->args;
   work->begin = begin;
   work->end = end;
   work->picks = picks;
-  work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
-  work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
+  work->k = k_rows_at(block, begin);
+  work->v = v_rows_at(block, begin);
   work->next = prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy);
   const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
   if (!whole && !picks) work->v = copy_values(work, block, -1);
 }
 
-static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
+/* The keys [begin, end), whose rows are `keys`. */
+static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys, int64_t begin,
+                            int64_t end) {
   return (few_rows){.keys = keys,
                     .next = &work->next,
-                    .count = work->end - work->begin,
-                    .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
-                    .before = work->begin % LANE_VALUES,
+                    .count = end - begin,
+                    .lanes = ceil_div(end, LANE_VALUES) - begin / LANE_VALUES,
+                    .before = begin % LANE_VALUES,
                     .factor = work->factor,
                     .q = work->q_tiles + tile_row * lanes_of(block->problem->dim_qk),
-                    .score = block->score + work->begin % DECODE_KEYS,
+                    .score = block->score + begin % DECODE_KEYS,
                     .acc = block->acc + tile_row * block->acc_stride,
                     .dim_qk = block->problem->dim_qk,
                     .acc_stride = block->acc_stride,
@@ -193,20 +214,29 @@ static few_rows few_rows_of(products *work, const row_block *block, int64_t tile
 
 /* S of `rows` rows from tile_row on, to block->score. */
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
-  few_rows tile = few_rows_of(work, block, tile_row, work->k);
-  for_few_rows(score_by_rows, &tile, rows, tile_row > 0);
+  for (int64_t key = work->begin, end; key < work->end; key = end) {
+    end = end_of_run(work, block, key);
+    const key_rows k = key == work->begin ? work->k : k_rows_at(block, key);
+    few_rows tile = few_rows_of(work, block, tile_row, k, key, end);
+    for_few_rows(score_by_rows, &tile, rows, tile_row > 0);
+  }
 }
 
 /* acc += P V for the same rows. Where V of single keys counts, each row reads a copy of its own. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   const int64_t first = work->begin % DECODE_KEYS, step = work->picks ? 1 : rows;
   for (int64_t i = 0; i < rows; i++) join_weights(block->score + i * DECODE_SCORE_STRIDE, first + work->end - work->begin);
-  for (int64_t i = 0; i < rows; i += step) {
-    const key_rows v = work->picks ? copy_values(work, block, tile_row + i) : work->v;
-    few_rows tile = few_rows_of(work, block, tile_row + i, v);
-    tile.score = block->score + i * DECODE_SCORE_STRIDE + first / LANE_VALUES;
-    for_few_rows(accumulate_by_rows, &tile, step, tile_row > 0 || v.data == work->v_copy);
-  }
+  for (int64_t i = 0; i < rows; i += step)
+    for (int64_t key = work->begin, end; key < work->end; key = end) {
+      const key_rows v = work->picks         ? copy_values(work, block, tile_row + i)
+                         : key > work->begin ? v_rows_at(block, key)
+                                             : work->v;
+      const bool copied = v.data == work->v_copy;
+      end = copied ? work->end : end_of_run(work, block, key);
+      few_rows tile = few_rows_of(work, block, tile_row + i, v, key, end);
+      tile.score = block->score + i * DECODE_SCORE_STRIDE + key % DECODE_KEYS / LANE_VALUES;
+      for_few_rows(accumulate_by_rows, &tile, step, tile_row > 0 || copied);
+    }
 }
 
 /* After a split's last block: puts the columns of acc in their order. */

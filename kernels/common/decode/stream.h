@@ -16,7 +16,7 @@ typedef struct group_softmax {
 /* Rows of a block that one function takes at once. */
 typedef struct row_stream row_stream;
 
-/* The blocks from `key` up to `end`. */
+/* The blocks from `key` up to `end`, of one key run. */
 typedef void stream_function(row_stream *stream, int64_t key, int64_t end);
 
 struct row_stream {

@@ -28,13 +28,17 @@ static double weight_of(const exact_row *row, int64_t d) {
   return row->args->score_weight[row->h * row->problem->score_weight_stride_h + d];
 }
 
+static attn_key_run run_at(const exact_row *row, int64_t j) {
+  return attn_key_run_at(row->problem, row->args, &row->seq, row->h, j);
+}
+
 /* Sum over the head dimension: <q, k>, or its counterpart for the other score functions. */
 static double similarity(const exact_row *row, int64_t j) {
   const attn_problem *p = row->problem;
   if (p->score == ATTN_SCORE_PRECOMPUTED)
     return row->args->scores[attn_score_offset(&p->scores_stride, row->b, row->h, row->i, j)];
   const int64_t q_at = attn_q_offset(p, &row->seq, row->b, row->h, row->i);
-  const int64_t k_at = attn_k_offset(p, &row->seq, row->b, row->h, j);
+  const int64_t k_at = run_at(row, j).k;
   double sum = 0.0;
   for (int64_t d = 0; d < p->dim_qk; d++) {
     const double q = attn_load_f32(row->args->q, p->dtype_q, q_at + d * p->q_stride.d);
@@ -109,7 +113,7 @@ static void store_columns(const exact_row *row, const softmax *s, int64_t first,
   for (int64_t j = row->keys.begin; j < row->keys.end; j++) {
     if (!selected(row, j)) continue;
     const double weight = probability(s, score_of(row, j));
-    const int64_t v_at = attn_v_offset(p, &row->seq, row->b, row->h, j) + first * p->v_stride.d;
+    const int64_t v_at = run_at(row, j).v + first * p->v_stride.d;
     for (int64_t c = 0; c < columns; c++)
       sum[c] += weight * attn_load_f32(row->args->v, p->dtype_kv, v_at + c * p->v_stride.d);
   }

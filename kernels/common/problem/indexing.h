@@ -125,18 +125,10 @@ static inline int64_t attn_row_offset(const attn_problem *problem, const attn_st
   return batch + h * stride->h + token * stride->s;
 }
 
-/* Element offset of row i (key j) of query head h: of its first element, where there are several; the next ones follow at
- * stride .d. k and v take the query head as well and find the KV head themselves. */
+/* Element offset of row i of query head h: of its first element, where there are several; the next ones follow at stride .d.
+ */
 static inline int64_t attn_q_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t i) {
   return attn_row_offset(problem, &problem->q_stride, b, h, seq->first_q + i);
-}
-
-static inline int64_t attn_k_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t j) {
-  return attn_row_offset(problem, &problem->k_stride, b, attn_kv_head(problem, h), seq->first_k + j);
-}
-
-static inline int64_t attn_v_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t j) {
-  return attn_row_offset(problem, &problem->v_stride, b, attn_kv_head(problem, h), seq->first_k + j);
 }
 
 static inline int64_t attn_o_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t i) {
@@ -146,6 +138,31 @@ static inline int64_t attn_o_offset(const attn_problem *problem, const attn_sequ
 static inline int64_t attn_lse_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h,
                                       int64_t i) {
   return attn_row_offset(problem, &problem->lse_stride, b, h, seq->first_q + i);
+}
+
+/* A key run: K and V of consecutive keys of one KV head, each key one stride behind the one before. What follows the last of
+ * them may lie anywhere. */
+typedef struct attn_key_run {
+  int64_t k, v; /* element offsets of the first key's first elements; the next keys follow at k_stride.s and v_stride.s */
+  int64_t keys; /* attn_run_keys() */
+} attn_key_run;
+
+/* Keys from key j on until their run ends, and none beyond the sequence. Runs begin and end at multiples of RUN_KEYS, but
+ * for the end of the sequence. */
+enum { RUN_KEYS = 16 };
+static inline int64_t attn_run_keys(const attn_problem *problem, const attn_sequence *seq, int64_t j) {
+  (void)problem;
+  return seq->len_k - j;
+}
+
+/* The run from key j on, for the KV head of query head h. Some row may see j, or another of its RUN_KEYS keys. */
+static inline attn_key_run attn_key_run_at(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
+                                           int64_t h, int64_t j) {
+  const int64_t head = attn_kv_head(problem, h), token = seq->first_k + j;
+  (void)args;
+  return (attn_key_run){.k = attn_row_offset(problem, &problem->k_stride, seq->b, head, token),
+                        .v = attn_row_offset(problem, &problem->v_stride, seq->b, head, token),
+                        .keys = attn_run_keys(problem, seq, j)};
 }
 
 /* The offset of an element of bias, mask or scores: always indexed by batch, also with VARLEN. */

@@ -89,9 +89,11 @@ static void expect_keys(const attn_schedule *schedule, const row_block *block, i
   const unit_keys keys = keys_of_unit(block->problem, block->args, unit);
   const int64_t share = ceil_div(max64(keys.used.end - keys.used.begin, 0), schedule->items[1]);
   const int64_t first = keys.used.begin + item * share, count = min64(share, keys.used.end - first);
-  const row_source k = k_rows(&keys, first), v = v_rows(&keys, first);
-  cold->k = walk_of(&k, count);
-  cold->v = walk_of(&v, count);
+  if (count <= 0) return;
+  const attn_key_run run = run_of_unit(&keys, first);
+  const row_source k = k_rows(&keys, run), v = v_rows(&keys, run);
+  cold->k = walk_of(&k, min64(run.keys, count));
+  cold->v = walk_of(&v, min64(run.keys, count));
 }
 
 /* With a window, where K is packed in panels: packed K, and V, of the keys that the next rows see and this block's do not.

@@ -41,7 +41,7 @@ static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args
   const packed_layout *at = packed_layout_in(schedule);
   packed_keys keys = {.k = floats_at(unit_memory, at->k), .v = floats_at(unit_memory, at->v), .v_stride = at->v_stride};
   if (at->v_stride == 0 && args->v) {
-    keys.v = (const float *)args->v + attn_v_offset(p, &rows->seq, rows->b, rows->head, 0);
+    keys.v = (const float *)args->v + attn_key_run_at(p, args, &rows->seq, rows->head, 0).v;
     keys.v_stride = p->v_stride.s;
   }
   return keys;
@@ -84,7 +84,7 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
   const void *k = unit->args->k;
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
-    const int64_t offset = attn_k_offset(p, &unit->seq, unit->b, unit->head, key), count = min64(keys.end - key, VEC_LANES);
+    const int64_t offset = run_of_unit(unit, key).k, count = min64(keys.end - key, VEC_LANES);
     if (p->k_stride.d != 1) {
       transpose_any(p, k, offset, count, panel);
       continue;
@@ -101,8 +101,12 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
 }
 
 static void copy_v(const unit_keys *unit, attn_key_range keys, float *rows, int64_t row_floats) {
-  const row_source v = v_rows(unit, 0);
-  for (int64_t key = keys.begin; key < keys.end; key++) copy_row(&v, key, rows + key * row_floats, row_floats);
+  for (int64_t key = keys.begin, count; key < keys.end; key += count) {
+    const attn_key_run run = run_of_unit(unit, key);
+    const row_source v = v_rows(unit, run);
+    count = min64(run.keys, keys.end - key);
+    for (int64_t i = 0; i < count; i++) copy_row(&v, i, rows + (key + i) * row_floats, row_floats);
+  }
 }
 
 /* Task `item` packs keys [item, item + 1) x PACK_KEYS of the unit's KV head. */

@@ -117,22 +117,27 @@ typedef struct row_source {
   int64_t offset, row_stride, column_stride, columns;
 } row_source;
 
-/* K and V of the unit's keys, from key `key` on. */
-static inline row_source k_rows(const unit_keys *keys, int64_t key) {
+/* The run of the unit's keys from key `key` on. */
+static inline attn_key_run run_of_unit(const unit_keys *keys, int64_t key) {
+  return attn_key_run_at(keys->problem, keys->args, &keys->seq, keys->head, key);
+}
+
+/* K and V of its keys. */
+static inline row_source k_rows(const unit_keys *keys, attn_key_run run) {
   const attn_problem *p = keys->problem;
   return (row_source){.data = keys->args->k,
                       .dtype = p->dtype_kv,
-                      .offset = attn_k_offset(p, &keys->seq, keys->b, keys->head, key),
+                      .offset = run.k,
                       .row_stride = p->k_stride.s,
                       .column_stride = p->k_stride.d,
                       .columns = p->dim_qk};
 }
 
-static inline row_source v_rows(const unit_keys *keys, int64_t key) {
+static inline row_source v_rows(const unit_keys *keys, attn_key_run run) {
   const attn_problem *p = keys->problem;
   return (row_source){.data = keys->args->v,
                       .dtype = p->dtype_kv,
-                      .offset = attn_v_offset(p, &keys->seq, keys->b, keys->head, key),
+                      .offset = run.v,
                       .row_stride = p->v_stride.s,
                       .column_stride = p->v_stride.d,
                       .columns = p->dim_v};
