@@ -84,7 +84,7 @@ static packed_keys packed_pairs_at(const attn_schedule *schedule, void *unit_mem
 /* Values of row i from `column` on; zeros beyond the last column, and for keys that nobody uses. */
 static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool used) {
   if (!used) return _mm512_setzero_si512();
-  const uint16_t *from = (const uint16_t *)rows->data + rows->offset + i * rows->row_stride;
+  const uint16_t *from = (const uint16_t *)rows->from.data + rows->offset + i * rows->row_stride;
   return load_values(from + column * rows->column_stride, rows->column_stride, rows->columns - column);
 }
 
@@ -136,7 +136,7 @@ static void pack_queries(const row_block *block, int64_t capacity) {
   for (int64_t i = 0; i < capacity; i++) {
     const bool used = i < block->rows && block->range[i].begin < block->range[i].end;
     const problem_row at = problem_row_of(block, i);
-    const row_source q = {.data = block->args->q,
+    const row_source q = {.from = attn_q_storage(p, block->args),
                           .offset = used ? attn_q_offset(p, block->seq, block->b, at.head, at.query) : 0,
                           .column_stride = p->q_stride.d,
                           .columns = p->dim_qk};

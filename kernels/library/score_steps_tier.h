@@ -103,10 +103,10 @@ static void steps_take_softmax(const row_block *block, attn_key_range keys) {
 }
 
 static void steps_add_narrowed(const row_block *block, const void *p, int64_t stride, int64_t keys) {
-  const attn_dtype dtype = block->problem->dtype_kv;
+  const attn_storage narrowed = {p, block->problem->dtype_kv};
   for (int64_t i = 0; i < block->rows; i++) {
     vec sum = vec_load(block->row_sum + i * VEC_LANES);
-    for (int64_t j = 0; j < keys; j += VEC_LANES) sum = vec_add(sum, load_elements(p, dtype, i * stride + j, VEC_LANES));
+    for (int64_t j = 0; j < keys; j += VEC_LANES) sum = vec_add(sum, load_elements(narrowed, i * stride + j, VEC_LANES));
     vec_store(block->row_sum + i * VEC_LANES, sum);
   }
 }

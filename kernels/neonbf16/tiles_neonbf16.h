@@ -95,7 +95,7 @@ static bf16_memory memory_of(const attn_schedule *schedule, const row_block *blo
 /* ---- Packing: whole panels, with zeros for what is no key in use ---- */
 
 static uint16_t value_at(const row_source *row, int64_t column) {
-  return ((const uint16_t *)row->data)[row->offset + column * row->column_stride];
+  return ((const uint16_t *)row->from.data)[row->offset + column * row->column_stride];
 }
 
 static void pack_key(const unit_keys *unit, int64_t key, uint16_t *k, uint16_t *v) {

@@ -354,7 +354,7 @@ static void load_scores(const matmul_task *t) {
   const attn_problem *p = block->problem;
   for (int64_t i = 0; i < block->rows; i += block->rows_per_head) {
     const problem_row row = problem_row_of(block, i);
-    const row_source from = {.data = block->args->scores,
+    const row_source from = {.from = {block->args->scores, ATTN_F32},
                              .offset = attn_score_offset(&p->scores_stride, block->b, row.head, row.query, 0),
                              .row_stride = p->scores_stride.q,
                              .column_stride = p->scores_stride.k,

@@ -68,7 +68,7 @@ static void open_keys(query_head *head, attn_key_range used, float *memory) {
     for (int64_t d = 0; d < p->dim_qk; d++)
       for (int64_t j = 0; j < count; j++)
         memory[d * keys + first + j] =
-            attn_load_f32(head->args->k, p->dtype_kv, run.k + j * p->k_stride.s + d * p->k_stride.d);
+            attn_load_f32(attn_k_storage(p, head->args), run.k + j * p->k_stride.s + d * p->k_stride.d);
   }
   head->k = (key_view){memory, 1, keys};
 }
@@ -87,7 +87,7 @@ static void open_values(query_head *head, attn_key_range used, float *memory) {
     for (int64_t j = 0; j < count; j++)
       for (int64_t d = 0; d < p->dim_v; d++)
         memory[(first + j) * p->dim_v + d] =
-            attn_load_f32(head->args->v, p->dtype_kv, run.v + j * p->v_stride.s + d * p->v_stride.d);
+            attn_load_f32(attn_v_storage(p, head->args), run.v + j * p->v_stride.s + d * p->v_stride.d);
   }
   head->v = memory;
   head->v_step = p->dim_v;
@@ -108,7 +108,7 @@ static void similarities(const query_head *head, int64_t i, attn_key_range keys,
   const int64_t q_at = attn_q_offset(p, &head->seq, head->b, head->h, i);
   const int64_t block = head->k.key_step == 1 ? keys.end - keys.begin : STRIDED_KEYS;
   for (int64_t d = 0; d < p->dim_qk; d++)
-    head->query[d] = attn_load_f32(head->args->q, p->dtype_q, q_at + d * p->q_stride.d);
+    head->query[d] = attn_load_f32(attn_q_storage(p, head->args), q_at + d * p->q_stride.d);
   for (int64_t j = keys.begin; j < keys.end; j++) score[j] = 0.0f;
   for (int64_t j = keys.begin; j < keys.end; j += block) {
     const int64_t count = keys.end - j < block ? keys.end - j : block;

@@ -102,7 +102,7 @@ static inline void start_rows(row_block *t) {
     if (t->range[i].begin >= t->range[i].end || p->score == ATTN_SCORE_PRECOMPUTED) continue;
     const int64_t offset = attn_q_offset(p, &t->seq, t->b, t->head, t->first_row + i);
     for (int64_t d = 0; d < p->dim_qk; d++)
-      t->q[i * p->dim_qk + d] = factor * attn_load_f32(t->args->q, p->dtype_q, offset + d * p->q_stride.d);
+      t->q[i * p->dim_qk + d] = factor * attn_load_f32(attn_q_storage(p, t->args), offset + d * p->q_stride.d);
   }
 }
 
@@ -120,7 +120,7 @@ static inline void load_k(const row_block *t, attn_key_range used, int64_t key) 
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
     const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).k;
     for (int64_t d = 0; d < p->dim_qk; d++)
-      t->k[d * KEYS + (j - key)] = attn_load_f32(t->args->k, p->dtype_kv, offset + d * p->k_stride.d);
+      t->k[d * KEYS + (j - key)] = attn_load_f32(attn_k_storage(p, t->args), offset + d * p->k_stride.d);
   }
 }
 
@@ -129,7 +129,7 @@ static inline void load_v(const row_block *t, attn_key_range used, int64_t key) 
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
     const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).v;
     for (int64_t d = 0; d < p->dim_v; d++)
-      t->v[(j - key) * p->dim_v + d] = attn_load_f32(t->args->v, p->dtype_kv, offset + d * p->v_stride.d);
+      t->v[(j - key) * p->dim_v + d] = attn_load_f32(attn_v_storage(p, t->args), offset + d * p->v_stride.d);
   }
 }
 

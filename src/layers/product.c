@@ -155,8 +155,9 @@ static void pack_panel(const attn_product_weights *w, int64_t first, int64_t wid
   for (int64_t k = 0; k < w->depth; k++)
     for (int64_t c = 0; c < width; c++) {
       const int64_t column = first + c;
-      panel[k * width + c] =
-          column < w->columns ? attn_load_f32(w->weight, w->dtype, k * w->stride_depth + column * w->stride_column) : 0.0f;
+      panel[k * width + c] = column < w->columns ? attn_load_f32((attn_storage){w->weight, w->dtype},
+                                                                 k * w->stride_depth + column * w->stride_column)
+                                                 : 0.0f;
     }
 }
 

@@ -150,8 +150,7 @@ static void rows_are_copied(const attn_score_steps *steps) {
   }
   for (int column_stride = 1; column_stride <= 2; column_stride++)
     for (int half = 0; half < 2; half++) {
-      const row_source from = {.data = half ? (const void *)bf16 : rows,
-                               .dtype = half ? ATTN_BF16 : ATTN_F32,
+      const row_source from = {.from = {half ? (const void *)bf16 : rows, half ? ATTN_BF16 : ATTN_F32},
                                .row_stride = COLUMNS * 2,
                                .column_stride = column_stride,
                                .columns = COLUMNS};
@@ -163,7 +162,7 @@ static void rows_are_copied(const attn_score_steps *steps) {
           if (copy[i * TO + d] != expected) fail_msg("%s: row %d, column %d was copied wrong", steps->isa, i, d);
         }
     }
-  const row_source from = {.data = rows, .dtype = ATTN_F32, .row_stride = COLUMNS, .column_stride = 1, .columns = COLUMNS};
+  const row_source from = {.from = {rows, ATTN_F32}, .row_stride = COLUMNS, .column_stride = 1, .columns = COLUMNS};
   rows[COLUMNS + COLUMNS - 1] = INFINITY;
   rows[3 * COLUMNS] = NAN;
   steps->copy_rows(&from, COUNT, copy, TO, finite);

@@ -108,7 +108,7 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   for (int64_t k = 0; k < s->depth; k++) {
     const double x = l->x[offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k)];
     const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
-    const double term = k == skip ? 0 : x * (double)attn_load_f32(l->weight, s->dtype, at);
+    const double term = k == skip ? 0 : x * (double)attn_load_f32((attn_storage){l->weight, s->dtype}, at);
     sum += term;
     terms += fabs(term);
   }

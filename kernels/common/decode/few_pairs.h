@@ -23,16 +23,14 @@ enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 #define LANES_TAKE(dtype) ((dtype) == ATTN_BF16)
 #define LANE_DTYPES       "kernels/common/problem/bf16.def" /* of K and V */
 
-static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
-  (void)dtype;
-  return load_pairs((const uint16_t *)data + index, n);
+static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
+  return load_pairs((const uint16_t *)from.data + index, n);
 }
 
 static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return dot_pairs(a, b, sum); }
 
-static ALWAYS_INLINE void load_columns(vec x[2], const void *data, attn_dtype dtype, const int64_t at[2], int64_t c,
-                                       int64_t n) {
-  zip_pairs(load_lanes(data, dtype, at[0] + c, n), load_lanes(data, dtype, at[1] + c, n), x);
+static ALWAYS_INLINE void load_columns(vec x[2], attn_storage from, const int64_t at[2], int64_t c, int64_t n) {
+  zip_pairs(load_lanes(from, at[0] + c, n), load_lanes(from, at[1] + c, n), x);
 }
 
 /* A row of Q where it lies. Rows without keys are not read, because they may hold anything; those behind the last are

@@ -30,10 +30,9 @@ static ALWAYS_INLINE int64_t lanes_of(int64_t values) { return round_up(ceil_div
 
 /* ---- A few rows and a block of keys ---- */
 
-/* Rows of K or V as the loops read them: element (j, d) is data[first + j * stride + d], in place or converted. */
+/* Rows of K or V as the loops read them: element (j, d) is first + j * stride + d of `from`, in place or converted. */
 typedef struct key_rows {
-  const void *data;
-  attn_dtype dtype;
+  attn_storage from;
   int64_t first, stride;
 } key_rows;
 
@@ -80,7 +79,7 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
   for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
   UNROLL
   for (int j = 0; j < keys_at_once(kind); j++) {
-    const vec x = load_lanes(t.keys.data, kind.dtype, key[j] + d, n);
+    const vec x = load_lanes(attn_storage_as(t.keys.from, kind.dtype), key[j] + d, n);
     UNROLL
     for (int r = 0; r < kind.rows; r++) sum[r * columns + j] = multiply_lanes(query[r], x, sum[r * columns + j]);
   }
@@ -204,7 +203,8 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     UNROLL
     for (int c = 0; c < vecs; c += LANE_VALUES) {
       vec x[LANE_VALUES];
-      load_columns(x, t.keys.data, kind.dtype, at, c * VEC_LANES, c < vecs - LANE_VALUES ? VEC_VALUES : last);
+      load_columns(x, attn_storage_as(t.keys.from, kind.dtype), at, c * VEC_LANES,
+                   c < vecs - LANE_VALUES ? VEC_VALUES : last);
       UNROLL
       for (int i = 0; i < LANE_VALUES; i++) {
         UNROLL
@@ -230,8 +230,8 @@ static inline float score_factor(const attn_problem *p) { return p->scale * LOG2
 
 /* The lines of rows of `dim` elements. */
 static line_rows block_lines(key_rows rows, int64_t dim) {
-  const int64_t bytes = (int64_t)attn_dtype_bytes(rows.dtype);
-  return (line_rows){(const char *)rows.data + rows.first * bytes, dim * bytes, rows.stride * bytes};
+  const int64_t bytes = (int64_t)attn_dtype_bytes(rows.from.dtype);
+  return (line_rows){(const char *)rows.from.data + rows.first * bytes, dim * bytes, rows.stride * bytes};
 }
 
 #endif

@@ -116,7 +116,8 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   if (prefetches) prefetch_ahead(next, kind.policy, pairs > 0 ? pairs : 1, &next->v_again);
   vec x[VEC_LANES];
   UNROLL
-  for (int j = 0; j < keys; j++) x[j] = load_lanes(of.k.data, kind.dtype, of.k.first + j * of.k.stride + d, n);
+  for (int j = 0; j < keys; j++)
+    x[j] = load_lanes(attn_storage_as(of.k.from, kind.dtype), of.k.first + j * of.k.stride + d, n);
   UNROLL
   for (int r = 0; r < kind.rows; r++) {
     vec query = vec_load(of.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
@@ -204,7 +205,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, int64_t key, int64_t 
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  key_rows k = {block->args->k, kind.dtype, run.k, k_stride}, v = {block->args->v, kind.dtype, run.v, v_stride};
+  key_rows k = {attn_k_storage(p, block->args), run.k, k_stride}, v = {attn_v_storage(p, block->args), run.v, v_stride};
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
   for (; key < end; key += DECODE_KEYS) {
     const vec best = score_group((group_operands){stream->q, k}, score_factor(p), dim_qk, fixed, kind, block->score, &next);

@@ -27,7 +27,8 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, 
       sum[j] = vec_zero();
       UNROLL
       for (int d = 0; d < dim; d += VEC_VALUES)
-        sum[j] = multiply_lanes(vec_load(q + d / LANE_VALUES), load_lanes(k.data, kind.dtype, key + d, VEC_VALUES), sum[j]);
+        sum[j] = multiply_lanes(vec_load(q + d / LANE_VALUES),
+                                load_lanes(attn_storage_as(k.from, kind.dtype), key + d, VEC_VALUES), sum[j]);
       key += k.stride;
       __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
     }
@@ -57,7 +58,7 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
       UNROLL
       for (int c = 0; c < vecs; c += LANE_VALUES) {
         vec x[LANE_VALUES];
-        load_columns(x, v.data, kind.dtype, at, c * VEC_LANES, VEC_VALUES);
+        load_columns(x, attn_storage_as(v.from, kind.dtype), at, c * VEC_LANES, VEC_VALUES);
         UNROLL
         for (int i = 0; i < LANE_VALUES; i++) sum[c + i] = vec_fma_factor(weight, x[i], sum[c + i]);
       }
@@ -76,7 +77,7 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, i
   const attn_problem *p = block->problem;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  key_rows k = {block->args->k, kind.dtype, run.k, k_stride}, v = {block->args->v, kind.dtype, run.v, v_stride};
+  key_rows k = {attn_k_storage(p, block->args), run.k, k_stride}, v = {attn_v_storage(p, block->args), run.v, v_stride};
   prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
   for (; key < end; key += DECODE_KEYS) {
     score_block(stream->q, k, score_factor(p), dim, kind, block->score, &next);

@@ -57,7 +57,7 @@ _Static_assert(FEW_ROWS_FUNCTIONS == 9 * ATTN_DTYPE_COUNT, "few_rows.def has 9 l
 #define FEW_KEY(rows, policy, type) (((type)*4 + (policy)) * 16 + (rows))
 static int64_t few_key(const few_rows *t, int64_t rows) {
   const prefetch_policy policy = t->next->policy;
-  return FEW_KEY(rows, rows > 1 && policy == PREFETCH_NONE ? PREFETCH_ONCE : policy, (int64_t)t->keys.dtype);
+  return FEW_KEY(rows, rows > 1 && policy == PREFETCH_NONE ? PREFETCH_ONCE : policy, (int64_t)t->keys.from.dtype);
 }
 
 static void score_by_rows(const few_rows *t, int64_t rows) {
@@ -157,12 +157,12 @@ static ALWAYS_INLINE int64_t end_of_run(const products *work, const row_block *b
 static key_rows k_rows_at(const row_block *block, int64_t key) {
   const attn_problem *p = block->problem;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  return (key_rows){block->args->k, p->dtype_kv, run.k, p->k_stride.s};
+  return (key_rows){attn_k_storage(p, block->args), run.k, p->k_stride.s};
 }
 static key_rows v_rows_at(const row_block *block, int64_t key) {
   const attn_problem *p = block->problem;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  return (key_rows){block->args->v, p->dtype_kv, run.v, p->v_stride.s};
+  return (key_rows){attn_v_storage(p, block->args), run.v, p->v_stride.s};
 }
 
 /* Copies V of the block's keys to rows of whole vectors, with zeros for keys that `row` may not see, unless that is
@@ -176,10 +176,10 @@ static key_rows copy_values(const products *work, const row_block *block, int64_
     for (int64_t j = key; j < end; j++, v.first += v.stride) {
       const bool used = row < 0 || row_sees(block, row, j);
       for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
-        vec_store(to, load_lanes(v.data, v.dtype, v.first + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+        vec_store(to, load_lanes(v.from, v.first + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
     }
   }
-  return (key_rows){work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : work->v.dtype, 0, columns};
+  return (key_rows){{work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : work->v.from.dtype}, 0, columns};
 }
 
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that a row may not see must not touch it. */
@@ -209,7 +209,7 @@ static few_rows few_rows_of(products *work, const row_block *block, int64_t tile
                     .acc = block->acc + tile_row * block->acc_stride,
                     .dim_qk = block->problem->dim_qk,
                     .acc_stride = block->acc_stride,
-                    .columns = keys.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
+                    .columns = keys.from.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
 }
 
 /* S of `rows` rows from tile_row on, to block->score. */
@@ -231,7 +231,7 @@ static void accumulate_rows(products *work, const row_block *block, int64_t tile
       const key_rows v = work->picks         ? copy_values(work, block, tile_row + i)
                          : key > work->begin ? v_rows_at(block, key)
                                              : work->v;
-      const bool copied = v.data == work->v_copy;
+      const bool copied = v.from.data == work->v_copy;
       end = copied ? work->end : end_of_run(work, block, key);
       few_rows tile = few_rows_of(work, block, tile_row + i, v, key, end);
       tile.score = block->score + i * DECODE_SCORE_STRIDE + key % DECODE_KEYS / LANE_VALUES;

@@ -60,7 +60,8 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
         vec x[WIDE_VECS];
         UNROLL
         for (int c = 0; c < vecs; c += LANE_VALUES)
-          load_columns(x + c, w.v.data, kind.dtype, at, c * VEC_LANES, c < vecs - LANE_VALUES ? VEC_VALUES : last);
+          load_columns(x + c, attn_storage_as(w.v.from, kind.dtype), at, c * VEC_LANES,
+                       c < vecs - LANE_VALUES ? VEC_VALUES : last);
         UNROLL
         for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
         UNROLL

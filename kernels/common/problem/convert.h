@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "dtypes.h"
+#include "storage.h"
 
 static inline uint32_t attn_bits_of_f32(float value) {
   uint32_t bits;
@@ -53,11 +54,11 @@ static inline uint16_t attn_f16_of_f32(float value) {
 
 static inline float attn_f32_of_f32(float value) { return value; }
 
-static inline float attn_load_f32(const void *data, attn_dtype dtype, int64_t index) {
-  switch (dtype) {
+static inline float attn_load_f32(attn_storage from, int64_t index) {
+  switch (from.dtype) {
 #define DTYPE(constant, name, element, ...) \
   case ATTN_##constant:                     \
-    return attn_f32_of_##name(((const element *)data)[index]);
+    return attn_f32_of_##name(((const element *)from.data)[index]);
 #include "dtypes.def"
 #undef DTYPE
   }

@@ -41,8 +41,8 @@ static double similarity(const exact_row *row, int64_t j) {
   const int64_t k_at = run_at(row, j).k;
   double sum = 0.0;
   for (int64_t d = 0; d < p->dim_qk; d++) {
-    const double q = attn_load_f32(row->args->q, p->dtype_q, q_at + d * p->q_stride.d);
-    const double k = attn_load_f32(row->args->k, p->dtype_kv, k_at + d * p->k_stride.d);
+    const double q = attn_load_f32(attn_q_storage(p, row->args), q_at + d * p->q_stride.d);
+    const double k = attn_load_f32(attn_k_storage(p, row->args), k_at + d * p->k_stride.d);
     if (p->score == ATTN_SCORE_DOT) {
       sum += q * k;
     } else if (p->score == ATTN_SCORE_ADDITIVE) {
@@ -115,7 +115,7 @@ static void store_columns(const exact_row *row, const softmax *s, int64_t first,
     const double weight = probability(s, score_of(row, j));
     const int64_t v_at = run_at(row, j).v + first * p->v_stride.d;
     for (int64_t c = 0; c < columns; c++)
-      sum[c] += weight * attn_load_f32(row->args->v, p->dtype_kv, v_at + c * p->v_stride.d);
+      sum[c] += weight * attn_load_f32(attn_v_storage(p, row->args), v_at + c * p->v_stride.d);
   }
   const int64_t o_at = attn_o_offset(p, &row->seq, row->b, row->h, row->i) + first * p->o_stride.d;
   for (int64_t c = 0; c < columns; c++) attn_store_f32(row->args->o, p->dtype_o, o_at + c * p->o_stride.d, (float)sum[c]);

@@ -29,9 +29,9 @@ typedef struct cold_lines {
 } cold_lines;
 
 static line_walk walk_of(const row_source *from, int64_t rows) {
-  const int64_t bytes = (int64_t)attn_dtype_bytes(from->dtype), lines = ceil_div(from->columns * bytes, LINE_BYTES);
-  return (line_walk){.next = (uintptr_t)from->data + (uintptr_t)(from->offset * bytes),
-                     .rows = from->data && lines > 0 ? rows : 0,
+  const int64_t bytes = (int64_t)attn_dtype_bytes(from->from.dtype), lines = ceil_div(from->columns * bytes, LINE_BYTES);
+  return (line_walk){.next = (uintptr_t)from->from.data + (uintptr_t)(from->offset * bytes),
+                     .rows = from->from.data && lines > 0 ? rows : 0,
                      .left = lines,
                      .row = lines,
                      .gap = (uintptr_t)(from->row_stride * bytes - lines * LINE_BYTES)};
@@ -75,8 +75,7 @@ static attn_task task_of(const attn_schedule *schedule, const row_block *block) 
 static void expect_queries(const attn_schedule *schedule, const row_block *block, attn_task next, cold_lines *cold) {
   const attn_problem *p = block->problem;
   const task_rows rows = task_rows_of(schedule, block->args, next);
-  const row_source q = {.data = block->args->q,
-                        .dtype = p->dtype_q,
+  const row_source q = {.from = attn_q_storage(p, block->args),
                         .offset = attn_q_offset(p, &rows.seq, rows.b, rows.head, rows.first_row),
                         .row_stride = p->q_stride.s,
                         .columns = p->dim_qk};
@@ -103,12 +102,9 @@ static void expect_window(const row_block *block, cold_lines *cold) {
   const packed_keys *keys = &block->keys;
   const int64_t end = keys_of_block(block).begin, begin = max64(end - block->rows, 0);
   const int64_t panel = round_down(begin, PANEL_KEYS), panels = round_up(end, PANEL_KEYS) - panel;
-  const row_source k = {.data = keys->k, .dtype = ATTN_F32, .offset = panel * p->dim_qk, .columns = panels * p->dim_qk};
-  const row_source v = {.data = keys->v,
-                        .dtype = ATTN_F32,
-                        .offset = begin * keys->v_stride,
-                        .row_stride = keys->v_stride,
-                        .columns = p->dim_v};
+  const row_source k = {.from = {keys->k, ATTN_F32}, .offset = panel * p->dim_qk, .columns = panels * p->dim_qk};
+  const row_source v = {
+      .from = {keys->v, ATTN_F32}, .offset = begin * keys->v_stride, .row_stride = keys->v_stride, .columns = p->dim_v};
   cold->k = walk_of(&k, 1);
   cold->v = walk_of(&v, end - begin);
 }
@@ -120,8 +116,7 @@ static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *
   const attn_task task = task_of(schedule, block);
   const int64_t next_unit = task.unit + schedule->wave_units;
   const bool last = task.item + 1 == schedule->items[1];
-  const row_source o = {.data = block->args->o,
-                        .dtype = p->dtype_o,
+  const row_source o = {.from = {block->args->o, p->dtype_o},
                         .offset = attn_o_offset(p, block->seq, block->b, block->head, block->first_row),
                         .row_stride = p->o_stride.s,
                         .columns = p->dim_v};

@@ -49,11 +49,11 @@ static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args
 
 /* `width` dimensions of VEC_LANES keys `stride` apart, of which `count` exist, the first at element `offset`, transposed
  * into the rows of a panel. */
-static ALWAYS_INLINE void transpose_square(const void *k, int64_t offset, int64_t stride, const int64_t count,
-                                           const int64_t width, float *rows, const attn_dtype dtype) {
+static ALWAYS_INLINE void transpose_square(attn_storage k, int64_t offset, int64_t stride, const int64_t count,
+                                           const int64_t width, float *rows) {
   vec r[VEC_LANES];
   UNROLL
-  for (int i = 0; i < VEC_LANES; i++) r[i] = i < count ? load_elements(k, dtype, offset + i * stride, width) : vec_zero();
+  for (int i = 0; i < VEC_LANES; i++) r[i] = i < count ? load_elements(k, offset + i * stride, width) : vec_zero();
   vec_transpose(r);
   UNROLL
   for (int i = 0; i < VEC_LANES; i++)
@@ -61,27 +61,27 @@ static ALWAYS_INLINE void transpose_square(const void *k, int64_t offset, int64_
 }
 
 /* VEC_LANES keys whose elements lie side by side, transposed into a panel's columns. The type is constant at every call. */
-static ALWAYS_INLINE void transpose_dense(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel,
-                                          const attn_dtype dtype) {
+static ALWAYS_INLINE void transpose_dense(const attn_problem *p, attn_storage any, int64_t offset, int64_t count,
+                                          float *panel, const attn_dtype dtype) {
+  const attn_storage k = attn_storage_as(any, dtype);
   const int64_t dim_qk = p->dim_qk, stride = p->k_stride.s;
   int64_t d = 0;
   if (count == VEC_LANES) /* most squares are whole: no tests for each of their rows */
     for (; d + VEC_LANES <= dim_qk; d += VEC_LANES)
-      transpose_square(k, offset + d, stride, VEC_LANES, VEC_LANES, panel + d * PANEL_KEYS, dtype);
+      transpose_square(k, offset + d, stride, VEC_LANES, VEC_LANES, panel + d * PANEL_KEYS);
   for (; d < dim_qk; d += VEC_LANES)
-    transpose_square(k, offset + d, stride, count, min64(dim_qk - d, VEC_LANES), panel + d * PANEL_KEYS, dtype);
+    transpose_square(k, offset + d, stride, count, min64(dim_qk - d, VEC_LANES), panel + d * PANEL_KEYS);
 }
 
-static void transpose_any(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel) {
+static void transpose_any(const attn_problem *p, attn_storage k, int64_t offset, int64_t count, float *panel) {
   for (int64_t d = 0; d < p->dim_qk; d++)
     for (int64_t i = 0; i < VEC_LANES; i++)
-      panel[d * PANEL_KEYS + i] =
-          i < count ? attn_load_f32(k, p->dtype_kv, offset + i * p->k_stride.s + d * p->k_stride.d) : 0.0f;
+      panel[d * PANEL_KEYS + i] = i < count ? attn_load_f32(k, offset + i * p->k_stride.s + d * p->k_stride.d) : 0.0f;
 }
 
 static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
   const attn_problem *p = unit->problem;
-  const void *k = unit->args->k;
+  const attn_storage k = attn_k_storage(p, unit->args);
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
     const int64_t offset = run_of_unit(unit, key).k, count = min64(keys.end - key, VEC_LANES);

@@ -9,6 +9,7 @@
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/storage.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
 
@@ -112,8 +113,7 @@ static inline attn_key_range keys_of_item(const unit_keys *keys, int64_t item, i
 
 /* Rows of elements, row_stride apart from `offset` on; the elements of a row are column_stride apart. */
 typedef struct row_source {
-  const void *data;
-  attn_dtype dtype;
+  attn_storage from;
   int64_t offset, row_stride, column_stride, columns;
 } row_source;
 
@@ -125,8 +125,7 @@ static inline attn_key_run run_of_unit(const unit_keys *keys, int64_t key) {
 /* K and V of its keys. */
 static inline row_source k_rows(const unit_keys *keys, attn_key_run run) {
   const attn_problem *p = keys->problem;
-  return (row_source){.data = keys->args->k,
-                      .dtype = p->dtype_kv,
+  return (row_source){.from = attn_k_storage(p, keys->args),
                       .offset = run.k,
                       .row_stride = p->k_stride.s,
                       .column_stride = p->k_stride.d,
@@ -135,8 +134,7 @@ static inline row_source k_rows(const unit_keys *keys, attn_key_run run) {
 
 static inline row_source v_rows(const unit_keys *keys, attn_key_run run) {
   const attn_problem *p = keys->problem;
-  return (row_source){.data = keys->args->v,
-                      .dtype = p->dtype_kv,
+  return (row_source){.from = attn_v_storage(p, keys->args),
                       .offset = run.v,
                       .row_stride = p->v_stride.s,
                       .column_stride = p->v_stride.d,

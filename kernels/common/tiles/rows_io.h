@@ -44,19 +44,20 @@ static ALWAYS_INLINE vec vec_load_first_bf16(const uint16_t *from, int64_t n) {
 #endif
 
 /* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
-static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int64_t n) {
+  const attn_dtype dtype = elements.dtype;
   assert(n >= 0 && n <= VEC_LANES);
   const bool whole = LOADS_PARTS ? __builtin_constant_p(n) && n == VEC_LANES : n == VEC_LANES; /* no branch in loops */
   if (dtype == ATTN_F32) {
-    const float *from = (const float *)data + index;
+    const float *from = (const float *)elements.data + index;
     return whole ? vec_load(from) : vec_load_first(from, n);
   }
   if (dtype != ATTN_F16 && dtype != ATTN_BF16) { /* types that no tier loads as a vector */
     float one_by_one[VEC_LANES] = {0};
-    for (int64_t d = 0; d < n; d++) one_by_one[d] = attn_load_f32(data, dtype, index + d);
+    for (int64_t d = 0; d < n; d++) one_by_one[d] = attn_load_f32(elements, index + d);
     return vec_load(one_by_one);
   }
-  const uint16_t *from = (const uint16_t *)data + index;
+  const uint16_t *from = (const uint16_t *)elements.data + index;
   if (whole) return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
   return dtype == ATTN_F16 ? vec_load_first_f16(from, n) : vec_load_first_bf16(from, n);
 }
@@ -67,9 +68,9 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   assert(columns <= row_floats && row_floats % VEC_LANES == 0);
   if (from->column_stride == 1) {
     for (int64_t d = 0; d < columns; d += VEC_LANES)
-      vec_store(row + d, load_elements(from->data, from->dtype, offset + d, min64(columns - d, VEC_LANES)));
+      vec_store(row + d, load_elements(from->from, offset + d, min64(columns - d, VEC_LANES)));
   } else {
-    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(from->data, from->dtype, offset + d * from->column_stride);
+    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(from->from, offset + d * from->column_stride);
   }
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
@@ -78,18 +79,18 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
 static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offset, float factor, float *q,
                                            const attn_dtype dtype) {
   const int64_t dim = block->problem->dim_qk;
-  const void *from = block->args->q;
+  const attn_storage from = attn_storage_as(attn_q_storage(block->problem, block->args), dtype);
   int64_t d = 0;
   UNROLL_4
   for (; d + VEC_LANES <= dim; d += VEC_LANES)
-    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, VEC_LANES)));
-  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, dim - d)), dim - d);
+    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, offset + d, VEC_LANES)));
+  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, offset + d, dim - d)), dim - d);
 }
 
 static void load_sparse_query(const row_block *block, int64_t offset, float factor, float *q) {
   const attn_problem *p = block->problem;
   for (int64_t d = 0; d < p->dim_qk; d++)
-    q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
+    q[d] = factor * attn_load_f32(attn_q_storage(p, block->args), offset + d * p->q_stride.d);
 }
 
 /* Rows [begin, end) of the block. Those without keys are not read, because they may hold anything. */

@@ -199,7 +199,7 @@ static struct {
 static void spoil_one(const attn_problem *p, const attn_args *args) {
   float *lse = &args->lse[wrong.at.h * p->lse_stride.h + wrong.at.i * p->lse_stride.s];
   const int64_t n = wrong.at.h * p->o_stride.h + wrong.at.i * p->o_stride.s + wrong.at.d * p->o_stride.d;
-  const float old = wrong.at.d < 0 ? *lse : attn_load_f32(args->o, p->dtype_o, n);
+  const float old = wrong.at.d < 0 ? *lse : attn_load_f32((attn_storage){args->o, p->dtype_o}, n);
   const float value = wrong.by != 0.0 ? (float)((double)old + wrong.by) : nextafterf(old, INFINITY);
   if (wrong.at.d < 0)
     *lse = value;
