@@ -11,7 +11,6 @@ A fault is another operator, constant or condition, a dropped statement, or two 
 is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
-    equivalent    it survived, and tests/mutants/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
 With --together, faults wait in one program for their turn (scripts/dev/mutating/together.py): headers of kernels/ are tried
 in two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
@@ -36,11 +35,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mutating.mutations import Mutation, key_of, mutations_of, read_equivalents
+from mutating.mutations import Mutation, key_of, mutations_of, read_named
 from mutating.programs import Build, Workplace
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUIVALENT = ROOT / "tests" / "mutants" / "mutants_equivalent.txt"
 NAMED = ROOT / "tests" / "mutants" / "named_mutants.txt"
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")
 
@@ -133,7 +131,7 @@ def sampled(mutations, count, seed, by="kind"):
 def named_mutations(patterns=("*",)):
     """Those of named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
     mutations = []
-    for file, before, after in read_equivalents(NAMED):
+    for file, before, after in read_named(NAMED):
         if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns):
             continue
         lines = (ROOT / file).read_text(encoding="utf-8").split("\n")
@@ -214,7 +212,7 @@ class Baseline:
 
 def tests_of(mutation, options):
     if options.named:
-        return read_equivalents(NAMED)[key_of(mutation)]
+        return read_named(NAMED)[key_of(mutation)]
     area = options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
     return " ".join(sorted(area.split(), key=lambda test: not Path(mutation.file).stem.startswith(test)))  # its own first
 
@@ -283,20 +281,19 @@ def run_together(mutations, options, report):
 
 # ---- Reporting ------------------------------------------------------------------------------------------------------------
 
-def show(mutation, title, reason=""):
-    where = f"{title}  {mutation.file}:{mutation.number + 1}"
-    print("", where, f"- {mutation.before.strip()}", f"+ {mutation.after.strip()}", *filter(None, [reason]), sep="\n",
-          flush=True)
+def show(mutation, outcome):
+    where = f"{outcome}  {mutation.file}:{mutation.number + 1}"
+    print("", where, f"- {mutation.before.strip()}", f"+ {mutation.after.strip()}", sep="\n", flush=True)
 
 
 def summarize(outcomes):
     """A line for each file and one for all. Returns the share of killed faults among those that count, in per cent."""
-    print(f"\n{'file':44} {'killed':>6} {'survived':>8} {'equivalent':>10} {'not counted':>11}")
+    print(f"\n{'file':44} {'killed':>6} {'survived':>8} {'not counted':>11}")
     total = Counter()
     for file in sorted(outcomes):
         total.update(outcomes[file])
     for file, count in [*sorted(outcomes.items()), ("all", total)]:
-        print(f"{file:44} {count['killed']:6} {count['survived']:8} {count['equivalent']:10} "
+        print(f"{file:44} {count['killed']:6} {count['survived']:8} "
               f"{count['same code'] + count['not compiled']:11}")
     counted = total["killed"] + total["survived"]
     percent = 100.0 * total["killed"] / counted if counted else 100.0
@@ -310,20 +307,18 @@ def main(arguments=None):
     if not (options.build / "compile_commands.json").exists():
         print(f"mutate.py: no build in {options.build} (see --help)", file=sys.stderr)
         return 2
-    equivalents, outcomes = read_equivalents(EQUIVALENT), {}
+    outcomes = {}
     with (options.output or options.build / "mutants.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
 
         def report(mutation: Mutation, outcome, test, seconds):
-            reason = equivalents.get(key_of(mutation), "")
-            outcome = "equivalent" if outcome == "survived" and reason else outcome
             outcomes.setdefault(mutation.file, Counter())[outcome] += 1
             rows.writerow([mutation.file, mutation.number + 1, mutation.kind, *key_of(mutation)[1:], outcome, test,
                            f"{seconds:.1f}"])
             file.flush()
-            if outcome == "survived" or (reason and outcome == "killed"):
-                show(mutation, outcome if outcome == "survived" else f"killed by {test}, said to be equivalent", reason)
+            if outcome == "survived":
+                show(mutation, outcome)
 
         try:
             (run_together if options.together else run_all)(mutations, options, report)

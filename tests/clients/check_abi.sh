@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Compares functions and structs of the shared libraries with the baseline, tests/clients/abi/*.abi, so that programs compiled for
-# that run with this library. Structs that begin with struct_size may grow at their end, and functions and enumerators may be
+# Compares functions and structs of the shared libraries with the baseline, abi/*.abi, so that programs compiled for that run
+# with this library. Structs that begin with struct_size may grow at their end, and functions and enumerators may be
 # added (abi/ungrow.py); the baseline has to learn of them at once, so that they are kept from then on. All else fails.
 #
 #   check_abi.sh C_COMPILER GENERATED_FOLDER [--update | --break]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "dev"))
 sys.dont_write_bytecode = True
 import mutate  # noqa: E402  # found by the path above
-from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402
+from mutating.mutations import key_of, mutations_of, read_named  # noqa: E402
 from mutating.programs import Build, Workplace  # noqa: E402
 from mutating.together import READER, with_all  # noqa: E402
 
@@ -150,14 +150,7 @@ class Together(unittest.TestCase):
         self.assertGreater(different, 5)
 
 
-class Equivalents(unittest.TestCase):
-    def test_every_entry_is_still_a_fault_of_its_file(self):
-        known = {}
-        for file, before, after in read_equivalents(mutate.EQUIVALENT):
-            if file not in known:
-                known[file] = {key_of(each) for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))}
-            self.assertTrue((file, before, after) in known[file], f"{file} has no such fault:\n- {before}\n+ {after}")
-
+class Named(unittest.TestCase):
     def test_every_named_fault_has_its_line(self):
         self.assertGreater(len(mutate.named_mutations()), 20)
 
@@ -165,11 +158,11 @@ class Equivalents(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "list"
             path.write_text("# what\nsrc/a.c\n- a;\n+ ;\n= why\n\nsrc/b.c\n- b;\n", encoding="utf-8")
-            self.assertRaisesRegex(ValueError, "lacks lines", read_equivalents, path)
+            self.assertRaisesRegex(ValueError, "lacks lines", read_named, path)
             path.write_text("src/a.c\n- a;\n+ ;\n= why\n", encoding="utf-8")
-            self.assertEqual(read_equivalents(path), {("src/a.c", "a;", ";"): "why"})
+            self.assertEqual(read_named(path), {("src/a.c", "a;", ";"): "why"})
             path.write_text("src/a.c\n+ a;\n- ;\n= why\n", encoding="utf-8")
-            self.assertRaisesRegex(ValueError, "should begin with '- '", read_equivalents, path)
+            self.assertRaisesRegex(ValueError, "should begin with '- '", read_named, path)
 
 
 class Runs(unittest.TestCase):

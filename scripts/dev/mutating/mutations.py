@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finds the small faults that a change of text can put into a C file, and reads the list of equivalent ones.
+"""Finds the small faults that a change of text can put into a C file, and reads the list of named ones.
 
 This relies on clang-format instead of a parser: a binary operator has a space on both sides, the star of a pointer's
 declaration has no space after it, and no statement starts in the first column.
@@ -132,16 +132,16 @@ def mutations_of(file, text):
             if after != lines[number]]
 
 
-# ---- Mutations that change nothing a user sees ----------------------------------------------------------------------------
+# ---- Faults with a name -----------------------------------------------------------------------------------------------------
 
 def key_of(mutation):
     """Identifies a mutation even after its line has moved."""
     return mutation.file, mutation.before.strip(), mutation.after.strip()
 
 
-def read_equivalents(path):
-    """{key: reason} of mutants_equivalent.txt: a file, and for each fault `-` and `+` lines as in a diff, and `=`."""
-    equivalents, file, entry, signs = {}, "", [], ("- ", "+ ", "= ")
+def read_named(path):
+    """{key: tests} of named_mutants.txt: a file, and for each fault `-` and `+` lines as in a diff, and `=`."""
+    named, file, entry, signs = {}, "", [], ("- ", "+ ", "= ")
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -152,8 +152,8 @@ def read_equivalents(path):
             raise ValueError(f"{path}: '{line}' should begin with '{signs[len(entry)]}'")
         entry.append(line[2:].strip())
         if len(entry) == 3:
-            equivalents[(file, *entry[:2])] = entry[2]
+            named[(file, *entry[:2])] = entry[2]
             entry = []
     if entry:
         raise ValueError(f"{path}: the last entry lacks lines")
-    return equivalents
+    return named
