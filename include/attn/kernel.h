@@ -84,7 +84,7 @@ typedef struct attn_kernel_terms {
   void (*of)(const attn_problem *problem, double *terms);
 } attn_kernel_terms;
 
-/** What a kernel on another library has to tell and to do beside its own functions; each may be NULL. open() makes objects
+/** Functions of a kernel on another library beside its own four; each may be NULL. open() makes objects
  * of that library once per plan and close() frees them with the plan. In between they do not change, so that any number of
  * threads may run the plan at once. */
 typedef struct attn_library_hooks {
@@ -139,7 +139,7 @@ typedef struct attn_host {
   const char *(*tier_best)(void);
 } attn_host;
 
-/** What libattn's own plug-ins bring in no stable form (kernels/plugin/own_plugin.h of the source). */
+/** Parts of libattn's own plug-ins that have no stable form (kernels/plugin/own_plugin.h of the source). */
 struct attn_own_plugin;
 
 /** The contents of a plug-in: its exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes

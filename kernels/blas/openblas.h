@@ -28,7 +28,7 @@ int attn_openblas_most_threads(void);
 void attn_openblas_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch);
 
-/* Of each kernel here. */
+/* The hooks of each kernel here. */
 extern const attn_library_hooks attn_openblas_hooks;
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What libattn's own plug-ins bring beside kernels. Its form may change with any version, so such a plug-in serves one
+/* Parts of libattn's own plug-ins beside kernels. Their form may change with any version, so such a plug-in serves one
  * version alone. */
 #ifndef ATTN_PLUGIN_OWN_PLUGIN_H
 #define ATTN_PLUGIN_OWN_PLUGIN_H

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "dev"))
 sys.dont_write_bytecode = True
 import mutate  # noqa: E402  # found by the path above
-from mutating.mutations import key_of, mutations_of, read_named  # noqa: E402
+from mutating.mutations import mutations_of, read_named  # noqa: E402
 from mutating.programs import Build, Workplace  # noqa: E402
 from mutating.together import READER, with_all  # noqa: E402
 

@@ -132,7 +132,7 @@ def mutations_of(file, text):
             if after != lines[number]]
 
 
-# ---- Faults with a name -----------------------------------------------------------------------------------------------------
+# ---- Faults with a name ---------------------------------------------------------------------------------------------------
 
 def key_of(mutation):
     """Identifies a mutation even after its line has moved."""
