@@ -9,58 +9,25 @@
 
 #include "data/generate.h"
 #include "kernels/common/memory/aligned.h"
-#include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/operation.h"
 #include "machine/affinity.h"
 
 enum { ALIGNMENT = 64 };
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------- */
 
-/* Sizes of q, k, v, o or lse in one sequence, and tokens of all sequences with VARLEN. */
-typedef struct row_shape {
-  int64_t heads, seq, total, dim;
-} row_shape;
-
-/* [b][h][s][d]; with VARLEN the tokens of all sequences stand along s. */
-static bench_buffer rows_of(const attn_problem *p, attn_dtype dtype, attn_strides stride, row_shape n) {
-  const bool varlen = p->uses & ATTN_USE_VARLEN;
-  return (bench_buffer){.element_bytes = attn_dtype_bytes(dtype),
-                        .extent = {varlen ? 1 : p->batch, n.heads, varlen ? n.total : n.seq, n.dim},
-                        .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
-}
-
-static bench_buffer pairs_of(const attn_problem *p, size_t bytes, attn_score_strides stride) {
-  return (bench_buffer){.element_bytes = bytes,
-                        .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k},
-                        .stride = {stride.b, stride.h, stride.q, stride.k}};
-}
-
-/* A dense array [rows][columns] of 4-byte elements. */
-static bench_buffer table_of(int64_t rows, int64_t columns, int64_t row_stride) {
-  return (bench_buffer){.element_bytes = 4, .extent = {1, 1, rows, columns}, .stride = {0, 0, row_stride, 1}};
-}
-
 static void describe(const attn_problem *p, bench_buffer *t) {
-  const row_shape q = {p->heads_q, p->seq_q, p->total_q, p->dim_qk}, o = {p->heads_q, p->seq_q, p->total_q, p->dim_v};
-  const row_shape k = {p->heads_kv, p->seq_k, p->total_k, p->dim_qk}, v = {p->heads_kv, p->seq_k, p->total_k, p->dim_v};
-  const row_shape lse = {p->heads_q, p->seq_q, p->total_q, 1};
-  t[BENCH_Q] = rows_of(p, p->dtype_q, p->q_stride, q);
-  t[BENCH_K] = rows_of(p, p->dtype_kv, p->k_stride, k);
-  t[BENCH_V] = rows_of(p, p->dtype_kv, p->v_stride, v);
-  t[BENCH_O] = rows_of(p, p->dtype_o, p->o_stride, o);
-  t[BENCH_LSE] = rows_of(p, ATTN_F32, p->lse_stride, lse);
-  t[BENCH_LSE].stride[3] = 1;
-  t[BENCH_O].output = t[BENCH_LSE].output = true;
-  t[BENCH_BIAS] = pairs_of(p, 4, p->bias_stride);
-  t[BENCH_MASK] = pairs_of(p, 1, p->mask_stride);
-  t[BENCH_SCORES] = pairs_of(p, 4, p->scores_stride);
-  t[BENCH_SCORE_WEIGHT] = table_of(p->heads_q, p->dim_qk, p->score_weight_stride_h);
-  t[BENCH_KV_LEN] = t[BENCH_Q_LEN] = t[BENCH_OFFSETS] = table_of(1, p->batch, 0);
-  t[BENCH_ROW_LEN] = table_of(p->batch, p->seq_q, p->seq_q);
-  t[BENCH_CU_SEQLENS_Q] = t[BENCH_CU_SEQLENS_K] = table_of(1, p->batch + 1, 0);
-  t[BENCH_ALIBI_SLOPES] = t[BENCH_SINKS] = table_of(1, p->heads_q, 0);
-#define NAME_AND_PRESENCE(constant, member, used) t[BENCH_##constant].name = #member, t[BENCH_##constant].present = (used);
-  BENCH_TENSOR_LIST(NAME_AND_PRESENCE)
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
+    t[i] = (bench_buffer){.name = o.name,
+                          .present = o.present,
+                          .output = attn_operations[ATTN_FORWARD].outputs >> i & 1,
+                          .single = o.single,
+                          .element_bytes = o.element_bytes,
+                          .dtype = o.dtype};
+    memcpy(t[i].extent, o.extent, sizeof o.extent);
+    memcpy(t[i].stride, o.stride, sizeof o.stride);
+  }
 }
 
 /* Sets first and bytes. False if the span overflows. */
@@ -151,9 +118,10 @@ static void release(bench_buffer *t) {
 /* First element in stride order; NULL if the problem has no such tensor. */
 static void *origin(const bench_buffer *t) { return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL; }
 
-static attn_args point_into(const bench_buffer *t) {
-#define POINTER(constant, member, used) .member = origin(&t[BENCH_##constant]),
-  return ATTN_STRUCT(attn_args, BENCH_TENSOR_LIST(POINTER));
+static attn_args point_into(const attn_problem *p, const bench_buffer *t) {
+  attn_args args = {.struct_size = sizeof args};
+  for (int i = 0; i < BENCH_TENSORS; i++) attn_operand_point(p, (attn_operand_id)i, &args, origin(&t[i]));
+  return args;
 }
 
 /* Memory for every tensor, poisoned; on failure nothing is left allocated. */
@@ -168,13 +136,15 @@ static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, be
     return false;
   }
   tensors->o_bytes = tensors->buffers[BENCH_O].bytes;
-  tensors->args = point_into(tensors->buffers);
+  tensors->args = point_into(problem, tensors->buffers);
   return true;
 }
 
 attn_args bench_used_args(const attn_problem *p, const attn_args *given) {
-#define POINTER_IF_USED(constant, member, used) .member = (used) ? given->member : NULL,
-  return ATTN_STRUCT(attn_args, BENCH_TENSOR_LIST(POINTER_IF_USED));
+  attn_args args = *given;
+  for (attn_operand_id i = 0; i < ATTN_OPERANDS; i++)
+    if (!attn_operand_of(p, i).present) attn_operand_point(p, i, &args, NULL);
+  return args;
 }
 
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {

@@ -6,29 +6,13 @@
 
 #include "cases/case.h"
 
-/* The tensors of a problem p: TENSOR(constant, member of attn_args, whether p has it). Each has a buffer. */
-#define BENCH_TENSOR_LIST(TENSOR)                                         \
-  TENSOR(Q, q, true)                                                      \
-  TENSOR(K, k, true)                                                      \
-  TENSOR(V, v, true)                                                      \
-  TENSOR(O, o, true)                                                      \
-  TENSOR(LSE, lse, attn_uses(p, ATTN_USE_LSE))                            \
-  TENSOR(BIAS, bias, attn_uses(p, ATTN_USE_BIAS))                         \
-  TENSOR(MASK, mask, attn_uses(p, ATTN_USE_MASK))                         \
-  TENSOR(SCORES, scores, p->score == ATTN_SCORE_PRECOMPUTED)              \
-  TENSOR(SCORE_WEIGHT, score_weight, attn_uses(p, ATTN_USE_SCORE_WEIGHT)) \
-  TENSOR(KV_LEN, kv_len, attn_uses(p, ATTN_USE_KV_LEN))                   \
-  TENSOR(Q_LEN, q_len, attn_uses(p, ATTN_USE_Q_LEN))                      \
-  TENSOR(ROW_LEN, row_len, attn_uses(p, ATTN_USE_ROW_LEN))                \
-  TENSOR(CU_SEQLENS_Q, cu_seqlens_q, attn_uses(p, ATTN_USE_VARLEN))       \
-  TENSOR(CU_SEQLENS_K, cu_seqlens_k, attn_uses(p, ATTN_USE_VARLEN))       \
-  TENSOR(OFFSETS, offsets, p->align == ATTN_ALIGN_OFFSET)                 \
-  TENSOR(ALIBI_SLOPES, alibi_slopes, attn_uses(p, ATTN_USE_ALIBI))        \
-  TENSOR(SINKS, sinks, attn_uses(p, ATTN_USE_SINKS))
-
-#define BENCH_TENSOR_ENUM(constant, member, used) BENCH_##constant,
-typedef enum bench_tensor { BENCH_TENSOR_LIST(BENCH_TENSOR_ENUM) BENCH_TENSORS } bench_tensor;
-#undef BENCH_TENSOR_ENUM
+/* The tensors of a problem, each with a buffer: BENCH_Q, BENCH_K ... in the order of the library's operands. */
+typedef enum bench_tensor {
+#define TENSOR(constant, ...) BENCH_##constant,
+#include "kernels/common/problem/tensors.def"
+#undef TENSOR
+  BENCH_TENSORS
+} bench_tensor;
 
 enum { BENCH_GUARD_BYTES = 256 }; /* four cache lines, so that tensors stay aligned to 64 */
 
@@ -39,7 +23,9 @@ enum { BENCH_INPUT_POISON = 0xff, BENCH_OUTPUT_GUARD = 0xb6 };
 typedef struct bench_buffer {
   const char *name;
   bool present, output;
+  bool single; /* rows are one number, without columns */
   size_t element_bytes;
+  attn_dtype dtype;             /* where elements are floats */
   int64_t extent[4], stride[4]; /* elements */
   int64_t first;                /* place of element [0][0][0][0] in the span, in elements; negative strides make it > 0 */
   size_t bytes;                 /* the span: from the lowest to the highest element, gaps included */

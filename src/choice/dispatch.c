@@ -46,7 +46,7 @@ static const char *unusable(const attn_kernel *kernel, const char *cap) {
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];
   const char *reason = unusable(kernel, cap);
-  return reason ? reason : kernel->rejects(problem, buffer, sizeof buffer);
+  return reason ? reason : attn_kernel_refusal(kernel, problem, buffer, sizeof buffer);
 }
 
 static void list_usable(const attn_problem *problem, const char *cap, char *names, size_t bytes) {

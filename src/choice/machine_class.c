@@ -114,7 +114,7 @@ static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
   const int tier = attn_tier_find(kernel->info.isa);
   const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
   return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
-         !kernel->rejects(problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
+         !attn_kernel_refusal(kernel, problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
 }
 
 static void list_times(probe *p) {

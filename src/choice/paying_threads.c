@@ -36,7 +36,7 @@ static int tier_of(const attn_kernel *kernel) { return attn_tier_find(kernel->in
 
 static bool takes_problem(const attn_kernel *kernel, void *context) {
   char buffer[300];
-  return !attn_tier_unusable(tier_of(kernel), NULL) && !kernel->rejects(context, buffer, sizeof buffer);
+  return !attn_tier_unusable(tier_of(kernel), NULL) && !attn_kernel_refusal(kernel, context, buffer, sizeof buffer);
 }
 
 /* The time that a kernel takes for one sequence; 0 if the costs say nothing. */

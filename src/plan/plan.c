@@ -20,6 +20,7 @@
 #include "src/plan/parallel.h"
 #include "src/registry/cpu.h"
 #include "src/registry/library_hooks.h"
+#include "src/registry/registry.h"
 #include "src/registry/score_steps.h"
 
 _Static_assert(offsetof(attn_schedule, own) % 8 == 0, "kernels keep structs there");
@@ -214,7 +215,7 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status != ATTN_OK) return status;
   char buffer[300];
-  const char *reason = kernel->rejects(&own, buffer, sizeof buffer);
+  const char *reason = attn_kernel_refusal(kernel, &own, buffer, sizeof buffer);
   if (!reason) reason = attn_dispatch_claim(kernel);
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
   const attn_choice choice = {.kernel = kernel,

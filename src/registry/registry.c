@@ -138,6 +138,11 @@ const attn_kernel *attn_registry_find(const char *name) {
   return NULL;
 }
 
+const char *attn_kernel_refusal(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
+  if (kernel->operation != ATTN_FORWARD) return "it computes something else than attention";
+  return kernel->rejects(problem, buffer, buffer_bytes);
+}
+
 /* product_built.def goes from low to high. */
 const attn_product_kernel *attn_registry_product(int index) {
   if (index < PRODUCT_COUNT) return index >= 0 ? products[PRODUCT_COUNT - 1 - index] : NULL;

@@ -95,6 +95,16 @@ static int forget(void **state) {
   return 0;
 }
 
+/* Naming it does not help: the problem is one of attention. */
+TEST(a_kernel_of_another_operation_takes_no_attention) {
+  const attn_problem problem = two_heads();
+  attn_kernel other = fake;
+  other.operation = (attn_operation)(ATTN_FORWARD + 1);
+  attn_plan *plan;
+  test_refused(attn_plan_create_for_kernel(&problem, &other, NULL, &plan), ATTN_UNSUPPORTED, "'fake_library'", "else than");
+  assert_int_equal(seen.opened, 0);
+}
+
 TEST(one_object_serves_all_runs_of_a_plan) {
   const attn_problem problem = two_heads();
   test_data data = test_data_create(&problem, 1);

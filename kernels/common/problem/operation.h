@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+/* Operations as values, and the tensors of a problem that they read and write. */
+#ifndef ATTN_COMMON_OPERATION_H
+#define ATTN_COMMON_OPERATION_H
+
+#include <stddef.h>
+#include <string.h>
+
+#include "attn/kernel.h"
+#include "dtypes.h"
+#include "indexing.h"
+#include "unroll.h"
+
+typedef enum attn_operand_id {
+#define TENSOR(constant, ...) ATTN_OPERAND_##constant,
+#include "tensors.def"
+#undef TENSOR
+  ATTN_OPERANDS,
+  ATTN_ROW_OPERANDS = ATTN_OPERAND_BIAS /* rows of tokens: those in front */
+} attn_operand_id;
+
+/* One tensor of a problem. Element (i, j, k, l) is at i stride[0] + j stride[1] + k stride[2] + l stride[3]. Packed
+ * sequences stand along extent[2], and extent[0] is 1. */
+typedef struct attn_operand {
+  const char *name; /* "lse", the member of attn_args */
+  size_t member;    /* its offset there */
+  const char *use;  /* what makes the problem have it */
+  size_t element_bytes;
+  attn_dtype dtype; /* where elements are floats */
+  bool single;      /* a row is one number and has no columns: extent[3] is 1 */
+  bool present;     /* the problem has it, */
+  bool needed;      /* and if so a call needs its pointer: it is not empty, and is read or written */
+  int64_t extent[4], stride[4];
+} attn_operand;
+
+/* Bit n of `outputs`: the operation writes operand n. */
+static const struct {
+  uint32_t outputs;
+} attn_operations[] = {
+    [ATTN_FORWARD] = {.outputs = 1u << ATTN_OPERAND_O | 1u << ATTN_OPERAND_LSE},
+};
+
+static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_operand_id which) {
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN), precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
+  const int64_t batch = varlen ? 1 : p->batch;
+  const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen ? p->total_k : p->seq_k;
+  const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
+#define FLOATS(type) .dtype = (type), .element_bytes = attn_dtype_bytes(type)
+#define INTEGERS     .element_bytes = sizeof(int32_t)
+#define BYTES        .element_bytes = 1
+#define ROWS(heads, tokens, dim, strides) \
+  .extent = {batch, heads, tokens, dim}, .stride = { varlen ? 0 : (strides).b, (strides).h, (strides).s, (strides).d }
+#define NUMBERS(heads, tokens, strides) \
+  .single = true, .extent = {batch, heads, tokens, 1}, .stride = {varlen ? 0 : (strides).b, (strides).h, (strides).s, 1}
+#define PAIRS(strides) \
+  .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k}, .stride = {(strides).b, (strides).h, (strides).q, (strides).k}
+#define TABLE(rows, columns, row_stride) .extent = {1, 1, rows, columns}, .stride = {0, 0, row_stride, 1}
+#define USES(use)                        attn_uses(p, ATTN_USE_##use)
+#define TENSOR(constant, field, type, shape, has, not_empty, words) \
+  case ATTN_OPERAND_##constant:                                     \
+    return (attn_operand){.name = #field,                           \
+                          .member = offsetof(attn_args, field),     \
+                          .use = words,                             \
+                          type,                                     \
+                          shape,                                    \
+                          .present = (has),                         \
+                          .needed = p->batch > 0 && (not_empty) > 0};
+  switch (which) {
+#include "tensors.def"
+    default: return (attn_operand){0};
+  }
+#undef FLOATS
+#undef INTEGERS
+#undef BYTES
+#undef ROWS
+#undef NUMBERS
+#undef PAIRS
+#undef TABLE
+#undef USES
+#undef TENSOR
+}
+
+/* Where it begins: in args, and to be put there. */
+static inline void *attn_operand_at(const attn_operand *operand, const attn_args *args) {
+  void *pointer;
+  memcpy(&pointer, (const char *)args + operand->member, sizeof pointer);
+  return pointer;
+}
+
+static inline void attn_operand_point(const attn_problem *p, attn_operand_id which, attn_args *args, void *to) {
+  memcpy((char *)args + attn_operand_of(p, which).member, &to, sizeof to);
+}
+
+#endif
