@@ -9,9 +9,6 @@
 #include "data/tensors.h"
 #include "machine/affinity.h"
 
-static const bench_tensor OUTPUTS[] = {BENCH_O, BENCH_LSE};
-enum { OUTPUT_COUNT = sizeof OUTPUTS / sizeof OUTPUTS[0] };
-
 bench_owned bench_owned_elements(const bench_tensors *tensors, bench_tensor which) {
   const bench_buffer *t = &tensors->buffers[which];
   bench_owned owned = {.start = t->first};
@@ -33,9 +30,9 @@ static bool is_dense(const bench_buffer *t, const bench_owned *owned) {
 }
 
 void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int threads) {
-  for (int i = 0; i < OUTPUT_COUNT; i++) {
-    bench_buffer *t = &tensors->buffers[OUTPUTS[i]];
-    if (!t->present) continue;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    bench_buffer *t = &tensors->buffers[i];
+    if (!t->present || !t->output) continue;
     bench_pages_fill(t->data, poison, t->bytes, threads);
     t->gap_byte = poison;
   }
@@ -79,18 +76,19 @@ static void mark_row(void *context, int64_t row) {
 
 size_t bench_tensors_output_bytes(const bench_tensors *tensors) {
   size_t bytes = 0;
-  for (int i = 0; i < OUTPUT_COUNT; i++)
-    bytes += (size_t)bench_owned_elements(tensors, OUTPUTS[i]).count * tensors->buffers[OUTPUTS[i]].element_bytes;
+  for (int i = 0; i < BENCH_TENSORS; i++)
+    if (tensors->buffers[i].output)
+      bytes += (size_t)bench_owned_elements(tensors, (bench_tensor)i).count * tensors->buffers[i].element_bytes;
   return bytes;
 }
 
 void bench_tensors_gather_output(const bench_tensors *tensors, void *packed) {
   row_walk walk = {.bytes = packed};
-  for (int i = 0; i < OUTPUT_COUNT; i++) {
-    bench_owned owned = bench_owned_elements(tensors, OUTPUTS[i]);
-    walk.tensor = &tensors->buffers[OUTPUTS[i]];
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    bench_owned owned = bench_owned_elements(tensors, (bench_tensor)i);
+    walk.tensor = &tensors->buffers[i];
     walk.owned = &owned;
-    for_each_row(&owned, copy_row, &walk);
+    if (walk.tensor->output) for_each_row(&owned, copy_row, &walk);
   }
 }
 
@@ -160,15 +158,16 @@ static void hash_row(void *context, int64_t row) {
 }
 
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
-  const canonical form[] = {{tensors->problem.dtype_o, (float)(1 / bench_v_factor(tensors))}, {ATTN_F32, 1}};
+  const float inverse = (float)(1 / bench_v_factor(tensors)); /* o is linear in V, the LSE does not depend on it */
   row_walk walk = {.hash = 0};
-  for (int i = 0; i < OUTPUT_COUNT; i++) {
-    bench_owned owned = bench_owned_elements(tensors, OUTPUTS[i]);
-    walk.tensor = &tensors->buffers[OUTPUTS[i]];
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    bench_owned owned = bench_owned_elements(tensors, (bench_tensor)i);
+    walk.tensor = &tensors->buffers[i];
     walk.owned = &owned;
-    walk.form = form[i];
+    walk.form = (canonical){walk.tensor->dtype, i == BENCH_O ? inverse : 1};
+    if (!walk.tensor->output) continue;
     if (is_dense(walk.tensor, &owned))
-      walk.hash = hash_elements(walk.hash, form[i], walk.tensor->data, owned.count, (int64_t)walk.tensor->element_bytes);
+      walk.hash = hash_elements(walk.hash, walk.form, walk.tensor->data, owned.count, (int64_t)walk.tensor->element_bytes);
     else
       for_each_row(&owned, hash_row, &walk);
   }
@@ -231,8 +230,8 @@ const char *bench_tensors_damage(const bench_tensors *tensors) {
     bench_buffer *t = &tensors->buffers[i];
     if (t->present && guard_damaged(t)) return t->damage;
   }
-  for (int i = 0; i < OUTPUT_COUNT; i++)
-    if (gap_damaged(tensors, OUTPUTS[i])) return tensors->buffers[OUTPUTS[i]].damage;
+  for (int i = 0; i < BENCH_TENSORS; i++)
+    if (tensors->buffers[i].output && gap_damaged(tensors, (bench_tensor)i)) return tensors->buffers[i].damage;
   return NULL;
 }
 

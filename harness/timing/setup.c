@@ -8,6 +8,7 @@
 
 #include "cases/case.h"
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/operation.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 
@@ -211,15 +212,15 @@ static double largest_group(const bench_setup *s) {
   return fmin(BENCH_MOST_GROUP, ceil(BENCH_GROUP_NS / fmax(least_ns, 1)));
 }
 
+/* Each call of a group has another q, and outputs of its own. */
+static bool is_own(const bench_tensors *t, int which) { return which == BENCH_Q || t->buffers[which].output; }
+
 /* Lets args point to the other's inputs, but for q. Scores are all of the inputs where they are given. */
 static void share_inputs(bench_tensors *t, bench_tensors *of) {
-  const void *q = t->args.q;
-  void *o = t->args.o;
-  float *lse = t->args.lse;
-  t->args = of->args;
-  t->args.q = q;
-  t->args.o = o;
-  t->args.lse = lse;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    const attn_operand operand = attn_operand_of(&t->problem, (attn_operand_id)i);
+    if (!is_own(t, i)) attn_operand_point(&t->problem, (attn_operand_id)i, &t->args, attn_operand_at(&operand, &of->args));
+  }
   t->kv_of = of;
 }
 
@@ -227,8 +228,8 @@ static void share_inputs(bench_tensors *t, bench_tensors *of) {
 static void add_warm(bench_setup *s) {
   bench_tensors *first = &s->tensors[0];
   const double wanted = largest_group(s), level = level_bytes(s);
-  const double own =
-      (double)(first->buffers[BENCH_Q].bytes + first->buffers[BENCH_O].bytes + first->buffers[BENCH_LSE].bytes);
+  double own = 0;
+  for (int i = 0; i < BENCH_TENSORS; i++) own += is_own(first, i) ? (double)first->buffers[i].bytes : 0;
   const double complete = lies_partly_below(s) ? 1 : fmin(wanted, floor(level / fmax(s->bytes, 1)));
   const double sharing = fmin(wanted, 1 + floor((level - s->bytes) / fmax(own, 1)));
   const bool shares = complete < wanted && sharing > complete && s->bench->problem.score != ATTN_SCORE_PRECOMPUTED;
