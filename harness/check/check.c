@@ -28,16 +28,19 @@ typedef struct watched_kernel {
   bench_verdict verdict;
 } watched_kernel;
 
-/* Names the element at a byte of the packed copy, which holds o and then lse. */
+/* Names the element at a byte of the packed copy, which holds one output after the other. */
 static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *text, size_t bytes) {
-  bench_owned owned = bench_owned_elements(tensors, BENCH_O);
-  const size_t o_bytes = (size_t)owned.count * tensors->buffers[BENCH_O].element_bytes;
-  const bool in_o = byte < o_bytes;
-  long long n = (long long)((in_o ? byte : byte - o_bytes) / tensors->buffers[in_o ? BENCH_O : BENCH_LSE].element_bytes);
-  long long at[4];
-  if (!in_o) owned = bench_owned_elements(tensors, BENCH_LSE);
+  bench_owned owned = {.count = 0};
+  const bench_buffer *t = NULL;
+  for (const bench_output *output = bench_outputs; output->right; output++) {
+    owned = bench_owned_elements(tensors, output->tensor);
+    t = &tensors->buffers[output->tensor];
+    if (byte < (size_t)owned.count * t->element_bytes) break;
+    byte -= (size_t)owned.count * t->element_bytes;
+  }
+  long long at[4], n = (long long)(byte / t->element_bytes);
   for (int i = 3; i >= 0; n /= owned.extent[i--]) at[i] = n % owned.extent[i];
-  snprintf(text, bytes, "%s[batch %lld, head %lld, %s %lld, column %lld]", in_o ? "o" : "lse", at[0], at[1],
+  snprintf(text, bytes, "%s[batch %lld, head %lld, %s %lld, column %lld]", t->name, at[0], at[1],
            tensors->problem.uses & ATTN_USE_VARLEN ? "token" : "query", at[2], at[3]);
 }
 

@@ -6,6 +6,7 @@
 #include "base/build.h"
 #include "base/cli.h"
 #include "data/tensors.h"
+#include "kernels/common/problem/operation.h"
 #include "kernels/ref/oracle_f64.h"
 
 /* The oracle's answer to one problem and its data, computed once and used for every kernel of the case. */
@@ -88,6 +89,26 @@ bool bench_is_approximate(const attn_problem *problem, const attn_numerics *nume
  * or NaN. */
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);
 double bench_lse_ratio(const bench_row_limits *limits, double lse, double got);
+
+/* ---- What the check knows of each output -------------------------------------------------------------------------- */
+
+/* The right value of one element, with M and W where its limit needs them. */
+typedef struct bench_right {
+  double value, m, w;
+} bench_right;
+
+/* An output, where its right values are (row n of `expected`, column d), and error / limit of what a kernel gave. */
+typedef struct bench_output {
+  bench_tensor tensor;
+  bench_right (*right)(const bench_expected *expected, int64_t n, int64_t d);
+  double (*ratio)(const bench_row_limits *limits, bench_right right, double got);
+} bench_output;
+
+extern const bench_output bench_outputs[]; /* ended by right = NULL */
+
+/* Column d of a row, as it stands in args. */
+double bench_output_value(const attn_problem *problem, const attn_args *args, const attn_operand *output,
+                          const bench_expected_row *row, int64_t d);
 
 /* ---- The verdict -------------------------------------------------------------------------------------------------- */
 

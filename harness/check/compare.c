@@ -8,7 +8,7 @@
 #include "check/check.h"
 #include "kernels/common/problem/dtypes.h"
 
-enum { LSE_COLUMN = -1 };
+enum { NO_COLUMN = -1 }; /* of an output that has one number a row */
 
 const char *const bench_status_names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR", NULL};
 
@@ -65,6 +65,36 @@ static const char *find_null_answer(const bench_expected *expected, const attn_a
   return NULL;
 }
 
+/* ---- Outputs ------------------------------------------------------------------------------------------------------- */
+
+static bench_right right_o(const bench_expected *e, int64_t n, int64_t d) {
+  const int64_t k = n * e->problem.dim_v + d;
+  return (bench_right){e->o[k], e->m[k], e->w[k]};
+}
+
+static double ratio_o(const bench_row_limits *limits, bench_right right, double got) {
+  return bench_output_ratio(limits, right.value, right.m, right.w, got);
+}
+
+static bench_right right_lse(const bench_expected *e, int64_t n, int64_t d) {
+  (void)d;
+  return (bench_right){.value = e->row[n].facts.lse};
+}
+
+static double ratio_lse(const bench_row_limits *limits, bench_right right, double got) {
+  return bench_lse_ratio(limits, right.value, got);
+}
+
+const bench_output bench_outputs[] = {{BENCH_O, right_o, ratio_o}, {BENCH_LSE, right_lse, ratio_lse}, {.right = NULL}};
+
+double bench_output_value(const attn_problem *p, const attn_args *args, const attn_operand *output,
+                          const bench_expected_row *row, int64_t d) {
+  const int64_t *stride = output->stride;
+  const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2], .d = stride[3]};
+  const int64_t at = bench_row_place(p, args, &rows, row) + d * stride[3];
+  return attn_oracle_load(attn_operand_at(output, args), output->dtype, at);
+}
+
 /* ---- Comparison --------------------------------------------------------------------------------------------------- */
 
 typedef struct comparison {
@@ -74,52 +104,52 @@ typedef struct comparison {
   double store_error;
   bench_verdict verdict; /* of the values so far */
   double worst_got, worst_expected;
-  int64_t beyond; /* how many values were beyond their limit */
+  const char *worst_output; /* its name */
+  int64_t beyond;           /* how many values were beyond their limit */
 } comparison;
 
-static void compare_value(comparison *c, const bench_expected_row *row, int64_t column, double got, double expected,
-                          double ratio) {
+static void compare_value(comparison *c, const bench_expected_row *row, const attn_operand *output, int64_t column,
+                          double got, double expected, double ratio) {
   const double error = fabs(got - expected);
   if (error > c->verdict.max_abs_err && error < INFINITY) c->verdict.max_abs_err = error;
   if (ratio > 1.0) c->beyond++;
   if (!(ratio > c->verdict.max_err_ratio)) return;
   c->verdict.max_err_ratio = ratio;
-  memcpy(c->verdict.err_index, (int64_t[4]){row->b, row->h, row->i, column}, sizeof c->verdict.err_index);
+  memcpy(c->verdict.err_index, (int64_t[4]){row->b, row->h, row->i, output->single ? NO_COLUMN : column},
+         sizeof c->verdict.err_index);
+  c->worst_output = output->name;
   c->worst_got = got;
   c->worst_expected = expected;
 }
 
-static void compare_lse(comparison *c, const bench_expected_row *row, const bench_row_limits *limits) {
-  const attn_problem *p = &c->expected->problem;
-  const double lse = row->facts.lse, got = (double)c->args->lse[bench_row_place(p, c->args, &p->lse_stride, row)];
-  compare_value(c, row, LSE_COLUMN, got, lse, bench_lse_ratio(limits, lse, got));
+static void compare_output(comparison *c, int64_t n, const bench_output *output, const bench_row_limits *limits) {
+  const bench_expected *e = c->expected;
+  const attn_operand operand = attn_operand_of(&e->problem, (attn_operand_id)output->tensor);
+  for (int64_t d = 0; operand.present && d < operand.extent[3]; d++) {
+    const bench_right right = output->right(e, n, d);
+    const double got = bench_output_value(&e->problem, c->args, &operand, &e->row[n], d);
+    compare_value(c, &e->row[n], &operand, d, got, right.value, output->ratio(limits, right, got));
+  }
 }
 
 static void compare_row(comparison *c, int64_t n) {
   const bench_expected *e = c->expected;
-  const attn_problem *p = &e->problem;
-  const bench_expected_row *row = &e->row[n];
-  const int64_t first = bench_row_place(p, c->args, &p->o_stride, row);
-  bench_row_limits limits = bench_limits_of_row(p, c->numerics, &row->facts, e->zero_mean);
+  bench_row_limits limits = bench_limits_of_row(&e->problem, c->numerics, &e->row[n].facts, e->zero_mean);
   limits.store_error = fmax(limits.store_error, c->store_error);
-  for (int64_t d = 0, k = n * p->dim_v; d < p->dim_v; d++, k++) {
-    const double got = attn_oracle_load(c->args->o, p->dtype_o, first + d * p->o_stride.d);
-    compare_value(c, row, d, got, e->o[k], bench_output_ratio(&limits, e->o[k], e->m[k], e->w[k], got));
-  }
-  if (p->uses & ATTN_USE_LSE) compare_lse(c, row, &limits);
+  for (const bench_output *output = bench_outputs; output->right; output++) compare_output(c, n, output, &limits);
 }
 
 static void explain_failure(comparison *c) {
   const int64_t *at = c->verdict.err_index;
   char column[40] = "", how[80] = "which no error limit allows";
-  if (at[3] != LSE_COLUMN) snprintf(column, sizeof column, ", column %lld", (long long)at[3]);
+  if (at[3] != NO_COLUMN) snprintf(column, sizeof column, ", column %lld", (long long)at[3]);
   if (isfinite(c->verdict.max_err_ratio)) snprintf(how, sizeof how, "%.3g times the error limit", c->verdict.max_err_ratio);
   bench_set_reason(
       &c->verdict, BENCH_FAIL,
       "%s[batch %lld, head %lld, query %lld%s] is %.9g, should be %.9g: %s; %lld values of %lld rows are beyond "
       "theirs",
-      at[3] == LSE_COLUMN ? "lse" : "o", (long long)at[0], (long long)at[1], (long long)at[2], column, c->worst_got,
-      c->worst_expected, how, (long long)c->beyond, (long long)c->expected->rows);
+      c->worst_output, (long long)at[0], (long long)at[1], (long long)at[2], column, c->worst_got, c->worst_expected, how,
+      (long long)c->beyond, (long long)c->expected->rows);
 }
 
 bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
