@@ -32,7 +32,8 @@ static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that
 /* ---- The probe ---- */
 
 enum {
-  TURNS = 5,
+  TURNS = 3,
+  CALLS = 2,               /* of a turn: the first one finds other data in the caches */
   MOST_ELEMENTS = 1 << 16, /* of Q, K, V and O each */
   MOST_BYTES = 1 << 18     /* of a unit and of a thread */
 };
@@ -81,7 +82,7 @@ static int last_resort(void) {
   return index;
 }
 
-static void plan_and_run(probe_time *t, attn_schedule *schedule, probe_memory *memory) {
+static void run_once(probe_time *t, attn_schedule *schedule, probe_memory *memory) {
   const attn_args args = ATTN_STRUCT(attn_args, .q = memory->q, .k = memory->k, .v = memory->v, .o = memory->o);
   const double start = attn_wall_clock_ns();
   for (int64_t unit = 0; unit < schedule->units; unit++)
@@ -93,12 +94,10 @@ static void plan_and_run(probe_time *t, attn_schedule *schedule, probe_memory *m
 
 static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES && s->scratch_bytes <= MOST_BYTES; }
 
-/* The best of some calls, so that interruptions do not decide. */
 static void time_one(probe_time *t, probe_memory *memory) {
   attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
-  t->ns = INFINITY;
   if (!t->kernel->plan(&t->problem, &(attn_machine){.threads = 1}, &schedule) || !fits(&schedule)) return;
-  for (int turn = 0; turn < TURNS; turn++) plan_and_run(t, &schedule, memory);
+  for (int call = 0; call < CALLS; call++) run_once(t, &schedule, memory);
 }
 
 static attn_problem problem_of(const probed *p, attn_dtype dtype) {
@@ -125,7 +124,7 @@ static void list_times(probe *p) {
       for (int i = 0; (kernel = attn_registry_get(i)); i++) {
         const attn_problem problem = problem_of(&PROBLEMS[n], dtypes[d]);
         if (is_probed(kernel, &problem)) /* one of MOST_LINES lines of the last resort */
-          p->time[p->count++] = (probe_time){.kernel = kernel, .problem = problem};
+          p->time[p->count++] = (probe_time){.kernel = kernel, .problem = problem, .ns = INFINITY};
       }
 }
 
@@ -135,7 +134,8 @@ static attn_status measure(probe *p) {
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: to find the class of this CPU takes %zu bytes", sizeof *memory);
   memset(memory, 0, sizeof *memory);
   list_times(p);
-  for (int i = 0; i < p->count; i++) time_one(&p->time[i], memory);
+  for (int turn = 0; turn < TURNS; turn++) /* the best counts, so that a slow moment of one turn does not decide */
+    for (int i = 0; i < p->count; i++) time_one(&p->time[i], memory);
   attn_aligned_free(memory);
   return ATTN_OK;
 }
