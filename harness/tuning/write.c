@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "cases/axes.h"
+#include "src/choice/machine_class.h"
 #include "src/choice/tuning.h"
 #include "src/registry/cpu.h"
 #include "src/registry/registry.h"
@@ -52,6 +53,13 @@ static void write_class(FILE *file, const char *class) {
   fprintf(file, "\n# Of %s\n", cpu);
 }
 
+/* That of this CPU's class: costs were measured with it. */
+static void write_prefetch(FILE *file) {
+  const attn_prefetch cpu = attn_class_prefetch();
+  if (cpu.none_up_to > 0 || cpu.twice_beyond > 0)
+    fprintf(file, "prefetch none_up_to=%.0f twice_beyond=%.0f\n", cpu.none_up_to, cpu.twice_beyond);
+}
+
 void bench_tune_write(const bench_tune_result *result, FILE *file) {
   if (result->class)
     write_class(file, result->class);
@@ -62,4 +70,5 @@ void bench_tune_write(const bench_tune_result *result, FILE *file) {
   for (int dtype = 0; dtype < 3; dtype++)
     for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++) write_costs(file, result, k, (attn_dtype)dtype);
   if (result->least_ns >= 1) fprintf(file, "threads least_ns=%.0f\n", result->least_ns);
+  if (result->class) write_prefetch(file);
 }

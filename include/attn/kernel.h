@@ -40,10 +40,19 @@ enum {
 /** The steps around a library's products (kernels/library/score_steps.h of the source): for libattn's own plug-ins. */
 struct attn_score_steps;
 
+/** How this CPU wants keys and values prefetched that are read once: what its class says (kernels/machines). Bytes are those
+ * of K and V of all heads. */
+typedef struct attn_prefetch {
+  double none_up_to;   /**< No prefetches up to so many bytes where a single row reads K and V in their order; 0 = always. */
+  double twice_beyond; /**< Each line twice beyond so many bytes without gaps; 0 = never. */
+} attn_prefetch;
+
 /** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
  * together. */
 typedef struct attn_machine {
-  int threads;                          /**< Threads that may work at once. */
+  int threads; /**< Threads that may work at once. */
+  /** Never NULL. Finds the CPU's class once per process, which takes milliseconds: only kernels that go by it ask. */
+  attn_prefetch (*prefetch)(void);
   const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
 } attn_machine;
 

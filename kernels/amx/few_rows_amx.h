@@ -95,7 +95,8 @@ static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_TILE
 static int64_t padded_rows(int64_t rows) { return rows; }
 static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, ROW_VALUES); }
 
-static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
+static bool products_layout_of(const attn_problem *p, const attn_machine *machine, int64_t capacity, products_layout *at) {
+  (void)machine;
   const int64_t value = sizeof(uint16_t);
   const memory_part parts[] = {
       {&at->q_tiles, round_up(capacity, DECODE_TILE_ROWS), round_up(p->dim_qk, ROW_VALUES) * value},

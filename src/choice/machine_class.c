@@ -94,9 +94,12 @@ static void run_once(probe_time *t, attn_schedule *schedule, probe_memory *memor
 
 static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES && s->scratch_bytes <= MOST_BYTES; }
 
+static attn_prefetch prefetch_always(void) { return (attn_prefetch){0}; }
+
 static void time_one(probe_time *t, probe_memory *memory) {
   attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
-  if (!t->kernel->plan(&t->problem, &(attn_machine){.threads = 1}, &schedule) || !fits(&schedule)) return;
+  const attn_machine one_thread = {.threads = 1, .prefetch = prefetch_always};
+  if (!t->kernel->plan(&t->problem, &one_thread, &schedule) || !fits(&schedule)) return;
   for (int call = 0; call < CALLS; call++) run_once(t, &schedule, memory);
 }
 
@@ -239,6 +242,11 @@ attn_status attn_class_here(const attn_class **found) {
   if (!machine.found) status = find();
   pthread_mutex_unlock(&machine.lock);
   return status;
+}
+
+attn_prefetch attn_class_prefetch(void) {
+  const attn_class *here;
+  return attn_class_here(&here) == ATTN_OK ? attn_tuning_prefetch(here->costs) : prefetch_always();
 }
 
 attn_status attn_class_nearest(const char *without, attn_class *found) {

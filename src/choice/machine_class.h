@@ -18,6 +18,9 @@ typedef struct attn_class {
  * default one. */
 attn_status attn_class_here(const attn_class **found);
 
+/* attn_machine.prefetch: what that class says. K and V are always prefetched once where no class can be found. */
+attn_prefetch attn_class_prefetch(void);
+
 /* The nearest class that is not called `without` (NULL: of all). */
 attn_status attn_class_nearest(const char *without, attn_class *found);
 

@@ -236,6 +236,15 @@ static attn_status read_threads(reader *r) {
   return fail(r, "this is no line of threads", "'threads least_ns=X'");
 }
 
+/* Of classes alone: costs of a machine are measured with what its class says. */
+static attn_status read_prefetch(reader *r) {
+  attn_prefetch *p = &r->tuning->prefetch;
+  if (r->tuning->class[0] && next_real(r, "none_up_to", 0, 1e18, &p->none_up_to) &&
+      next_real(r, "twice_beyond", 0, 1e18, &p->twice_beyond) && at_end(r))
+    return ATTN_OK;
+  return fail(r, "this is no line of prefetches", "'prefetch none_up_to=BYTES twice_beyond=BYTES', behind the line class");
+}
+
 /* Keeps the first reason why the file is not for this process. */
 #define refuse(tuning, ...)                                                                  \
   do {                                                                                       \
@@ -285,15 +294,16 @@ static attn_status read_line(reader *r) {
   static const struct {
     const char *word;
     attn_status (*read)(reader *);
-  } kinds[] = {{"rule", read_rule}, {"kernel", read_kernel_code}, {"cost", read_cost},  {"threads", read_threads},
-               {"cpu", read_cpu},   {"library", read_library},    {"class", read_class}};
+  } kinds[] = {{"rule", read_rule},       {"kernel", read_kernel_code}, {"cost", read_cost},
+               {"threads", read_threads}, {"prefetch", read_prefetch},  {"cpu", read_cpu},
+               {"library", read_library}, {"class", read_class}};
   char word[16], what[40];
   if (*r->at == '#' || at_end(r)) return ATTN_OK;
   if (!next_word(r, word, sizeof word)) word[0] = 0;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     if (strcmp(word, kinds[i].word) == 0) return kinds[i].read(r);
   snprintf(what, sizeof what, "it begins with '%.16s'", word);
-  return fail(r, what, "a rule, kernel, cost, threads, cpu, library or class");
+  return fail(r, what, "a rule, kernel, cost, threads, prefetch, cpu, library or class");
 }
 
 /* ---- Files ---- */
@@ -451,6 +461,8 @@ const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_k
     if (t->costs[i].kernel == kernel && t->costs[i].dtype == dtype) return &t->costs[i];
   return NULL;
 }
+
+attn_prefetch attn_tuning_prefetch(const attn_tuning *tuning) { return tuning->prefetch; }
 
 double attn_tuning_least_ns(const attn_tuning *t) { return t->least_ns; }
 

@@ -34,6 +34,7 @@ struct attn_tuning {
   attn_kernel_costs *costs;
   int rule_count, cost_count, rule_room, cost_room;
   double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
+  attn_prefetch prefetch;
   bool has_cpu, has_library;
   char class[60], tiers[120];
   _Atomic int users;
@@ -54,6 +55,9 @@ const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *tuning, const a
 
 /* Nanoseconds that a thread has to save in each wave to pay; 0 = not measured. */
 double attn_tuning_least_ns(const attn_tuning *tuning);
+
+/* How CPUs of the class want K and V prefetched. */
+attn_prefetch attn_tuning_prefetch(const attn_tuning *tuning);
 
 /* The class that the file is of, and its tiers, from low to high: "c portable avx2". NULL, if it is one machine's. */
 const char *attn_tuning_class(const attn_tuning *tuning);

@@ -129,7 +129,7 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   const attn_kernel *kernel = plan->kernel;
   const attn_schedule before = plan->schedule;
   const int most = plan->options.threads;
-  const attn_machine all = {.threads = most, .steps = attn_score_steps_below(choice->cap)};
+  const attn_machine all = {.threads = most, .prefetch = attn_class_prefetch, .steps = attn_score_steps_below(choice->cap)};
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
   const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
@@ -137,7 +137,8 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   if (plan->options.threads == most) return true;
   plan->small = true;
   plan->schedule = before;
-  const attn_machine fewer = {.threads = plan->options.threads, .steps = all.steps};
+  attn_machine fewer = all;
+  fewer.threads = plan->options.threads;
   return kernel->plan(&before.problem, &fewer, &plan->schedule);
 }
 

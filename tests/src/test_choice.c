@@ -363,6 +363,17 @@ TEST(the_choice_sees_one_sequence) {
   }
 }
 
+/* Whether a class has a line of prefetches, and what it says. */
+TEST(prefetches_are_those_of_the_class) {
+  attn_prefetch wanted = {0};
+  load_class(class_here());
+  const char *line = strstr(class_text, "\nprefetch ");
+  if (line)
+    assert_int_equal(sscanf(line, " prefetch none_up_to=%lf twice_beyond=%lf", &wanted.none_up_to, &wanted.twice_beyond), 2);
+  const attn_prefetch here = attn_class_prefetch();
+  assert_true(here.none_up_to == wanted.none_up_to && here.twice_beyond == wanted.twice_beyond);
+}
+
 /* One without costs is compared with others: those that this CPU has, whatever class is named. */
 TEST(every_call_has_an_estimate) {
   seed = 10;

@@ -15,7 +15,7 @@ typedef struct decode_knobs {
   int group_rows;        /* rows of a tile of P V in wide_sums.h, 4 or 8; 0: the tier does not include group_rows.h;
                             tested: 4 (avx2), 8 (avx512, avx512bf16), 0 (the others) */
   bool wide_sums;        /* such tiles for all P V of group_rows or more rows; tested: true (avx2), false (the others) */
-  bool prefetches_twice; /* on CPUs that drop prefetches (policy_of); tested: true (avx2, avx512, avx512bf16), false (the
+  bool prefetches_twice; /* on CPUs whose class says so (policy_of); tested: true (avx2, avx512, avx512bf16), false (the
                             others) */
 } decode_knobs;
 

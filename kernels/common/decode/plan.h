@@ -46,8 +46,8 @@ typedef struct decode_scratch {
   products_layout products; /* from `own` on */
 } decode_scratch;
 
-static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
-  if (!products_layout_of(p, capacity, &at->products)) return false;
+static bool decode_scratch_of(const attn_problem *p, const attn_machine *machine, int64_t capacity, decode_scratch *at) {
+  if (!products_layout_of(p, machine, capacity, &at->products)) return false;
   const memory_part parts[] = {
       {&at->q, FLOAT_QUERIES ? capacity : 0, float_bytes(round_up(p->dim_qk, VEC_LANES))},
       {&at->range, capacity, sizeof(attn_key_range)},
@@ -66,10 +66,9 @@ typedef struct decode_layout {
 _Static_assert(sizeof(decode_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
   decode_layout *at = (void *)schedule->own;
   int64_t states, unit = 0;
-  if (!split_layout_of(p, &at->state) || !decode_scratch_of(p, at->state.capacity, &at->scratch)) return false;
+  if (!split_layout_of(p, &at->state) || !decode_scratch_of(p, machine, at->state.capacity, &at->scratch)) return false;
   const memory_part parts[] = {{&states, split_count(p), at->state.total}};
   if (!LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;

@@ -8,7 +8,6 @@
 #define DECODE_PRODUCTS
 
 #include "few_rows.h"
-#include "kernels/common/memory/cpu_prefetch.h"
 #include "kernels/common/problem/terms.h"
 
 /* acc += P V for all columns of the rows, as many vectors at a time as there are registers for their sums: too few sums
@@ -110,39 +109,43 @@ typedef struct products {
   float factor;
 } products;
 
-/* Offsets in bytes, and the size. */
+/* Offsets in bytes, and the size; how a single row, and several, prefetch K and V. */
 typedef struct products_layout {
   int64_t q_tiles, v, total;
+  prefetch_policy one_row, more_rows;
 } products_layout;
 
 static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_KNOBS.tile_rows); }
 static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_VALUES); }
 
-static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
-  const memory_part parts[] = {{&at->q_tiles, capacity, float_bytes(lanes_of(p->dim_qk))},
-                               {&at->v, DECODE_KEYS, float_bytes(lanes_of(p->dim_v))}};
-  at->total = 0;
-  return LAY_OUT(parts, &at->total);
-}
-
-/* How K and V of a call are prefetched. Twice on CPUs that drop prefetches, if they are too large to be in a cache and have
- * no gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the same
- * size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with prefetches into level 2. Not at all where a
- * single row reads K and V in their order and level 3 may hold them: Zen 4 takes up to 1.7 times as long with prefetches. */
-static prefetch_policy policy_of(const row_block *block) {
-  const attn_problem *p = block->problem;
+/* How K and V of a call are prefetched. Twice where the CPU drops prefetches, if K and V are too large to be in a cache and
+ * have no gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the
+ * same size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with prefetches into level 2. Not at all
+ * where a single row reads K and V in their order and level 3 may hold them, on CPUs that fetch such lines by themselves:
+ * Zen 4 takes up to 1.7 times as long with prefetches. */
+static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
   const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
   const double bytes = elements * (double)attn_dtype_bytes(p->dtype_kv);
-  if (DECODE_KNOBS.prefetches_twice && dense && bytes > 8 << 20 && attn_cpu_drops_prefetches()) return PREFETCH_TWICE;
-  return block->rows == 1 && bytes <= 16 << 20 && attn_cpu_prefetches_alone() ? PREFETCH_NONE : PREFETCH_ONCE;
+  if (DECODE_KNOBS.prefetches_twice && dense && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond) return PREFETCH_TWICE;
+  return one_row && bytes <= cpu->none_up_to ? PREFETCH_NONE : PREFETCH_ONCE;
+}
+
+static bool products_layout_of(const attn_problem *p, const attn_machine *machine, int64_t capacity, products_layout *at) {
+  const memory_part parts[] = {{&at->q_tiles, capacity, float_bytes(lanes_of(p->dim_qk))},
+                               {&at->v, DECODE_KEYS, float_bytes(lanes_of(p->dim_v))}};
+  const attn_prefetch cpu = machine->prefetch();
+  at->one_row = policy_of(p, &cpu, true);
+  at->more_rows = policy_of(p, &cpu, false);
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
 }
 
 /* Called once the block's queries are loaded. */
 static products start_products(const row_block *block, const products_layout *at, void *memory) {
   const products work = {.q_tiles = floats_at(memory, at->q_tiles),
                          .v_copy = floats_at(memory, at->v),
-                         .policy = policy_of(block),
+                         .policy = block->rows == 1 ? at->one_row : at->more_rows,
                          .factor = score_factor(block->problem)};
   tile_queries(block, work.q_tiles);
   return work;

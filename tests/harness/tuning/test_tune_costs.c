@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/choice/machine_class.h"
 #include "src/choice/tuning.h"
 #include "src/registry/registry.h"
 #include "tests/support/support.h"
@@ -543,6 +544,8 @@ TEST(the_library_reads_what_is_written) {
     assert_true(attn_tuning_least_ns(tuning) == 4800);
     if (i) assert_string_equal(attn_tuning_class(tuning), "cray-1");
     if (i) assert_string_equal(attn_tuning_tiers(tuning), attn_cpu_tiers());
+    const attn_prefetch written = attn_tuning_prefetch(tuning), here = attn_class_prefetch();
+    assert_true(written.none_up_to == (i ? here.none_up_to : 0) && written.twice_beyond == (i ? here.twice_beyond : 0));
     attn_tuning_destroy(tuning);
     result.class = "cray-1";
   }
