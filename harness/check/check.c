@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Runs a kernel twice and watches it: both times the output is poisoned and lies between guard zones, the second time the
- * workspace lies elsewhere. compare.c compares the values. */
+ * workspace lies elsewhere. values.c checks the values. */
 #include "check/check.h"
 
 #include <math.h>
@@ -93,10 +93,10 @@ static void compare_outputs(watched_kernel *w) {
 /* The oracle's rows, and then the others. */
 static void compare(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics) {
   const attn_args *args = &w->tensors->args;
-  w->verdict = bench_compare(expected, args, numerics);
+  w->verdict = bench_check_values(expected, args, numerics);
   if (w->verdict.status == BENCH_FAIL) return;
   const bench_verdict others =
-      bench_compare_others(expected, args, numerics, attn_kernel_find(w->build->plan_kernel(w->plan)));
+      bench_check_other_values(expected, args, numerics, attn_kernel_find(w->build->plan_kernel(w->plan)));
   memcpy(w->verdict.reference, others.reference, sizeof others.reference);
   if (others.status != BENCH_PASS) bench_set_reason(&w->verdict, others.status, "%s", others.reason);
 }
@@ -249,7 +249,7 @@ static bool is_right(const bench_reference *r, const bench_expected *expected, a
   same_rows.problem = r->problem;
   args.o = r->o;
   args.lse = r->lse;
-  return bench_compare(&same_rows, &args, &kernel->numerics).status != BENCH_FAIL;
+  return bench_check_values(&same_rows, &args, &kernel->numerics).status != BENCH_FAIL;
 }
 
 static void learn(bench_reference *r, const bench_expected *e) {
@@ -320,7 +320,7 @@ static bench_verdict ask_oracle(bench_reference *r, const bench_expected *e, con
   bench_verdict verdict = {.status = BENCH_PASS};
   bench_expected *oracle = bench_expected_of_row(&e->problem, args, row, e->zero_mean);
   if (!oracle) return bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row"), verdict;
-  verdict = bench_compare(oracle, args, numerics);
+  verdict = bench_check_values(oracle, args, numerics);
   if (verdict.status != BENCH_FAIL) learn(r, oracle);
   bench_expected_destroy(oracle);
   return verdict;
@@ -354,8 +354,8 @@ static void compare_head(other_rows *c, int64_t b, int64_t h) {
   }
 }
 
-bench_verdict bench_compare_others(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
-                                   const attn_kernel_info *kernel) {
+bench_verdict bench_check_other_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                       const attn_kernel_info *kernel) {
   const attn_problem *p = &expected->problem;
   other_rows c = {.expected = expected, .args = args, .numerics = numerics, .verdict = {.status = BENCH_PASS}};
   if (expected->complete) return c.verdict;
@@ -383,7 +383,7 @@ bench_verdict bench_check_row(const attn_problem *problem, const attn_args *args
   row.i = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 1, seq.rows);
   bench_expected *expected = bench_expected_of_row(problem, args, &row, zero_mean);
   if (!expected) return bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row"), verdict;
-  verdict = bench_compare(expected, args, numerics);
+  verdict = bench_check_values(expected, args, numerics);
   if (verdict.status != BENCH_FAIL) verdict.status = BENCH_PASS; /* one row tells little from zeros */
   bench_expected_destroy(expected);
   return verdict;

@@ -142,12 +142,12 @@ typedef struct bench_verdict {
   ((verdict)->status = (how), bench_say((verdict)->reason, sizeof(verdict)->reason, __VA_ARGS__))
 
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
-bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
+bench_verdict bench_check_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
 
 /* The same for an implementation that stores outputs with the relative error store_error, if that is larger than the
  * error of rounding to nearest. */
-bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
-                                   double store_error);
+bench_verdict bench_check_stored_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                        double store_error);
 
 /* Runs the plan on poisoned output and checks it: error limits, guard zones, elements that nobody wrote, inputs, a second
  * run. `workspace` fits the plan. */
@@ -173,7 +173,7 @@ attn_status bench_run_once(const attn_plan *plan, const attn_args *args);
 
 /* Compares the rows of o (and lse) in args that are not in `expected`, if there are any. PASS; FAIL with the oracle's value;
  * ERROR where there is no reference. kernel: the one that computed o, so that the reference is another; or NULL. */
-bench_verdict bench_compare_others(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
-                                   const attn_kernel_info *kernel);
+bench_verdict bench_check_other_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                       const attn_kernel_info *kernel);
 
 #endif

@@ -60,7 +60,7 @@ static bool prepare(const eval_rows *rows, bench_trial *t) {
 /* A kernel that is right by the oracle must also agree with the --expect files. */
 static void compare_with_files(const eval_rows *rows, bench_trial *t) {
   bench_verdict *verdict = &t->verdict;
-  const bench_verdict given = bench_compare(rows->expected, &t->tensors->args, &t->kernel->numerics);
+  const bench_verdict given = bench_check_values(rows->expected, &t->tensors->args, &t->kernel->numerics);
   if (given.status == BENCH_FAIL) {
     verdict->status = BENCH_FAIL;
     snprintf(verdict->reason, sizeof verdict->reason, "right by the oracle, but not as --expect has it: %.340s",
@@ -299,7 +299,7 @@ static void store_row(const bench_expected *expected, int64_t n, const eval_inpu
 bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
   static const attn_numerics exact = {0};
   for (int64_t n = 0; n < expected->rows; n++) store_row(expected, n, input, &input->tensors.args);
-  return bench_compare(oracle, &input->tensors.args, &exact);
+  return bench_check_values(oracle, &input->tensors.args, &exact);
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */

@@ -133,7 +133,7 @@ double attnbench_compare(const attnbench_expected *expected, const void *o, cons
   attn_args args = expected->args;
   args.o = (void *)(uintptr_t)o; /* only read here */
   args.lse = (float *)(uintptr_t)lse;
-  const bench_verdict verdict = bench_compare_stored(expected->rows, &args, &numerics, arithmetic[3]);
+  const bench_verdict verdict = bench_check_stored_values(expected->rows, &args, &numerics, arithmetic[3]);
   *abs_error = verdict.max_abs_err;
   memcpy(where, verdict.err_index, sizeof verdict.err_index);
   where[4] = verdict.rows_checked;

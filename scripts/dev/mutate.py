@@ -55,7 +55,7 @@ AREAS = (
                   " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
                   " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits compare reference every_element structure goals layer timing check common"
+    ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer timing check common"
                         " fault_memory cheats structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row rates verdict setup timing goals check layer fault_memory cheats cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),

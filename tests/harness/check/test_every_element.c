@@ -130,7 +130,7 @@ static void write_right_output(sample *s) {
 static void expect_mark(const sample *s) {
   static const char *const answers[NULL_ANSWERS] = {"output that nobody wrote", "all zeros",
                                                     "the mean of V over the allowed keys", "the mean of V over all keys"};
-  const bench_verdict verdict = bench_compare(s->expected, &s->tensors.args, &s->numerics);
+  const bench_verdict verdict = bench_check_values(s->expected, &s->tensors.args, &s->numerics);
   int n = 0;
   while (n < NULL_ANSWERS && s->refuted[n]) n++;
   if ((verdict.status == BENCH_DEGENERATE) != (n < NULL_ANSWERS) || verdict.status == BENCH_FAIL)
@@ -214,7 +214,7 @@ static void change_a_row_of_the_oracle(const sample *s) {
   put(s, &at, draw_value(at.right, limit));
   const double got = get(s, &at);
   const bool passes = is_allowed(s, &at, got);
-  const bench_verdict verdict = bench_compare(s->expected, &s->tensors.args, &s->numerics);
+  const bench_verdict verdict = bench_check_values(s->expected, &s->tensors.args, &s->numerics);
   expect(s, &at, got, passes, &verdict);
   assert_true(isfinite(verdict.max_abs_err));
   if (!passes && isfinite(got) && isfinite(at.right) && at.facts.allowed)
@@ -286,7 +286,7 @@ static void change_another_row(const sample *s, int64_t others) {
   put(s, &at, draw_value(seen.right, limit));
   const double got = get(s, &at);
   const bool agrees = at.facts.allowed && fabs(got - seen.right) <= limit, passes = agrees || is_allowed(s, &at, got);
-  const bench_verdict verdict = bench_compare_others(s->expected, &s->tensors.args, &s->numerics, NULL);
+  const bench_verdict verdict = bench_check_other_values(s->expected, &s->tensors.args, &s->numerics, NULL);
   expect(s, &at, got, passes, &verdict);
   assert_string_equal(verdict.reference, r->kernel->name);
   put(s, &at, stored);
@@ -298,7 +298,7 @@ static void change_rows(sample *s) {
   for (int n = 0; n < CHANGES; n++) change_a_row_of_the_oracle(s);
   if (s->expected->rows < 2 || s->extreme) return;
   const int64_t others = cut(s);
-  const bench_verdict verdict = bench_compare_others(s->expected, &s->tensors.args, &s->numerics, NULL);
+  const bench_verdict verdict = bench_check_other_values(s->expected, &s->tensors.args, &s->numerics, NULL);
   if (verdict.status != BENCH_PASS) print_message("  %s: %s\n", s->bench.case_id, verdict.reason);
   assert_int_equal(verdict.status, BENCH_PASS);
   find_largest_facts(s);

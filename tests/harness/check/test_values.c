@@ -56,7 +56,7 @@ static void open_right_case(small_case *c) {
 }
 
 static bench_verdict verdict_on(const small_case *c, double store_error) {
-  return bench_compare_stored(&c->expected, &c->args, &(attn_numerics){.exp_error = 0x1p-22}, store_error);
+  return bench_check_stored_values(&c->expected, &c->args, &(attn_numerics){.exp_error = 0x1p-22}, store_error);
 }
 
 static void expect_at(const bench_verdict *v, int64_t b, int64_t h, int64_t i, int64_t column) {

@@ -152,8 +152,8 @@ static void explain_failure(comparison *c) {
       (long long)c->beyond, (long long)c->expected->rows);
 }
 
-bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
-                                   double store_error) {
+bench_verdict bench_check_stored_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                        double store_error) {
   comparison c = {.expected = expected, .args = args, .numerics = numerics, .store_error = store_error};
   c.verdict.rows_checked = expected->rows;
   for (int64_t n = 0; n < expected->rows; n++) compare_row(&c, n);
@@ -163,8 +163,8 @@ bench_verdict bench_compare_stored(const bench_expected *expected, const attn_ar
   return c.verdict;
 }
 
-bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics) {
-  return bench_compare_stored(expected, args, numerics, 0.0);
+bench_verdict bench_check_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics) {
+  return bench_check_stored_values(expected, args, numerics, 0.0);
 }
 
 /* ---- Error limits: docs/numerics.md, "The formulas", line by line ------------------------------------------------- */
