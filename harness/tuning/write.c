@@ -53,7 +53,7 @@ static void write_class(FILE *file, const char *class) {
   fprintf(file, "\n# Of %s\n", cpu);
 }
 
-/* That of this CPU's class: costs were measured with it. */
+/* The line of this CPU's class: costs were measured with its policy. */
 static void write_prefetch(FILE *file) {
   const attn_prefetch cpu = attn_class_prefetch();
   if (cpu.none_up_to > 0 || cpu.twice_beyond > 0)

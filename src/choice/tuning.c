@@ -236,7 +236,7 @@ static attn_status read_threads(reader *r) {
   return fail(r, "this is no line of threads", "'threads least_ns=X'");
 }
 
-/* Of classes alone: costs of a machine are measured with what its class says. */
+/* Classes alone have this line: costs of a machine are measured with what its class says. */
 static attn_status read_prefetch(reader *r) {
   attn_prefetch *p = &r->tuning->prefetch;
   if (r->tuning->class[0] && next_real(r, "none_up_to", 0, 1e18, &p->none_up_to) &&
