@@ -45,7 +45,7 @@ static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *te
 }
 
 /* Runs on poisoned output. False: the verdict says what went wrong. */
-static bool run(watched_kernel *w, int poison, void *workspace) {
+static bool run_watched(watched_kernel *w, int poison, void *workspace) {
   bench_tensors_poison_output(w->tensors, (uint8_t)poison, 1);
   if (workspace) memset(workspace, poison, w->workspace_bytes);
   const uint64_t float_mode = bench_float_mode();
@@ -70,7 +70,7 @@ static bool run_elsewhere(watched_kernel *w) {
   unsigned char *workspace = memory + BENCH_GUARD_BYTES, *after = workspace + w->workspace_bytes;
   memset(memory, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
   memset(after, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
-  const bool ran = run(w, SECOND_POISON, workspace), inside = is_guard(memory) && is_guard(after);
+  const bool ran = run_watched(w, SECOND_POISON, workspace), inside = is_guard(memory) && is_guard(after);
   if (ran && !inside)
     bench_set_reason(&w->verdict, BENCH_FAIL, "workspace: written outside its %zu bytes", w->workspace_bytes);
   attn_aligned_free(memory);
@@ -103,9 +103,10 @@ static void compare(watched_kernel *w, const bench_expected *expected, const att
 
 /* Runs twice, the second time with the workspace elsewhere and after another poison: the output must have the same bits.
  * Neither run may change an input. */
-static void check(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics, void *workspace) {
+static void check_watched(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics,
+                          void *workspace) {
   const uint64_t inputs = bench_tensors_input_hash(w->tensors);
-  if (!run(w, FIRST_POISON, workspace)) return;
+  if (!run_watched(w, FIRST_POISON, workspace)) return;
   compare(w, expected, numerics);
   bench_tensors_gather_output(w->tensors, w->first);
   if (w->verdict.status != BENCH_FAIL && run_elsewhere(w)) compare_outputs(w);
@@ -129,7 +130,7 @@ bench_verdict bench_check_build(const bench_build *build, const attn_plan *plan,
   if (excess)
     bench_set_reason(&w.verdict, BENCH_FAIL, "declares %s beyond the cap of docs/numerics.md", excess);
   else
-    check(&w, expected, numerics, workspace);
+    check_watched(&w, expected, numerics, workspace);
   w.verdict.approximate = bench_is_approximate(&tensors->problem, numerics);
   free(w.first);
   return w.verdict;

@@ -88,7 +88,7 @@ static const cli_command command = {
         "  numpy.save(\"q.npy\", q.numpy())   # k and v likewise; float32, float16 or float64\n"
         "  attnbench eval --q q.npy --k k.npy --v v.npy --causal top-left --time\n"};
 
-static int run(const bench_selection *selection) {
+static int run_eval(const bench_selection *selection) {
   eval_input input;
   const int refused = eval_check_outputs(&problem, &task);
   if (refused) return refused;
@@ -117,5 +117,5 @@ int bench_eval_main(int argc, char **argv) {
   if (task.time && bench_refuses_to_time("eval --time")) return BENCH_EXIT_UNFIT;
   task.threads = (int)count;
   problem.lse = task.save_lse != NULL;
-  return run(&selection);
+  return run_eval(&selection);
 }

@@ -181,7 +181,7 @@ static bool write_goals(const bench_session *s) {
   return bench_file_write(csv, write_csv, (void *)s) && bench_file_write(text, write_text, (void *)s);
 }
 
-static int conclude(const bench_session *s) {
+static int conclude_limits(const bench_session *s) {
   const bench_goal_counts counts = bench_goals_count(s->own);
   if (counts.failed || (s->options->gate && counts.marks[BENCH_SHORT])) return BENCH_EXIT_FAILED;
   return s->options->gate && !counts.decided ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
@@ -198,4 +198,4 @@ const bench_session_steps bench_limits_steps = {.items = "rows",
                                                 .print_extent = print_extent,
                                                 .run = run_goals,
                                                 .write = write_goals,
-                                                .conclude = conclude};
+                                                .conclude = conclude_limits};

@@ -134,7 +134,7 @@ static const cli_command command = {.name = "peak",
                                         "read bandwidth per cache level and of memory, on one core and on all.",
                                     .options = options};
 
-static void measure(ceilings *all) {
+static void measure_ceilings(ceilings *all) {
   const int wanted = threads ? (int)threads : bench_usable_threads();
   char why[300];
   all->threads = bench_team_count(wanted).threads;
@@ -155,7 +155,7 @@ int bench_peak_main(int argc, char **argv) {
   if (!cli_parse(&command, argc, argv, &code)) return code;
   if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
   if (cpus && (code = bench_pin_cpus("peak", cpus)) != 0) return code;
-  measure(&all);
+  measure_ceilings(&all);
   const bool taken = (csv && !strcmp(csv, "-")) || (json && !strcmp(json, "-")); /* stdout, by a file */
   if (!taken) print_table(&all);
   const bool csv_written = !csv || bench_file_write(csv, write_csv, &all);

@@ -176,7 +176,7 @@ static void explain_interrupt(const bench_session *s) {
   fprintf(stderr, "%s\n", o->folder ? s->steps->goes_on : "");
 }
 
-static int conclude(const bench_session *s) {
+static int conclude_session(const bench_session *s) {
   const char *tier = s->options->require;
   bool has_tier = !tier;
   for (int i = 0; i < s->kernel_count && !has_tier; i++) has_tier = !strcmp(s->kernels[i]->isa, tier);
@@ -197,7 +197,7 @@ static int dry_run(const bench_session *s) {
   return BENCH_EXIT_OK;
 }
 
-static int run(bench_session *s) {
+static int run_session(bench_session *s) {
   int code = open_steps(s);
   if (code) return code;
   open_settings(s);
@@ -215,7 +215,7 @@ static int run(bench_session *s) {
   fflush(stdout);
   bench_session_write(s);
   if (interrupted && !s->io_failed) explain_interrupt(s);
-  return conclude(s);
+  return conclude_session(s);
 }
 
 int bench_session_run(bench_options *options, const bench_session_steps *steps) {
@@ -224,7 +224,7 @@ int bench_session_run(bench_options *options, const bench_session_steps *steps) 
   s->options = options;
   s->steps = steps;
   s->lock = -1;
-  const int code = run(s);
+  const int code = run_session(s);
   if (s->journal) (void)fclose(s->journal);
   if (s->lock >= 0) (void)close(s->lock);
   bench_rows_clear(&s->rows);

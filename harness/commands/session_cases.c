@@ -150,7 +150,7 @@ static void run_cases(bench_session *s) {
   bench_progress_wipe(&s->progress);
 }
 
-static int conclude(const bench_session *s) {
+static int conclude_cases(const bench_session *s) {
   bool usable = false; /* some kernel, on this CPU */
   if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
   for (int i = 0; i < s->kernel_count; i++)
@@ -166,4 +166,4 @@ const bench_session_steps bench_cases_steps = {.items = "cases",
                                                .guess = guess_all,
                                                .print_extent = print_extent,
                                                .run = run_cases,
-                                               .conclude = conclude};
+                                               .conclude = conclude_cases};

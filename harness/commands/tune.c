@@ -51,7 +51,7 @@ static const cli_command command = {
 
 static void write_result(void *context, FILE *file) { bench_tune_write(context, file); }
 
-static int conclude(bench_tune_result *result) {
+static int conclude_tuning(bench_tune_result *result) {
   fprintf(stderr, "tune: %d problems timed\n", result->points[0] + result->points[1] + result->points[2]);
   if (!bench_tune_has_costs(result))
     return cli_usage_error("tune",
@@ -72,7 +72,7 @@ static int tune(const bench_tune_lines *lines) {
   result.class = class_name;
   bench_tune_sample(source, lines, end - source->now_s(NULL), &result);
   bench_tune_threads(source, 0.05 * budget_s, &result);
-  return conclude(&result);
+  return conclude_tuning(&result);
 }
 
 /* ---- Regret ---- */
@@ -121,7 +121,7 @@ static attn_status add_classes(regrets *r) {
   return status;
 }
 
-static int check(void) {
+static int check_tuning(void) {
   attn_tuning *tuning = NULL;
   regrets r = {.count = 0};
   attn_status status = tuning_file ? attn_tuning_load(tuning_file, &tuning) : ATTN_OK;
@@ -165,5 +165,5 @@ int bench_tune_main(int argc, char **argv) {
   if (!checks && (tuning_file || without_class || csv))
     return cli_usage_error("tune", "--tuning, --without-class and --csv belong to --check, which is missing");
   if (!(budget_s > 0)) budget_s = checks ? 60 : 300;
-  return checks ? check() : tune(&lines);
+  return checks ? check_tuning() : tune(&lines);
 }

@@ -38,7 +38,7 @@ static void fill(pair *p, bench_row rows[2], bench_comparison *c) {
   bench_comparison_measure_paired(c, &both, &same);
 }
 
-static bool measure(pair *p, bench_row rows[2], bench_comparison *c) {
+static bool measure_pair(pair *p, bench_row rows[2], bench_comparison *c) {
   const int threads = p->setup->bench->threads;
   const bool held = bench_threads_hold(threads), complete = bench_setup_check(p->setup), timed = complete && can_be_timed(p);
   if (timed && !p->settings.rounds) p->settings.rounds = choose_rounds(p);
@@ -68,7 +68,7 @@ bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, 
     trial_of(&p, side)->copies = &sides[side];
     trial_of(&p, side)->build = &sides[side].build[0];
   }
-  const bool complete = measure(&p, rows, c);
+  const bool complete = measure_pair(&p, rows, c);
   for (int side = 0; side < 2 && kernel != &bench_automatic; side++)
     snprintf(rows[side].kernel, sizeof rows[side].kernel, "%s", kernel->name);
   bench_setup_close(p.setup);

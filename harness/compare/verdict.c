@@ -270,7 +270,7 @@ static void set_interval(bench_comparison *c) {
 static double half_width(const bench_comparison *c) { return 100 * (c->ci_hi / c->ratio - 1); }
 
 /* The p-value is adjusted, all else is set. `largest` is the name of the largest error. */
-static void conclude(bench_comparison *c, double margin, const char *largest) {
+static void conclude_comparison(bench_comparison *c, double margin, const char *largest) {
   const double limit = log1p(margin);
   const bool apart = c->p <= ALPHA;
   c->verdict = BENCH_INCONCLUSIVE;
@@ -319,7 +319,7 @@ static bool judge(bench_comparisons *t, const table_errors *e) {
   const bool fine = largest && bench_holm(e->value, t->count);
   for (int i = 0; fine && i < t->count; i++) {
     t->item[i].p = e->value[i];
-    if (has_error(&t->item[i], t->design)) conclude(&t->item[i], t->margin, largest[i]);
+    if (has_error(&t->item[i], t->design)) conclude_comparison(&t->item[i], t->margin, largest[i]);
   }
   free(largest);
   return fine;
@@ -381,7 +381,7 @@ static bench_comparison mean_with(const bench_comparisons *t, const bench_compar
   if (unknown)
     refuse_mean(&mean, unknown, count, t->design);
   else
-    conclude(&mean, t->margin, "no more can be said of these runs");
+    conclude_comparison(&mean, t->margin, "no more can be said of these runs");
   return mean;
 }
 

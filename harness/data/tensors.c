@@ -31,7 +31,7 @@ static void describe(const attn_problem *p, bench_buffer *t) {
 }
 
 /* Sets first and bytes. False if the span overflows. */
-static bool measure(bench_buffer *t) {
+static bool measure_buffer(bench_buffer *t) {
   int64_t low = 0, high = 0;
   t->first = 0;
   t->bytes = 0;
@@ -57,7 +57,7 @@ size_t bench_tensors_size(const bench_case *bench) {
   describe(&bench->problem, buffers);
   size_t total = 0;
   for (int i = 0; i < BENCH_TENSORS; i++) {
-    if (!measure(&buffers[i])) return 0;
+    if (!measure_buffer(&buffers[i])) return 0;
     if (buffers[i].present && __builtin_add_overflow(total, zoned_bytes(&buffers[i]), &total)) return 0;
   }
   return total;
@@ -131,7 +131,7 @@ static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, be
   if (!tensors->buffers) return false;
   describe(problem, tensors->buffers);
   for (int i = 0; i < BENCH_TENSORS; i++) {
-    if (measure(&tensors->buffers[i]) && allocate(&tensors->buffers[i], guard, &tensors->bytes)) continue;
+    if (measure_buffer(&tensors->buffers[i]) && allocate(&tensors->buffers[i], guard, &tensors->bytes)) continue;
     bench_tensors_destroy(tensors);
     return false;
   }

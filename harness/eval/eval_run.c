@@ -72,7 +72,7 @@ static void compare_with_files(const eval_rows *rows, bench_trial *t) {
   memcpy(verdict->err_index, given.err_index, sizeof given.err_index);
 }
 
-static void check(const eval_rows *rows, bench_trial *t) {
+static void check_eval(const eval_rows *rows, bench_trial *t) {
   const attn_numerics *numerics = &t->kernel->numerics;
   t->verdict = bench_check(t->plan, t->tensors, rows->oracle, numerics, t->workspace, t->workspace_bytes);
   const bool right = t->verdict.status == BENCH_PASS || t->verdict.status == BENCH_DEGENERATE;
@@ -88,7 +88,7 @@ static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
   if (refusal) bench_conclude(t, BENCH_SKIP, "%s", refusal);
   if (refusal || !prepare(rows, t)) return;
   if (t->automatic) snprintf(row->name, sizeof row->name, "auto: %s", t->kernel->name);
-  check(rows, t);
+  check_eval(rows, t);
   if (t->verdict.status == BENCH_ERROR || rows->saved) return;
   rows->saved = true; /* of the first kernel */
   if (!eval_save(rows->input, rows->task)) rows->exit_code = BENCH_EXIT_INTERNAL;
@@ -181,7 +181,7 @@ static void print_row(const eval_rows *rows, const eval_row *row, int width) {
   printf("%s%s\n", row->trial.warnings[0] ? "  " : "", row->trial.warnings);
 }
 
-static void print(const eval_rows *rows) {
+static void print_eval(const eval_rows *rows) {
   int width = (int)strlen("kernel");
   for (int i = 0; i < rows->count; i++)
     if (strlen(rows->row[i].name) > (size_t)width) width = (int)strlen(rows->row[i].name);
@@ -194,7 +194,7 @@ static void print(const eval_rows *rows) {
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
 
 /* 0 only if something ran and all that ran is right. */
-static int conclude(const eval_rows *rows) {
+static int conclude_eval(const eval_rows *rows) {
   int ran = 0, unusable = 0, kernels = 0, code = rows->exit_code;
   for (const eval_row *row = rows->row; row < rows->row + rows->count; row++) {
     const bench_trial *t = &row->trial;
@@ -208,15 +208,15 @@ static int conclude(const eval_rows *rows) {
   return unusable == kernels ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
 }
 
-static int run(eval_rows *rows, const bench_selection *selection) {
+static int run_eval(eval_rows *rows, const bench_selection *selection) {
   if (!prepare_answers(rows)) return cli_fail(BENCH_EXIT_INTERNAL, "eval", "no memory for the oracle's answer");
   if (rows->expected) /* tells a wrong file, or another problem, from a wrong kernel */
     add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
   if (selection->automatic) run_kernel(rows, &bench_automatic);
   for (int i = 0; i < selection->count; i++) run_kernel(rows, selection->kernel[i]);
   if (rows->task->time) time_rows(rows);
-  print(rows);
-  return conclude(rows);
+  print_eval(rows);
+  return conclude_eval(rows);
 }
 
 static void clear(eval_rows *rows) {
@@ -234,7 +234,7 @@ int eval_run(const eval_task *task, eval_input *input, const bench_selection *se
   if (!rows) return cli_fail(BENCH_EXIT_INTERNAL, "eval", "out of memory for the rows");
   rows->task = task;
   rows->input = input;
-  const int code = run(rows, selection);
+  const int code = run_eval(rows, selection);
   clear(rows);
   free(rows);
   return code;

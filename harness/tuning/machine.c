@@ -109,8 +109,8 @@ static bool takes(void *context, const attn_kernel_info *kernel) {
   return index >= 0 && *(const bench_tune_set *)context >> index & 1;
 }
 
-static bool measure(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
-                    attn_tune_report *report) {
+static bool measure_shape(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
+                          attn_tune_report *report) {
   const attn_tune_meter meter = {.now_ns = now_ns, .call = call, .context = &kernels, .takes = takes, .usage = usage};
   bench_case bench;
   bench_tensors tensors;
@@ -128,4 +128,4 @@ static double now_s(void *context) { return (void)context, 1e-9 * bench_now_ns()
 
 static double core_share(void *context) { return (void)context, bench_core_share(1); }
 
-const bench_tune_source bench_tune_machine = {.measure = measure, .now_s = now_s, .core_share = core_share};
+const bench_tune_source bench_tune_machine = {.measure = measure_shape, .now_s = now_s, .core_share = core_share};

@@ -180,7 +180,7 @@ static bool counts(const problem *p, int choices) {
   return true;
 }
 
-static void conclude(const problem *problems, int count, FILE *csv, bench_regret *regrets, int choices) {
+static void conclude_regrets(const problem *problems, int count, FILE *csv, bench_regret *regrets, int choices) {
   if (csv) write_head(csv, regrets, choices);
   for (int i = 0; i < count; i++) {
     if (!counts(&problems[i], choices)) continue;
@@ -199,7 +199,7 @@ bool bench_regret_measure(const bench_tune_source *source, int points, double se
     for (int c = 0; c < count; c++) problems[i].chosen[c] = choose(&problems[i].shape, regrets[c].tuning);
   }
   const bool fine = look_at_all(source, points, count, FIRST_LOOK * seconds / points, problems);
-  if (fine) conclude(problems, points, csv, regrets, count);
+  if (fine) conclude_regrets(problems, points, csv, regrets, count);
   free(problems);
   return fine;
 }

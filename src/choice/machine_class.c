@@ -131,7 +131,7 @@ static void list_times(probe *p) {
       }
 }
 
-static attn_status measure(probe *p) {
+static attn_status measure_probe(probe *p) {
   probe_memory *memory = attn_aligned_alloc(ATTN_MEMORY_ALIGN, sizeof *memory);
   if (!memory)
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: to find the class of this CPU takes %zu bytes", sizeof *memory);
@@ -219,7 +219,7 @@ static attn_status read_classes(void) {
 
 static attn_status find_by_probe(void) {
   const uint64_t mode = attn_float_mode_enter();
-  const attn_status status = count_eligible() > 1 ? measure(&machine.probe) : ATTN_OK;
+  const attn_status status = count_eligible() > 1 ? measure_probe(&machine.probe) : ATTN_OK;
   if (status == ATTN_OK) find_nearest(NULL, &machine.here);
   attn_float_mode_leave(mode);
   return status;

@@ -19,7 +19,7 @@ struct attn_additive {
 static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_additive_config, score_weight);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_additive_args, weights);
 
-static attn_status check(const attn_additive_config *c) {
+static attn_status check_additive(const attn_additive_config *c) {
   const attn_nn_size queries[] = {{"attn_additive_config.batch", c->batch, 0},
                                   {"attn_additive_config.seq_q", c->seq_q, 0},
                                   {"attn_additive_config.width_q", c->width_q, 1}};
@@ -78,7 +78,7 @@ attn_status attn_additive_create(const attn_additive_config *config, const attn_
   *result = NULL;
   attn_additive_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
-  if (status == ATTN_OK) status = check(&c);
+  if (status == ATTN_OK) status = check_additive(&c);
   if (status != ATTN_OK) return status;
   attn_additive *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
@@ -128,7 +128,7 @@ static attn_status read_args(const attn_additive *layer, const attn_additive_arg
   return ATTN_OK; /* attn_plan_run checks v, o and kv_len */
 }
 
-static attn_status run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
+static attn_status run_additive(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
   const layout l = layout_of(layer);
   attn_status status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
@@ -160,5 +160,5 @@ static attn_status run(const attn_additive *layer, const attn_additive_args *arg
 attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
   attn_additive_args own;
   const attn_status status = read_args(layer, args, &own);
-  return status == ATTN_OK ? run(layer, &own, workspace, bytes) : status;
+  return status == ATTN_OK ? run_additive(layer, &own, workspace, bytes) : status;
 }

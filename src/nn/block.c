@@ -123,7 +123,7 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
   return ATTN_OK;
 }
 
-static attn_status check(const attn_block_config *c) {
+static attn_status check_block(const attn_block_config *c) {
   const int64_t width = c->self.width;
   attn_status status = check_attention("self", &c->self, width);
   if (status == ATTN_OK && c->has_cross) status = check_attention("cross", &c->cross, width);
@@ -200,7 +200,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   *result = NULL;
   attn_block_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
-  if (status == ATTN_OK) status = check(&c);
+  if (status == ATTN_OK) status = check_block(&c);
   if (status != ATTN_OK) return status;
   attn_block *block = calloc(1, sizeof *block);
   if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
@@ -314,7 +314,7 @@ static attn_status read_args(const attn_block *block, const attn_block_args *the
   return ATTN_OK;
 }
 
-static attn_status run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
+static attn_status run_block(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
   const layout l = layout_of(block);
   attn_status status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
@@ -338,5 +338,5 @@ static attn_status run(const attn_block *block, const attn_block_args *args, voi
 attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
   attn_block_args own;
   const attn_status status = read_args(block, args, &own);
-  return status == ATTN_OK && block->rows > 0 ? run(block, &own, workspace, bytes) : status;
+  return status == ATTN_OK && block->rows > 0 ? run_block(block, &own, workspace, bytes) : status;
 }

@@ -10,7 +10,7 @@ struct attn_feed_forward {
   attn_product *first, *second;
 };
 
-static attn_status check(const attn_feed_forward_config *c) {
+static attn_status check_feed_forward(const attn_feed_forward_config *c) {
   const attn_nn_size sizes[] = {{"attn_feed_forward_config.width", c->width, 1},
                                 {"attn_feed_forward_config.hidden", c->hidden, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
@@ -40,7 +40,7 @@ attn_status attn_feed_forward_create(const attn_feed_forward_config *config, con
   *result = NULL;
   attn_feed_forward_config c;
   attn_status status = attn_nn_read(&attn_feed_forward_layout, "config", config, &c);
-  if (status == ATTN_OK) status = check(&c);
+  if (status == ATTN_OK) status = check_feed_forward(&c);
   return status == ATTN_OK ? create(&c, options, result) : status;
 }
 

@@ -4,7 +4,7 @@
 
 static const attn_struct_layout layout = ATTN_LAYOUT(attn_regression, inverse_width);
 
-static attn_status check(const attn_regression *r) {
+static attn_status check_regression(const attn_regression *r) {
   const attn_nn_size known[] = {{"attn_regression.points", r->points, 1},
                                 {"attn_regression.dim_x", r->dim_x, 1},
                                 {"attn_regression.dim_y", r->dim_y, 1}};
@@ -32,6 +32,6 @@ static attn_status predict(const attn_regression *r, const attn_options *options
 attn_status attn_kernel_regression(const attn_regression *regression, const attn_options *options) {
   attn_regression r;
   attn_status status = attn_nn_read(&layout, "regression", regression, &r);
-  if (status == ATTN_OK) status = check(&r);
+  if (status == ATTN_OK) status = check_regression(&r);
   return status == ATTN_OK && r.queries > 0 ? predict(&r, options) : status;
 }

@@ -19,7 +19,7 @@ struct attn_synthesizer {
 static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_synthesizer_config, output);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_synthesizer_args, profile);
 
-static attn_status check(const attn_synthesizer_config *c) {
+static attn_status check_synthesizer(const attn_synthesizer_config *c) {
   const attn_nn_size rows[] = {{"attn_synthesizer_config.batch", c->batch, 0},
                                {"attn_synthesizer_config.seq", c->seq, 0},
                                {"attn_synthesizer_config.width", c->width, 1}};
@@ -122,7 +122,7 @@ attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const
   *result = NULL;
   attn_synthesizer_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
-  if (status == ATTN_OK) status = check(&c);
+  if (status == ATTN_OK) status = check_synthesizer(&c);
   if (status != ATTN_OK) return status;
   attn_synthesizer *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
@@ -174,7 +174,8 @@ static attn_status make_scores(const attn_synthesizer *layer, const float *x, co
 
 const char *attn_synthesizer_kernel(const attn_synthesizer *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }
 
-static attn_status run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace, size_t bytes) {
+static attn_status run_synthesizer(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
+                                   size_t bytes) {
   const attn_synthesizer_config *c = &layer->config;
   const attn_nn_rows values = {.rows = c->batch * c->seq, .in = c->width, .out = c->heads * c->dim_v};
   const attn_nn_rows outputs = {.rows = c->batch * c->seq, .in = c->heads * c->dim_v, .out = c->width};
@@ -210,5 +211,5 @@ attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synth
   REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
   attn_synthesizer_args own;
   const attn_status status = attn_nn_read(&args_layout, "args", args, &own);
-  return status == ATTN_OK ? run(layer, &own, workspace, bytes) : status;
+  return status == ATTN_OK ? run_synthesizer(layer, &own, workspace, bytes) : status;
 }

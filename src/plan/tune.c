@@ -355,7 +355,7 @@ static void run_round(session *s) {
     if (s->candidates[i].rounds) s->candidates[i].median_ns = summarise_times(s, &s->candidates[i]).median;
 }
 
-static void measure(session *s) {
+static void measure_candidates(session *s) {
   call_all_first(s);
   do run_round(s);
   while (s->rounds < MOST_ROUNDS && elapsed_ns(s) < s->budget_ns);
@@ -425,7 +425,7 @@ static attn_status run_once(const session *s, const candidate *c) {
 }
 
 /* The last call is the winner's, so that o holds its answer. */
-static attn_status conclude(session *s, attn_tune_report *report) {
+static attn_status conclude_tuning(session *s, attn_tune_report *report) {
   const candidate automatic = *automatic_of(s);
   leave_out_disturbed(s);
   sort_candidates(s);
@@ -447,8 +447,8 @@ static attn_status conclude(session *s, attn_tune_report *report) {
 static attn_status run_session(session *s, attn_tune_report *report) {
   attn_status status = add_candidates(s);
   if (status == ATTN_OK) status = allocate(s);
-  if (status == ATTN_OK) measure(s);
-  if (status == ATTN_OK) status = conclude(s, report);
+  if (status == ATTN_OK) measure_candidates(s);
+  if (status == ATTN_OK) status = conclude_tuning(s, report);
   close_session(s);
   return status;
 }

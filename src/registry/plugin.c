@@ -109,7 +109,7 @@ static attn_status check_kernel(const attn_plugin *p, int index, const char *fil
                                               : "the same file");
 }
 
-static attn_status check(const attn_plugin *p, const char *file) {
+static attn_status check_plugin(const attn_plugin *p, const char *file) {
   attn_status status = check_sizes(p, file);
   if (status == ATTN_OK && (p->kernel_count < 1 || !p->kernels))
     status = attn_fail(ATTN_UNSUPPORTED, "%s brings no kernel", file);
@@ -126,7 +126,7 @@ static attn_status add(const attn_plugin *p, const char *file) {
                                  .tier_unusable = attn_tier_unusable,
                                  .tier_best = attn_tier_best};
   if (attn_registry_has(p)) return ATTN_OK;
-  const attn_status status = check(p, file);
+  const attn_status status = check_plugin(p, file);
   if (status != ATTN_OK) return status;
   const char *reason = p->start ? p->start(&host) : NULL;
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "%s cannot start: %s", file, reason);
