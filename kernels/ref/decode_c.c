@@ -6,6 +6,7 @@
  * heads. A split leaves (row_max, row_sum, acc). The merge phase rescales these to one reference and adds them up in the
  * order of the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
 #include "kernels/common/decode/split_keys.h"
+#include "kernels/common/problem/partial.h"
 #include "streaming_c.h"
 
 _Static_assert((int)DECODE_ROWS <= (int)ROWS, "all rows of one query head are one row_block");
@@ -114,14 +115,14 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
 
 /* ---- All splits ---- */
 
-/* Adds a later split to row i, both brought to the larger reference. */
+/* Adds a later split to row i. Here references are natural logarithms. */
 static void merge_row(row_block *t, int64_t i, const float *later) {
   const int64_t dim_v = t->problem->dim_v;
   if (later[0] == -INFINITY) return;
-  if (later[0] > t->row_max[i]) rescale_row(t, i, later[0]);
-  const float factor = expf(later[0] - t->row_max[i]);
-  t->row_sum[i] += later[1] * factor;
-  for (int64_t c = 0; c < dim_v; c++) t->acc[i * dim_v + c] += later[2 + c] * factor;
+  const partial_weights weights = weigh_partials(LOG2_E_DOUBLE * (double)t->row_max[i], LOG2_E_DOUBLE * (double)later[0]);
+  t->row_max[i] = fmaxf(t->row_max[i], later[0]);
+  t->row_sum[i] = join_partials(weights, t->row_sum[i], later[1]);
+  for (int64_t c = 0; c < dim_v; c++) t->acc[i * dim_v + c] = join_partials(weights, t->acc[i * dim_v + c], later[2 + c]);
 }
 
 static void merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,

@@ -3,19 +3,22 @@
 #ifndef ATTN_COMMON_DECODE_MERGE_H
 #define ATTN_COMMON_DECODE_MERGE_H
 
+#include "kernels/common/problem/partial.h"
 #include "plan.h"
 
-/* Adds a later split's state to the first one's; both are rescaled to the larger reference. */
+/* Adds a later split's state to the first one's, by join_partials(). All of a merged sum stands in the first lane. */
 static void merge_row(const row_block *first, const row_block *later, int64_t i) {
   if (later->row_max[i] == -INFINITY) return;
-  const float reference = fmaxf(first->row_max[i], later->row_max[i]);
-  const vec old = vec_exp2(vec_set1(first->row_max[i] - reference)), new = vec_exp2(vec_set1(later->row_max[i] - reference));
-  float *sum = first->row_sum + i * VEC_LANES, *acc = first->acc + i * first->acc_stride;
-  const float *sum_later = later->row_sum + i * VEC_LANES, *acc_later = later->acc + i * first->acc_stride;
-  vec_store(sum, vec_fma(vec_load(sum), old, vec_mul(vec_load(sum_later), new)));
+  const partial_weights weights = weigh_partials((double)first->row_max[i], (double)later->row_max[i]);
+  const float sum = join_partials(weights, sum_of_row(first, i), sum_of_row(later, i));
+  const vec old = vec_set1(weights.earlier), new = vec_set1(weights.later);
+  float *acc = first->acc + i * first->acc_stride;
+  const float *acc_later = later->acc + i * first->acc_stride;
   for (int64_t c = 0; c < first->acc_stride; c += VEC_LANES)
-    vec_store(acc + c, vec_fma(vec_load(acc + c), old, vec_mul(vec_load(acc_later + c), new)));
-  first->row_max[i] = reference;
+    vec_store(acc + c, vec_add(vec_mul(vec_load(acc + c), old), vec_mul(vec_load(acc_later + c), new)));
+  vec_store(first->row_sum + i * VEC_LANES, vec_zero());
+  first->row_sum[i * VEC_LANES] = sum;
+  first->row_max[i] = (float)weights.reference;
 }
 
 /* False if a row of the first try is not finite (finish_rows). */

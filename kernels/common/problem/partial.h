@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* How two partial states of a row become one (attn_partial in attn/attn.h). decode merges its splits by this rule,
+ * attn_merge() and attn_partial_merge() what callers have computed in pieces.
+ *
+ * States are folded from the left, in the order of the keys. So bits depend on the pieces, and not on how many of them one
+ * call folds. One of the two weights is always 1. Each product and sum is rounded to float32 by itself: fused, they would
+ * need an instruction that not all tiers have, and a row would have other bits by tier. Code with vectors repeats
+ * join_partials() operation by operation. */
+#ifndef ATTN_COMMON_PARTIAL_H
+#define ATTN_COMMON_PARTIAL_H
+
+#include <math.h>
+
+static const double LOG2_E_DOUBLE = 0x1.71547652b82fep+0;
+
+/* What two states are multiplied by, and the reference of their sum. */
+typedef struct partial_weights {
+  double reference;
+  float earlier, later;
+} partial_weights;
+
+/* References in log2 units, of which at most one is -inf. A NaN makes one of the weights NaN. */
+static inline partial_weights weigh_partials(double earlier, double later) {
+  const double step = later - earlier;
+  const float weight = exp2f((float)-fabs(step));
+  return step > 0 ? (partial_weights){later, weight, 1} : (partial_weights){earlier, 1, weight};
+}
+
+/* An element of O, or a sum of P. */
+static inline float join_partials(partial_weights weights, float earlier, float later) {
+  return earlier * weights.earlier + later * weights.later;
+}
+
+#endif
