@@ -316,9 +316,36 @@ ATTN_API attn_status attn_sdpa(const attn_problem *problem, const attn_args *arg
  *
  * There are `parts` >= 1 parts; o[p] is a dense float [rows][dim_v], lse[p] a float [rows]. A part whose LSE is -inf has
  * seen no key and is left out of that row; if all are left out, O = 0 and LSE = -inf. o_out and lse_out have the same
- * shapes and may be one of the parts' own arrays; lse_out may be NULL. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ * shapes and may be one of the parts' own arrays; lse_out may be NULL. Parts are folded in order, in float32, as
+ * attn_partial_merge() does: |o_p| times `parts` must stay below FLT_MAX. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                                 float *o_out, float *lse_out);
+
+/** Attention of rows over some of their keys before the division: the state of streaming softmax (Milakov & Gimelshein 2018,
+ * https://arxiv.org/abs/1805.02867). With s the scores of a row, all that the problem adds to them included,
+ *
+ *     P_j = 2^(s_j log2(e) - reference),   sum = sum_j P_j,   o = sum_j P_j v_j
+ *
+ * so attention over these keys is o / sum, and its LSE ln(2) reference + ln(sum). Any reference near the largest score in
+ * log2 units will do. Rows are dense, in the order of an LSE. An (O, LSE) pair is the state {O, LSE log2(e), 1}. */
+typedef struct attn_partial {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  float *o;           /**< [rows][dim_v], not divided yet */
+  float *reference;   /**< [rows] in log2 units; -inf: the row has seen no key, and its o and sum are not read. */
+  float *sum;         /**< [rows] */
+} attn_partial;
+
+/** Folds a piece, which is over other keys, into the state of the same rows. Pieces are to come in the order of their keys,
+ * from a state whose references are -inf; then a row's bits depend on the pieces alone: the state may be kept between calls,
+ * or handed to another thread or process, at any border. A row of the piece without a key leaves the state as it is; a NaN
+ * spreads. Each fold rounds o and sum twice to float32, beside a weight within 2^-23. The arrays of the two do not overlap.
+ * Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_partial_merge(int64_t rows, int64_t dim_v, const attn_partial *piece, const attn_partial *state);
+
+/** Attention over the state's keys: o = state->o / sum, a dense float [rows][dim_v], and lse [rows], which may be NULL. A
+ * row without a key gives O = 0 and LSE = -inf. o may be state->o, lse state->reference or state->sum. Returns ATTN_OK or
+ * ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_partial_finish(int64_t rows, int64_t dim_v, const attn_partial *state, float *o, float *lse);
 
 /* ---- Which kernel is quickest here -------------------------------------------------------------------------------- */
 

@@ -1,15 +1,57 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_merge joins partial (O, LSE) pairs over disjoint keys. It computes in double, so that only the rounding of its
- * results is added. Parts without a key are skipped, not multiplied by 0, because their O may hold NaN. */
+/* attn_merge and attn_partial_merge fold states of rows over disjoint keys into one, in order, by the rule of partial.h: an
+ * (O, LSE) pair is the state {O, LSE in log2 units, 1}. States without a key are skipped, not multiplied by 0, because their
+ * O may hold NaN. */
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
+#include "attn/extend.h"
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/partial.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 
 enum { BLOCK = 64 };
+
+static const double LN_2 = 0x1.62e42fefa39efp-1;
+static const attn_struct_layout partial_layout = {.name = "attn_partial",
+                                                  .maker = "ATTN_STRUCT(attn_partial, ...)",
+                                                  .bytes = sizeof(attn_partial),
+                                                  .least = sizeof(attn_partial),
+                                                  .unsized = sizeof(attn_partial)};
+
+/* Some columns of a row. */
+typedef struct row_state {
+  double reference; /* -inf: no key yet, and o and sum hold nothing */
+  float sum;
+  float *o;
+} row_state;
+
+static void fold_row(row_state *state, double reference, float sum, const float *o, int64_t columns) {
+  if (reference == -INFINITY) return;
+  if (state->reference == -INFINITY) {
+    state->reference = reference;
+    state->sum = sum;
+    memcpy(state->o, o, (size_t)columns * sizeof *o);
+    return;
+  }
+  const partial_weights weights = weigh_partials(state->reference, reference);
+  state->reference = weights.reference;
+  state->sum = join_partials(weights, state->sum, sum);
+  for (int64_t c = 0; c < columns; c++) state->o[c] = join_partials(weights, state->o[c], o[c]);
+}
+
+static void divide_row(const row_state *state, int64_t columns, float *o) {
+  for (int64_t c = 0; c < columns; c++) o[c] = state->reference == -INFINITY ? 0 : state->o[c] / state->sum;
+}
+
+static float lse_of(const row_state *state) {
+  return state->reference == -INFINITY ? -INFINITY : (float)(LN_2 * state->reference + log((double)state->sum));
+}
+
+/* ---- (O, LSE) pairs ---- */
 
 typedef struct partial_results {
   int parts;
@@ -17,32 +59,8 @@ typedef struct partial_results {
   const float *const *o, *const *lse; /* [part][row][dim_v], [part][row] */
 } partial_results;
 
-static double largest_lse(const partial_results *in, int64_t row) {
-  double largest = -INFINITY;
-  for (int p = 0; p < in->parts; p++)
-    if (!((double)in->lse[p][row] <= largest)) largest = (double)in->lse[p][row]; /* a NaN spreads through the weights */
-  return largest;
-}
-
-static double weight_of(const partial_results *in, int part, int64_t row, double reference) {
-  return in->lse[part][row] == -INFINITY ? 0 : exp((double)in->lse[part][row] - reference);
-}
-
-/* Columns go in blocks, so that every part is read before the block is written: o_out may be one of them. */
-static void merge_row(const partial_results *in, int64_t row, double reference, double total, float *o_out) {
-  for (int64_t first = 0; first < in->dim_v; first += BLOCK) {
-    const int64_t count = min64(in->dim_v - first, BLOCK), at = row * in->dim_v + first;
-    double sum[BLOCK] = {0};
-    for (int p = 0; p < in->parts; p++) {
-      const double weight = weight_of(in, p, row, reference) / total;
-      for (int64_t d = 0; in->lse[p][row] != -INFINITY && d < count; d++) sum[d] += weight * (double)in->o[p][at + d];
-    }
-    for (int64_t d = 0; d < count; d++) o_out[at + d] = (float)sum[d];
-  }
-}
-
-static attn_status check(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
-                         const float *o_out) {
+static attn_status check_results(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
+                                 const float *o_out) {
   REQUIRE(parts >= 1, "parts is %d; it must be at least 1", parts);
   REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
   REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
@@ -55,24 +73,94 @@ static attn_status check(int parts, int64_t rows, int64_t dim_v, const float *co
   return ATTN_OK;
 }
 
+/* Columns go in blocks, so that every part is read before the block is written: o_out may be one of them. Returns the LSE.
+ */
+static float merge_row(const partial_results *in, int64_t row, float *o_out) {
+  float block[BLOCK];
+  row_state state = {.o = block};
+  for (int64_t first = 0; first < in->dim_v; first += BLOCK) {
+    const int64_t columns = min64(in->dim_v - first, BLOCK), at = row * in->dim_v + first;
+    state.reference = -INFINITY;
+    for (int p = 0; p < in->parts; p++) fold_row(&state, LOG2_E_DOUBLE * (double)in->lse[p][row], 1, in->o[p] + at, columns);
+    divide_row(&state, columns, o_out + at);
+  }
+  return lse_of(&state);
+}
+
 /* Not inlined: the compiler must not move arithmetic out of the default floating-point mode. */
 static NO_INLINE void merge_rows(const partial_results *in, int64_t rows, float *o_out, float *lse_out) {
   for (int64_t row = 0; row < rows; row++) {
-    const double reference = largest_lse(in, row);
-    double total = 0;
-    for (int p = 0; p < in->parts; p++) total += weight_of(in, p, row, reference);
-    merge_row(in, row, reference, total, o_out);
-    if (lse_out) lse_out[row] = total > 0 || isnan(total) ? (float)(reference + log(total)) : -INFINITY;
+    const float lse = merge_row(in, row, o_out);
+    if (lse_out) lse_out[row] = lse;
   }
 }
 
 attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse, float *o_out,
                        float *lse_out) {
-  const attn_status status = check(parts, rows, dim_v, o, lse, o_out);
+  const attn_status status = check_results(parts, rows, dim_v, o, lse, o_out);
   if (status != ATTN_OK) return status;
   const partial_results in = {.parts = parts, .dim_v = dim_v, .o = o, .lse = lse};
   const uint64_t mode = attn_float_mode_enter();
   merge_rows(&in, rows, o_out, lse_out);
+  attn_float_mode_leave(mode);
+  return ATTN_OK;
+}
+
+/* ---- Partial states ---- */
+
+/* Reads a struct of rows that a caller names in words. */
+static attn_status read_partial(const char *name, int64_t rows, int64_t dim_v, const attn_partial *theirs,
+                                attn_partial *partial) {
+  REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
+  REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
+  REQUIRE(theirs, "%s is NULL; it must point to an attn_partial", name);
+  const attn_status status = attn_struct_read(&partial_layout, theirs, partial);
+  if (status != ATTN_OK || rows == 0) return status;
+  const char *missing = !partial->o ? "o" : !partial->reference ? "reference" : !partial->sum ? "sum" : NULL;
+  REQUIRE(!missing, "%s.%s is NULL; it must point to the rows", name, missing);
+  return ATTN_OK;
+}
+
+static row_state state_of(const attn_partial *partial, int64_t row, int64_t dim_v) {
+  return (row_state){(double)partial->reference[row], partial->sum[row], partial->o + row * dim_v};
+}
+
+static NO_INLINE void fold_rows(int64_t rows, int64_t dim_v, const attn_partial *piece, const attn_partial *state) {
+  for (int64_t row = 0; row < rows; row++) {
+    row_state whole = state_of(state, row, dim_v);
+    fold_row(&whole, (double)piece->reference[row], piece->sum[row], piece->o + row * dim_v, dim_v);
+    state->reference[row] = (float)whole.reference;
+    state->sum[row] = whole.sum;
+  }
+}
+
+attn_status attn_partial_merge(int64_t rows, int64_t dim_v, const attn_partial *their_piece,
+                               const attn_partial *their_state) {
+  attn_partial piece, state;
+  attn_status status = read_partial("piece", rows, dim_v, their_piece, &piece);
+  if (status == ATTN_OK) status = read_partial("state", rows, dim_v, their_state, &state);
+  if (status != ATTN_OK) return status;
+  const uint64_t mode = attn_float_mode_enter();
+  fold_rows(rows, dim_v, &piece, &state);
+  attn_float_mode_leave(mode);
+  return ATTN_OK;
+}
+
+static NO_INLINE void finish_rows(int64_t rows, int64_t dim_v, const attn_partial *state, float *o, float *lse) {
+  for (int64_t row = 0; row < rows; row++) {
+    const row_state whole = state_of(state, row, dim_v);
+    divide_row(&whole, dim_v, o + row * dim_v);
+    if (lse) lse[row] = lse_of(&whole);
+  }
+}
+
+attn_status attn_partial_finish(int64_t rows, int64_t dim_v, const attn_partial *their_state, float *o, float *lse) {
+  attn_partial state;
+  const attn_status status = read_partial("state", rows, dim_v, their_state, &state);
+  if (status != ATTN_OK) return status;
+  REQUIRE(o || rows == 0, "o is NULL; it must point to the rows");
+  const uint64_t mode = attn_float_mode_enter();
+  finish_rows(rows, dim_v, &state, o, lse);
   attn_float_mode_leave(mode);
   return ATTN_OK;
 }

@@ -51,6 +51,12 @@ static attn_status give_options(int64_t added) {
   return status;
 }
 
+static attn_status give_partial(int64_t added) {
+  float o[DIM] = {0}, reference[] = {0}, sum[] = {1};
+  GROW(attn_partial, {.o = o, .reference = reference, .sum = sum});
+  return attn_partial_finish(1, DIM, &grown.known, out, NULL);
+}
+
 /* ---- mha.h ---- */
 
 static attn_mha_problem an_mha_problem(void) {
@@ -247,6 +253,7 @@ static const struct {
 } structs[] = {STRUCT(problem),
                STRUCT(args),
                STRUCT(options),
+               STRUCT(partial),
                STRUCT(mha_problem),
                STRUCT(mha_weights),
                STRUCT(mha_options),
