@@ -120,16 +120,18 @@ typedef enum attn_align {
 /** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required;
  * where the bit is not set, the pointer must be NULL. */
 enum {
-  ATTN_USE_LSE = 1 << 0,          /**< write args.lse */
-  ATTN_USE_BIAS = 1 << 1,         /**< args.bias is added to the scores; -inf masks */
-  ATTN_USE_MASK = 1 << 2,         /**< args.mask: a key is allowed where it is not 0 */
-  ATTN_USE_KV_LEN = 1 << 3,       /**< args.kv_len: keys of each batch */
-  ATTN_USE_Q_LEN = 1 << 4,        /**< args.q_len: queries of each batch */
-  ATTN_USE_ROW_LEN = 1 << 5,      /**< args.row_len: keys of each query row; with TOP_LEFT or OFFSET alignment only */
-  ATTN_USE_VARLEN = 1 << 6,       /**< args.cu_seqlens_q and _k: packed sequences; excludes KV_LEN, Q_LEN and ROW_LEN */
+  ATTN_USE_LSE = 1 << 0,     /**< write args.lse */
+  ATTN_USE_BIAS = 1 << 1,    /**< args.bias is added to the scores; -inf masks */
+  ATTN_USE_MASK = 1 << 2,    /**< args.mask: a key is allowed where it is not 0 */
+  ATTN_USE_KV_LEN = 1 << 3,  /**< args.kv_len: keys of each batch */
+  ATTN_USE_Q_LEN = 1 << 4,   /**< args.q_len: queries of each batch */
+  ATTN_USE_ROW_LEN = 1 << 5, /**< args.row_len: keys of each query row; with TOP_LEFT or OFFSET alignment only */
+  ATTN_USE_VARLEN =
+      1 << 6, /**< args.cu_seqlens_q and _k: packed sequences; excludes Q_LEN and ROW_LEN, and KV_LEN without PAGES */
   ATTN_USE_ALIBI = 1 << 7,        /**< args.alibi_slopes: minus slope times distance (Press et al. 2022, arXiv:2108.12409) */
   ATTN_USE_SINKS = 1 << 8,        /**< args.sinks: one more logit per head in the denominator */
   ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
+  ATTN_USE_PAGES = 1 << 10,       /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
 };
 
 /** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
@@ -166,8 +168,8 @@ typedef struct attn_problem {
   attn_dtype dtype_o;  /**< Type of o: ATTN_F32, or the same as dtype_q. */
 
   attn_strides q_stride; /**< Strides of q. With VARLEN .b is ignored and .s walks packed tokens, also in the next four. */
-  attn_strides k_stride; /**< Strides of k. */
-  attn_strides v_stride; /**< Strides of v. */
+  attn_strides k_stride; /**< Strides of k. With PAGES .b leads from one page to the next, .s from token to token within. */
+  attn_strides v_stride; /**< Strides of v, likewise. */
   attn_strides o_stride; /**< Strides of o. */
 
   attn_strides lse_stride;          /**< Strides of lse; .d is ignored. */
@@ -183,10 +185,14 @@ typedef struct attn_problem {
   int64_t window_left;  /**< Key j is allowed only if j >= i + offset - window_left; -1 = open. */
   int64_t window_right; /**< Key j is allowed only if j <= i + offset + window_right; -1 = open; causal is 0. */
 
-  uint32_t uses;                 /**< ATTN_USE_... bits: what args will bring. */
-  int64_t total_q;               /**< With VARLEN: tokens that q, o and lse hold; cu_seqlens_q may not exceed it. */
-  int64_t total_k;               /**< With VARLEN: tokens that k and v hold; cu_seqlens_k may not exceed it. */
+  uint32_t uses;   /**< ATTN_USE_... bits: what args will bring. */
+  int64_t total_q; /**< With VARLEN: tokens that q, o and lse hold; cu_seqlens_q may not exceed it. */
+  int64_t total_k; /**< With VARLEN, but not PAGES: tokens that k and v hold; cu_seqlens_k may not exceed it. */
   int64_t score_weight_stride_h; /**< Elements from one query head's score_weight to the next one's; 0 = shared. */
+
+  int64_t page_tokens;       /**< With PAGES: tokens of a page, a multiple of 16 in 16..1024. */
+  int64_t pages;             /**< With PAGES: pages that k and v hold; page_table may name 0..pages-1. */
+  int64_t page_table_stride; /**< Entries from one sequence's page_table to the next one's; 0 = shared. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -216,6 +222,11 @@ ATTN_API void attn_problem_set_bshd(attn_problem *problem);
  * ATTN_USE_VARLEN (Dao 2023, https://arxiv.org/abs/2307.08691: the varlen interface of FlashAttention-2). */
 ATTN_API void attn_problem_set_varlen(attn_problem *problem, int64_t total_q, int64_t total_k);
 
+/** Keys and values in pages: sets dense [pages][heads][page_tokens][dim] strides for k and v, page_table
+ * [batch][seq_k / page_tokens, rounded up], ATTN_USE_PAGES and ATTN_USE_KV_LEN. Key j of sequence b is token j % page_tokens
+ * of page page_table[b][j / page_tokens] (Kwon et al. 2023, https://arxiv.org/abs/2309.06180: PagedAttention). */
+ATTN_API void attn_problem_set_pages(attn_problem *problem, int64_t page_tokens, int64_t pages);
+
 /** Checks every field, as attn_plan_create() will. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
 
@@ -228,8 +239,9 @@ typedef struct attn_args {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
 
   const void *q; /**< Queries [batch][heads_q][seq_q][dim_qk] by q_stride. */
-  const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride. */
-  const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride. */
+  const void
+      *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride; with PAGES [pages][heads_kv][page_tokens][dim_qk]. */
+  const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride, likewise. */
   void *o;       /**< Output [batch][heads_q][seq_q][dim_v] by o_stride. */
   float *lse;    /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an
                     empty row. It never includes the sink. */
@@ -244,10 +256,13 @@ typedef struct attn_args {
   const int32_t *row_len;      /**< Keys of each query: [batch][seq_q], dense, each in 0..seq_k. */
   const int32_t *cu_seqlens_q; /**< Where each sequence begins among the packed queries: [batch + 1], not decreasing, within
                                   0..total_q, in steps of at most seq_q. */
-  const int32_t *cu_seqlens_k; /**< Where each sequence begins among the packed keys: [batch + 1], likewise. */
-  const int32_t *offsets;      /**< For ATTN_ALIGN_OFFSET only: key position of query 0, [batch]; any value. */
-  const float *alibi_slopes;   /**< ALiBi slope of each query head: [heads_q]. */
-  const float *sinks;          /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
+  const int32_t
+      *cu_seqlens_k;      /**< Where each sequence begins among the packed keys: [batch + 1], likewise; NULL with PAGES. */
+  const int32_t *offsets; /**< For ATTN_ALIGN_OFFSET only: key position of query 0, [batch]; any value. */
+  const float *alibi_slopes; /**< ALiBi slope of each query head: [heads_q]. */
+  const float *sinks;        /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
+  const int32_t *page_table; /**< Pages of each sequence, in order: [batch][..] by page_table_stride, each in 0..pages-1.
+                                Entries of pages that no query sees are not read. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */

@@ -233,6 +233,10 @@ class problem {
   problem &varlen(std::int64_t total_q, std::int64_t total_k) noexcept {
     return attn_problem_set_varlen(&c_, total_q, total_k), *this;
   }
+  /** attn_problem_set_pages(): keys and values in pages. */
+  problem &paged(std::int64_t page_tokens, std::int64_t pages) noexcept {
+    return attn_problem_set_pages(&c_, page_tokens, pages), *this;
+  }
   /** Storage types of q, of k and v, and of o. */
   problem &dtypes(attn_dtype q, attn_dtype kv, attn_dtype o) noexcept {
     c_.dtype_q = q, c_.dtype_kv = kv, c_.dtype_o = o;
@@ -289,6 +293,7 @@ struct args {
   view<const std::int32_t> offsets;      /**< [batch]: the key position of query 0. */
   view<const float> alibi_slopes;        /**< [heads_q] */
   view<const float> sinks;               /**< [heads_q] */
+  view<const std::int32_t> page_table;   /**< [batch][pages of a sequence] */
 
   /** No tensors. */
   args() noexcept = default;
@@ -302,7 +307,7 @@ struct args {
     c.bias = bias.data(), c.mask = mask.data(), c.scores = scores.data(), c.score_weight = score_weight.data();
     c.kv_len = kv_len.data(), c.q_len = q_len.data(), c.row_len = row_len.data();
     c.cu_seqlens_q = cu_seqlens_q.data(), c.cu_seqlens_k = cu_seqlens_k.data(), c.offsets = offsets.data();
-    c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data();
+    c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data(), c.page_table = page_table.data();
     return c;
   }
 };
@@ -328,16 +333,21 @@ class size_check {
     const bool varlen = (p.uses & ATTN_USE_VARLEN) != 0;
     const std::int64_t batch = varlen ? 1 : p.batch, rows = varlen ? p.total_q : p.seq_q,
                        keys = varlen ? p.total_k : p.seq_k;
+    const bool paged = (p.uses & ATTN_USE_PAGES) != 0;
     const auto tensor = [&](std::int64_t heads, std::int64_t seq, std::int64_t dim, const attn_strides &s) {
       return reach({{batch, s.b}, {heads, s.h}, {seq, s.s}, {dim, s.d}});
+    };
+    const auto cache = [&](std::int64_t dim, const attn_strides &s) {
+      return paged ? reach({{p.pages, s.b}, {p.heads_kv, s.h}, {p.page_tokens, s.s}, {dim, s.d}})
+                   : tensor(p.heads_kv, keys, dim, s);
     };
     const auto pairs = [&](const attn_score_strides &s) {
       return reach({{p.batch, s.b}, {p.heads_q, s.h}, {p.seq_q, s.q}, {p.seq_k, s.k}});
     };
     const auto list = [](std::int64_t count) { return reach({{count, 1}}); };
     check("q", a.q, dtype_bytes(p.dtype_q), tensor(p.heads_q, rows, p.dim_qk, p.q_stride));
-    check("k", a.k, dtype_bytes(p.dtype_kv), tensor(p.heads_kv, keys, p.dim_qk, p.k_stride));
-    check("v", a.v, dtype_bytes(p.dtype_kv), tensor(p.heads_kv, keys, p.dim_v, p.v_stride));
+    check("k", a.k, dtype_bytes(p.dtype_kv), cache(p.dim_qk, p.k_stride));
+    check("v", a.v, dtype_bytes(p.dtype_kv), cache(p.dim_v, p.v_stride));
     check("o", a.o, dtype_bytes(p.dtype_o), tensor(p.heads_q, rows, p.dim_v, p.o_stride));
     check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
     check("bias", a.bias, 4, pairs(p.bias_stride));
@@ -352,6 +362,9 @@ class size_check {
     check("offsets", a.offsets, 4, list(p.batch));
     check("alibi_slopes", a.alibi_slopes, 4, list(p.heads_q));
     check("sinks", a.sinks, 4, list(p.heads_q));
+    if (paged && p.page_tokens > 0)
+      check("page_table", a.page_table, 4,
+            reach({{p.batch, p.page_table_stride}, {(p.seq_k + p.page_tokens - 1) / p.page_tokens, 1}}));
   }
   const std::optional<failure> &found() const noexcept { return found_; }
 

@@ -110,7 +110,7 @@ typedef struct attention {
   float *nowhere;
   uint16_t *p[2], *q[2], *v;
   pending_sums pending;
-  const uint16_t *k;       /* the first key of the KV head */
+  const uint16_t *k;       /* the first key of the KV head, if all lie in one run */
   int64_t in_place_blocks; /* of K */
   int64_t k_block;         /* values from a block of K to the next */
   int depth_qk, depth_v;
@@ -191,12 +191,20 @@ static void find_job(const attention *a, walk *w, job *next) {
 
 /* ---- One job's operands ---- */
 
+/* A block of K that is read in place. */
+static const uint16_t *k_at(const attention *a, int64_t block) {
+  const row_block *rows = a->block;
+  if (a->k) return a->k + block * a->k_block;
+  const attn_key_run run = attn_key_run_at(rows->problem, rows->args, rows->seq, rows->head, block * KEY_BLOCK);
+  return (const uint16_t *)rows->args->k + run.k;
+}
+
 static score_work scores_of(const attention *a, const job *j, float *s) {
   const bool in_place = j->block < a->in_place_blocks;
   const int64_t value = sizeof(uint16_t), stride = in_place ? a->block->problem->k_stride.s : DEPTH;
   return (score_work){.s = s,
                       .q = j->q,
-                      .k = in_place ? a->k + j->block * KEY_BLOCK * stride : packed_k(a->block->problem, a->unit, j->block),
+                      .k = in_place ? k_at(a, j->block) : packed_k(a->block->problem, a->unit, j->block),
                       .k_stride = stride * value,
                       .k_step = (in_place ? DEPTH : STEP) * value,
                       .k_group = (in_place ? 32 * stride : a->depth_qk * STEP) * value};
@@ -355,8 +363,9 @@ static int64_t jobs_alike(const attention *a, const walk *w, const job *before, 
   if (!before->exists || before->tile != t || !next->exists || next->tile != t || a->adjusted) return 0;
   if (before->masked || now->masked || next->masked) return 0;
   if (before->block + 1 != now->block || now->block + 1 != next->block) return 0;
-  const int64_t seen = min64(t->end_block, t->all_end / KEY_BLOCK), in_place = a->in_place_blocks;
-  return max64(0, min64(min64(seen, w->super + w->per_super), in_place > 0 ? in_place : seen) - 1 - next->block);
+  const int64_t seen = min64(min64(t->end_block, t->all_end / KEY_BLOCK), w->super + w->per_super);
+  const int64_t run = attn_run_keys(a->block->problem, a->block->seq, next->block * KEY_BLOCK) / KEY_BLOCK;
+  return max64(0, min64(seen, a->in_place_blocks > 0 ? next->block + run : seen) - 1 - next->block);
 }
 
 /* Softmax of `now`, beside the output of `before` and the scores of `next`. Then, if there are jobs alike, of those behind
@@ -466,7 +475,8 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);
-  if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_key_run_at(p, args, &rows.seq, rows.head, 0).k;
+  if (a.in_place_blocks > 0 && !attn_uses(p, ATTN_USE_PAGES))
+    a.k = (const uint16_t *)args->k + attn_key_run_at(p, args, &rows.seq, rows.head, 0).k;
   a.cold = cold_lines_of(schedule, &block);
   a.first_again = task.item + 1 < schedule->items[1];
   attend(&a, &block, tiles);

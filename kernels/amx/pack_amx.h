@@ -9,7 +9,11 @@
 
 /* ---- Memory of a unit: V^T, then K ---- */
 
-static bool k_in_place(const attn_problem *p) { return p->k_stride.d == 1 && p->dim_qk % DEPTH == 0; }
+/* Whole blocks of K lie at one stride, in steps of adjacent values. */
+static bool k_in_place(const attn_problem *p) {
+  const bool whole = !attn_uses(p, ATTN_USE_PAGES) || p->page_tokens % KEY_BLOCK == 0;
+  return whole && p->k_stride.d == 1 && p->dim_qk % DEPTH == 0;
+}
 
 static int64_t packed_values(const attn_problem *p) {
   const int64_t blocks = blocks_of(p->seq_k), k_blocks = k_in_place(p) ? blocks > 0 : blocks;

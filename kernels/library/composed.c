@@ -40,7 +40,8 @@ typedef struct unit_layout {
 } unit_layout;
 
 static bool reads_k_in_place(const attn_problem *p) {
-  return p->dtype_kv == ATTN_F32 && p->k_stride.d == 1 && p->k_stride.s >= p->dim_qk && p->k_stride.s <= INT32_MAX;
+  return p->dtype_kv == ATTN_F32 && p->k_stride.d == 1 && p->k_stride.s >= p->dim_qk && p->k_stride.s <= INT32_MAX &&
+         !attn_uses(p, ATTN_USE_PAGES);
 }
 
 /* False if a size overflows. */

@@ -25,10 +25,13 @@ enum { STRIDED_KEYS = 64 };
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-static bool lies_dense(attn_dtype dtype, const attn_strides *stride) { return dtype == ATTN_F32 && stride->d == 1; }
+static bool copies_v(const attn_problem *p) {
+  return p->dtype_kv != ATTN_F32 || p->v_stride.d != 1 || attn_uses(p, ATTN_USE_PAGES);
+}
 
 static bool transposes_k(const attn_problem *p) {
-  return p->score != ATTN_SCORE_PRECOMPUTED && (p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES);
+  const bool copies = p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES || attn_uses(p, ATTN_USE_PAGES);
+  return p->score != ATTN_SCORE_PRECOMPUTED && copies;
 }
 
 /* Offsets in a task's scratch, in bytes: the plan data. */
@@ -39,13 +42,12 @@ _Static_assert(sizeof(head_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds i
 
 /* False if a size overflows. */
 static bool head_layout_of(const attn_problem *p, head_layout *at) {
-  const bool copies_v = !lies_dense(p->dtype_kv, &p->v_stride);
   const memory_part parts[] = {{&at->scores, p->seq_q, float_bytes(p->seq_k)},
                                {&at->lses, p->seq_q, float_bytes(1)},
                                {&at->query, 1, float_bytes(p->dim_qk)},
                                {&at->output, 1, float_bytes(p->dim_v)},
                                {&at->keys, transposes_k(p) ? p->seq_k : 0, float_bytes(p->dim_qk)},
-                               {&at->values, copies_v ? p->seq_k : 0, float_bytes(p->dim_v)}};
+                               {&at->values, copies_v(p) ? p->seq_k : 0, float_bytes(p->dim_v)}};
   at->total = 0;
   return LAY_OUT(parts, &at->total);
 }
@@ -76,7 +78,7 @@ static void open_keys(query_head *head, attn_key_range used, float *memory) {
 static void open_values(query_head *head, attn_key_range used, float *memory) {
   const attn_problem *p = head->problem;
   const int64_t keys = head->seq.len_k;
-  if (lies_dense(p->dtype_kv, &p->v_stride)) {
+  if (!copies_v(p)) {
     head->v = keys == 0 ? NULL : (const float *)head->args->v + run_at(head, 0).v;
     head->v_step = p->v_stride.s;
     return;

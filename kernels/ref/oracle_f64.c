@@ -38,27 +38,28 @@ typedef struct query {
   int64_t len_q, len_k; /* of the sequence, after q_len, kv_len or cu_seqlens */
   int64_t position;     /* of the query among the keys: i + offset */
   int64_t q_at;         /* element offset of q[b][h][i] */
-  int64_t k_at, v_at;   /* of the first key and value of the sequence's KV head */
+  int64_t kv_head;
+  int64_t first_k; /* with VARLEN: where the sequence begins among the packed keys */
 } query;
 
 static query locate(const attn_problem *p, const attn_args *args, attn_oracle_index at) {
   const int64_t b = at.b, h = at.h, i = at.i;
   const bool varlen = p->uses & ATTN_USE_VARLEN;
-  const int64_t kv_head = h / (p->heads_q / p->heads_kv);
-  const int64_t first_q = varlen ? args->cu_seqlens_q[b] : 0, first_k = varlen ? args->cu_seqlens_k[b] : 0;
+  const bool packed_keys = varlen && !(p->uses & ATTN_USE_PAGES);
+  const int64_t first_q = varlen ? args->cu_seqlens_q[b] : 0, first_k = packed_keys ? args->cu_seqlens_k[b] : 0;
   query r = {.problem = p, .args = args, .b = b, .h = h, .i = i, .len_q = p->seq_q, .len_k = p->seq_k};
   if (varlen) r.len_q = args->cu_seqlens_q[b + 1] - first_q;
-  if (varlen) r.len_k = args->cu_seqlens_k[b + 1] - first_k;
+  if (packed_keys) r.len_k = args->cu_seqlens_k[b + 1] - first_k;
   if (!varlen && (p->uses & ATTN_USE_Q_LEN)) r.len_q = args->q_len[b];
-  if (!varlen && (p->uses & ATTN_USE_KV_LEN)) r.len_k = args->kv_len[b];
+  if (p->uses & ATTN_USE_KV_LEN) r.len_k = args->kv_len[b];
   switch (p->align) {
     case ATTN_ALIGN_TOP_LEFT: r.position = i; break;
     case ATTN_ALIGN_BOTTOM_RIGHT: r.position = i + (r.len_k - r.len_q); break;
     case ATTN_ALIGN_OFFSET: r.position = i + args->offsets[b]; break;
   }
   r.q_at = (varlen ? 0 : b * p->q_stride.b) + h * p->q_stride.h + (first_q + i) * p->q_stride.s;
-  r.k_at = (varlen ? 0 : b * p->k_stride.b) + kv_head * p->k_stride.h + first_k * p->k_stride.s;
-  r.v_at = (varlen ? 0 : b * p->v_stride.b) + kv_head * p->v_stride.h + first_k * p->v_stride.s;
+  r.kv_head = h / (p->heads_q / p->heads_kv);
+  r.first_k = first_k;
   return r;
 }
 
@@ -70,14 +71,25 @@ static double q_element(const query *r, int64_t d) {
   return attn_oracle_load(r->args->q, r->problem->dtype_q, r->q_at + d * r->problem->q_stride.d);
 }
 
+/* The element offset of key or value j of the sequence's KV head. */
+static int64_t key_at(const query *r, const attn_strides *stride, int64_t j) {
+  const attn_problem *p = r->problem;
+  const int64_t head = r->kv_head * stride->h;
+  if (p->uses & ATTN_USE_PAGES) {
+    const int64_t page = r->args->page_table[r->b * p->page_table_stride + j / p->page_tokens];
+    return page * stride->b + head + j % p->page_tokens * stride->s;
+  }
+  return (p->uses & ATTN_USE_VARLEN ? 0 : r->b * stride->b) + head + (r->first_k + j) * stride->s;
+}
+
 static double k_element(const query *r, int64_t j, int64_t d) {
   const attn_strides *stride = &r->problem->k_stride;
-  return attn_oracle_load(r->args->k, r->problem->dtype_kv, r->k_at + j * stride->s + d * stride->d);
+  return attn_oracle_load(r->args->k, r->problem->dtype_kv, key_at(r, stride, j) + d * stride->d);
 }
 
 static double v_element(const query *r, int64_t j, int64_t d) {
   const attn_strides *stride = &r->problem->v_stride;
-  return attn_oracle_load(r->args->v, r->problem->dtype_kv, r->v_at + j * stride->s + d * stride->d);
+  return attn_oracle_load(r->args->v, r->problem->dtype_kv, key_at(r, stride, j) + d * stride->d);
 }
 
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {

@@ -25,7 +25,7 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o;
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->lse || a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
-                      a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks;
+                      a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table;
   return given && !others && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
 }
 
@@ -58,6 +58,22 @@ static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_
   }
   REQUIRE(cu[batch] <= total, "attn_args.%s[%" PRId64 "] is %" PRId32 "; the tensors hold %" PRId64 " tokens", field, batch,
           cu[batch], total);
+  return ATTN_OK;
+}
+
+/* Every page that holds keys which some query sees. */
+static attn_status check_page_table(const attn_problem *p, const attn_args *a) {
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, a, b);
+    const attn_key_range used = attn_keys_of_sequence(p, a, &seq, b);
+    for (int64_t at = used.begin / p->page_tokens; at * p->page_tokens < used.end; at++) {
+      const int32_t page = a->page_table[b * p->page_table_stride + at];
+      REQUIRE(page >= 0 && page < p->pages,
+              "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64
+              ", because sequence %" PRId64 " has queries that see keys of this page",
+              b, at, page, p->pages - 1, b);
+    }
+  }
   return ATTN_OK;
 }
 
@@ -133,8 +149,10 @@ attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_
   if (status == ATTN_OK && (p->uses & ATTN_USE_Q_LEN)) status = check_lengths("q_len", a->q_len, p->batch, p->seq_q);
   if (status == ATTN_OK && (p->uses & ATTN_USE_ROW_LEN))
     status = check_lengths("row_len", a->row_len, p->batch * p->seq_q, p->seq_k);
-  if (status != ATTN_OK || !(p->uses & ATTN_USE_VARLEN) || !p->batch) return status;
-  status = check_cu_seqlens("cu_seqlens_q", a->cu_seqlens_q, p->batch, p->seq_q, p->total_q);
-  if (status == ATTN_OK) status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
-  return status;
+  if (status != ATTN_OK || !p->batch) return status;
+  const bool varlen = p->uses & ATTN_USE_VARLEN, paged = p->uses & ATTN_USE_PAGES;
+  if (varlen) status = check_cu_seqlens("cu_seqlens_q", a->cu_seqlens_q, p->batch, p->seq_q, p->total_q);
+  if (status == ATTN_OK && varlen && !paged)
+    status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
+  return status == ATTN_OK && paged ? check_page_table(p, a) : status;
 }

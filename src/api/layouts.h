@@ -10,15 +10,17 @@
 #include "attn/extend.h"
 
 /* A struct whose callers write ATTN_STRUCT(type, ...), or an initialiser without a size, which means the fields of version
- * 0.1. All fields are of that version; once one is added, `unsized` must become the offset of the first such field. `end` is
- * the first field that callers may lack. */
-#define ATTN_LAYOUT(type, end)                                                                                  \
+ * 0.1. `end` is the first field that callers may lack. ATTN_LAYOUT: all fields are of that version. ATTN_LAYOUT_GROWN:
+ * `added` is the first that is not. */
+#define ATTN_LAYOUT_OF(type, end, first)                                                                        \
   {                                                                                                             \
     .name = #type, .maker = "ATTN_STRUCT(" #type ", ...)", .bytes = sizeof(type), .least = offsetof(type, end), \
-    .unsized = sizeof(type),                                                                                    \
+    .unsized = (first),                                                                                         \
   }
+#define ATTN_LAYOUT(type, end)              ATTN_LAYOUT_OF(type, end, sizeof(type))
+#define ATTN_LAYOUT_GROWN(type, end, added) ATTN_LAYOUT_OF(type, end, offsetof(type, added))
 
-static const attn_struct_layout attn_args_layout = ATTN_LAYOUT(attn_args, lse);
+static const attn_struct_layout attn_args_layout = ATTN_LAYOUT_GROWN(attn_args, lse, page_table);
 static const attn_struct_layout attn_options_layout = ATTN_LAYOUT(attn_options, parallel_for);
 static const attn_struct_layout attn_mha_weights_layout = ATTN_LAYOUT(attn_mha_weights, b_qkv);
 

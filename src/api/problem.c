@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
@@ -77,6 +78,15 @@ void attn_problem_set_varlen(attn_problem *p, int64_t total_q, int64_t total_k) 
   p->uses |= ATTN_USE_VARLEN;
 }
 
+void attn_problem_set_pages(attn_problem *p, int64_t page_tokens, int64_t pages) {
+  p->k_stride = bhsd(p->heads_kv, page_tokens, p->dim_qk);
+  p->v_stride = bhsd(p->heads_kv, page_tokens, p->dim_v);
+  p->page_tokens = page_tokens;
+  p->pages = pages;
+  p->page_table_stride = page_tokens > 0 && p->seq_k > 0 ? (p->seq_k - 1) / page_tokens + 1 : 0;
+  p->uses |= ATTN_USE_PAGES | ATTN_USE_KV_LEN;
+}
+
 /* ---- Validation ---- */
 
 static attn_status check_size(const char *field, int64_t value, int64_t least) {
@@ -90,9 +100,9 @@ static attn_status check_sizes(const attn_problem *p) {
     const char *field;
     int64_t value, least;
   } sizes[] = {
-      {"batch", p->batch, 0}, {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1},
-      {"seq_q", p->seq_q, 0}, {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},
-      {"dim_v", p->dim_v, 1}, {"total_q", p->total_q, 0}, {"total_k", p->total_k, 0},
+      {"batch", p->batch, 0},     {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1}, {"seq_q", p->seq_q, 0},
+      {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},   {"dim_v", p->dim_v, 1},       {"total_q", p->total_q, 0},
+      {"total_k", p->total_k, 0}, {"pages", p->pages, 0},
   };
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     attn_status status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
@@ -135,17 +145,23 @@ static attn_status check_numbers(const attn_problem *p) {
 }
 
 static attn_status check_uses(const attn_problem *p) {
-  const uint32_t known = (ATTN_USE_SCORE_WEIGHT << 1) - 1;
+  const uint32_t known = (ATTN_USE_PAGES << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
-  const uint32_t padded = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN;
+  const uint32_t padded = ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | (p->uses & ATTN_USE_PAGES ? 0 : ATTN_USE_KV_LEN);
   REQUIRE(
       !(p->uses & ATTN_USE_VARLEN) || !(p->uses & padded),
       "attn_problem.uses has ATTN_USE_VARLEN together with KV_LEN, Q_LEN or ROW_LEN; packed sequences take their lengths "
-      "from cu_seqlens alone");
+      "from cu_seqlens alone, but for KV_LEN with ATTN_USE_PAGES");
   REQUIRE(
       !(p->uses & ATTN_USE_ROW_LEN) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
       "attn_problem.uses has ATTN_USE_ROW_LEN with align ATTN_ALIGN_BOTTOM_RIGHT; per-row lengths need ATTN_ALIGN_TOP_LEFT "
       "or ATTN_ALIGN_OFFSET");
+  REQUIRE(!(p->uses & ATTN_USE_PAGES) || (p->uses & ATTN_USE_KV_LEN),
+          "attn_problem.uses has ATTN_USE_PAGES without ATTN_USE_KV_LEN; it must have both, because pages say no lengths");
+  REQUIRE(!(p->uses & ATTN_USE_PAGES) ||
+              (p->page_tokens >= RUN_KEYS && p->page_tokens <= MOST_PAGE_TOKENS && p->page_tokens % RUN_KEYS == 0),
+          "attn_problem.page_tokens is %" PRId64 "; it must be a multiple of %d in %d..%d", p->page_tokens, RUN_KEYS,
+          RUN_KEYS, MOST_PAGE_TOKENS);
   REQUIRE(p->score != ATTN_SCORE_ADDITIVE || (p->uses & ATTN_USE_SCORE_WEIGHT),
           "attn_problem.uses lacks ATTN_USE_SCORE_WEIGHT; ATTN_SCORE_ADDITIVE needs the weight vector w");
   return ATTN_OK;
@@ -157,6 +173,10 @@ static attn_tensor row_tensor(const attn_problem *p, const char *field, attn_str
                               int64_t dim) {
   bool varlen = p->uses & ATTN_USE_VARLEN;
   int64_t seq = queries ? p->seq_q : p->seq_k, total = queries ? p->total_q : p->total_k;
+  if (!queries && (p->uses & ATTN_USE_PAGES))
+    return (attn_tensor){
+        .field = field,
+        .axes = {{'b', p->pages, stride.b}, {'h', heads, stride.h}, {'s', p->page_tokens, stride.s}, {'d', dim, stride.d}}};
   return (attn_tensor){.field = field,
                        .axes = {{'b', varlen ? 1 : p->batch, stride.b},
                                 {'h', heads, stride.h},
@@ -172,7 +192,7 @@ static attn_tensor score_tensor(const attn_problem *p, const char *field, attn_s
 }
 
 static attn_status check_strides(const attn_problem *p) {
-  attn_tensor tensors[8];
+  attn_tensor tensors[9];
   int count = 0;
   if (p->score != ATTN_SCORE_PRECOMPUTED) {
     tensors[count++] = row_tensor(p, "attn_problem.q_stride", p->q_stride, p->heads_q, true, p->dim_qk);
@@ -190,6 +210,9 @@ static attn_status check_strides(const attn_problem *p) {
   if (p->uses & ATTN_USE_SCORE_WEIGHT)
     tensors[count++] = (attn_tensor){.field = "attn_problem.score_weight_stride_h",
                                      .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
+  if (p->uses & ATTN_USE_PAGES)
+    tensors[count++] = (attn_tensor){.field = "attn_problem.page_table_stride",
+                                     .axes = {{'b', p->batch, p->page_table_stride}, {'p', p->seq_k / p->page_tokens, 1}}};
   if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "attn_problem.bias_stride", p->bias_stride);
   if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "attn_problem.mask_stride", p->mask_stride);
   for (int i = 0; i < count; i++) {

@@ -87,6 +87,8 @@ static attn_status check_attention(const attn_mha_problem *p) {
       p->width, a->heads_q);
   REQUIRE(a->score == ATTN_SCORE_DOT, "attn_mha_problem.attention.score is %d; multi-head attention has ATTN_SCORE_DOT",
           (int)a->score);
+  REQUIRE(!uses(p, ATTN_USE_PAGES),
+          "attn_mha_problem.attention.uses has ATTN_USE_PAGES; it must not, because the layer makes its keys itself");
   return attn_problem_validate(a);
 }
 

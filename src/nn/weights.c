@@ -14,6 +14,8 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   if (status != ATTN_OK) return status;
   REQUIRE(!(p.uses & ATTN_USE_VARLEN),
           "attn_problem.uses has ATTN_USE_VARLEN; attn_weights takes padded sequences only (ATTN_USE_KV_LEN, _Q_LEN)");
+  REQUIRE(!(p.uses & ATTN_USE_PAGES),
+          "attn_problem.uses has ATTN_USE_PAGES; attn_weights takes keys that lie at one stride only");
   const attn_nn_size sizes[] = {{"attn_problem.batch", p.batch, 0},
                                 {"attn_problem.heads_q", p.heads_q, 1},
                                 {"attn_problem.seq_q", p.seq_q, 0},

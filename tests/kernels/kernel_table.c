@@ -78,6 +78,7 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(keys, q_len, "q_len", "queries per batch", p->uses |= ATTN_USE_Q_LEN)                                                  \
   X(keys, row_len, "row_len", "keys per row", p->uses |= ATTN_USE_ROW_LEN)                                                 \
   X(keys, varlen, "varlen", "packed sequences", attn_problem_set_varlen(p, p->seq_q, p->seq_k))                            \
+  X(keys, pages, "pages", "K and V in pages", attn_problem_set_pages(p, 16, 8))                                            \
   X(scores, negative_scale, "scale", "negative", p->scale = -0.5f)                                                         \
   X(scores, softcap, "softcap", "before the bias", p->softcap = 20)                                                        \
   X(scores, alibi, "ALiBi", "a slope per head", p->uses |= ATTN_USE_ALIBI)                                                 \

@@ -19,7 +19,8 @@ typedef struct fixture {
   uint8_t mask[BATCH * HEADS * SEQ_Q * SEQ_K];
   float score_weight[HEADS * 8], slopes[HEADS], sinks[HEADS];
   int32_t kv_len[BATCH], q_len[BATCH], row_len[BATCH * SEQ_Q], offsets[BATCH];
-  int32_t cu_q[BATCH + 1], cu_k[BATCH + 1];
+  int32_t cu_q[BATCH + 1], cu_k[BATCH + 1], page_table[BATCH];
+  float pages[3 * 2 * 16 * 8];
 } fixture;
 
 static void fixture_init(fixture *f) {
@@ -33,7 +34,7 @@ static void fixture_init(fixture *f) {
   f->args = ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias,
                         .mask = f->mask, .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len,
                         .q_len = f->q_len, .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k,
-                        .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, );
+                        .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table, );
 }
 
 static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel = "naive_c", .threads = 1};
@@ -69,9 +70,19 @@ static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel 
   X(cu_q_decreases, (varlen(f), f->cu_q[2] = 2), "cu_seqlens_q[2]", "2", "not decrease")                               \
   X(cu_k_long, (varlen(f), f->cu_k[1] = 8), "cu_seqlens_k", "8", "longest is 7")                                       \
   X(cu_k_beyond, (varlen(f), f->cu_k[2] = 11), "cu_seqlens_k[2]", "11", "10 tokens")                                   \
-  X(cu_q_extreme, (varlen(f), f->cu_q[0] = f->cu_q[1] = 0, f->cu_q[2] = INT32_MAX), "cu_seqlens_q", "2147483647", "5")
+  X(cu_q_extreme, (varlen(f), f->cu_q[0] = f->cu_q[1] = 0, f->cu_q[2] = INT32_MAX), "cu_seqlens_q", "2147483647", "5") \
+  X(page_table, (paged(f), f->args.page_table = NULL), "args.page_table ", "NULL", "ATTN_USE_PAGES")                   \
+  X(page_table_big, (paged(f), f->page_table[1] = 3), "page_table[1][0]", "3", "0..2")                                 \
+  X(page_table_negative, (paged(f), f->page_table[0] = -1), "page_table[0][0]", "-1", "sequence 0")                    \
+  X(page_table_kv_len, (paged(f), f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")
 
 static void varlen(fixture *f) { attn_problem_set_varlen(&f->problem, 8, 10); }
+
+static void paged(fixture *f) {
+  attn_problem_set_pages(&f->problem, 16, 3);
+  f->args.k = f->args.v = f->pages;
+  f->page_table[0] = 2;
+}
 
 #define ILLEGAL(name, change, ...) \
   static void illegal_##name(fixture *f) { change; }
@@ -128,7 +139,8 @@ TEST(unannounced_pointers_are_refused) {
               ROW(cu_seqlens_k, "ATTN_USE_VARLEN"),
               ROW(offsets, "ATTN_ALIGN_OFFSET"),
               ROW(alibi_slopes, "ATTN_USE_ALIBI"),
-              ROW(sinks, "ATTN_USE_SINKS")};
+              ROW(sinks, "ATTN_USE_SINKS"),
+              ROW(page_table, "ATTN_USE_PAGES")};
 #undef ROW
   for (size_t i = 0; i < COUNT(rows); i++) {
     attn_args args = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);
@@ -146,6 +158,34 @@ TEST(unannounced_pointers_are_not_needed) {
   f.problem.score = ATTN_SCORE_PRECOMPUTED;
   attn_args precomputed = ATTN_STRUCT(attn_args, .scores = f.scores, .v = f.v, .o = f.o);
   test_ok(test_run(&f.problem, &precomputed, &naive));
+}
+
+/* With packed queries keys in pages take their lengths from kv_len, not from cu_seqlens_k. */
+TEST(pages_have_no_packed_keys) {
+  static fixture f;
+  fixture_init(&f);
+  varlen(&f);
+  paged(&f);
+  attn_args args = bench_used_args(&f.problem, &f.args);
+  test_ok(test_run(&f.problem, &args, &naive));
+  args.cu_seqlens_k = f.cu_k;
+  test_invalid(test_run(&f.problem, &args, &naive), "args.cu_seqlens_k ", "without ATTN_USE_PAGES");
+}
+
+/* Entries behind a length are not read, nor those of keys before every query's window. */
+TEST(page_table_entries_that_no_query_needs_may_hold_anything) {
+  static fixture f;
+  fixture_init(&f);
+  f.problem.seq_k = 40;
+  f.problem.window_left = 3;
+  f.problem.align = ATTN_ALIGN_BOTTOM_RIGHT;
+  paged(&f);
+  static const int32_t kv_len[] = {30, 14}, table[BATCH][3] = {{-7, 1, 99}, {2, -1, INT32_MIN}};
+  assert_int_equal(f.problem.page_table_stride, 3);
+  attn_args args = bench_used_args(&f.problem, &f.args);
+  args.kv_len = kv_len;
+  args.page_table = table[0];
+  test_ok(test_run(&f.problem, &args, &naive));
 }
 
 /* ---- Empty tensors, for every kernel ---- */

@@ -68,6 +68,14 @@ TEST(setters_set_what_they_say) {
   assert_int_equal(p.q_stride.s, 4 * 8);
   assert_int_equal(p.lse_stride.h, 9);
   test_ok(attn_problem_validate(&p));
+  attn_problem_set_pages(&p, 32, 3);
+  assert_int_equal(p.uses, ATTN_USE_VARLEN | ATTN_USE_PAGES | ATTN_USE_KV_LEN);
+  assert_int_equal(p.page_tokens, 32);
+  assert_int_equal(p.pages, 3);
+  assert_int_equal(p.page_table_stride, 1);
+  assert_strides(p.k_stride, 2 * 32 * 8, 32 * 8, 8, 1);
+  assert_strides(p.v_stride, 2 * 32 * 6, 32 * 6, 6, 1);
+  test_ok(attn_problem_validate(&p));
 }
 
 /* ---- Valid problems ---- */
@@ -90,6 +98,8 @@ TEST(setters_set_what_they_say) {
   X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \
   X(additive, (p->score = ATTN_SCORE_ADDITIVE, p->uses = ATTN_USE_SCORE_WEIGHT))                              \
   X(gaussian_unweighted, p->score = ATTN_SCORE_GAUSSIAN)                                                      \
+  X(pages, attn_problem_set_pages(p, 1024, 0))                                                                \
+  X(shared_page_table, (attn_problem_set_pages(p, 16, 2), p->page_table_stride = 0))                          \
   X(one_element_stride_ignored, (attn_problem_init(p, 1, 1, 1, 1, 1, 1, 1), p->o_stride = (attn_strides){0})) \
   X(no_batch, attn_problem_init(p, 0, 4, 2, 5, 7, 8, 6))                                                      \
   X(no_queries, attn_problem_init(p, 2, 4, 2, 0, 7, 8, 6))                                                    \
@@ -149,6 +159,17 @@ TEST(legal_problems_are_accepted) {
     "cu_seqlens")                                                                                                           \
   X(row_len, (p->uses = ATTN_USE_ROW_LEN, p->align = ATTN_ALIGN_BOTTOM_RIGHT), "uses", "ROW_LEN", "ATTN_ALIGN_TOP_LEFT")    \
   X(additive, p->score = ATTN_SCORE_ADDITIVE, "uses", "ATTN_USE_SCORE_WEIGHT", "ADDITIVE")                                  \
+  X(pages_without_lengths, (attn_problem_set_pages(p, 16, 2), p->uses = ATTN_USE_PAGES), "uses", "ATTN_USE_PAGES",          \
+    "ATTN_USE_KV_LEN")                                                                                                      \
+  X(page_tokens_none, attn_problem_set_pages(p, 0, 2), "page_tokens", "0", "multiple of 16 in 16..1024")                    \
+  X(page_tokens_odd, attn_problem_set_pages(p, 24, 2), "page_tokens", "24", "multiple of 16 in 16..1024")                   \
+  X(page_tokens_negative, attn_problem_set_pages(p, -16, 2), "page_tokens", "-16", "multiple of 16 in 16..1024")            \
+  X(page_tokens_many, attn_problem_set_pages(p, 1040, 2), "page_tokens", "1040", "multiple of 16 in 16..1024")              \
+  X(pages, attn_problem_set_pages(p, 16, -2), "pages", "-2", "at least 0")                                                  \
+  X(pages_reach, (attn_problem_set_pages(p, 16, 3), p->k_stride.b = INT64_MAX), "k_stride", "9223372036854775807",          \
+    "addressable")                                                                                                          \
+  X(page_table_reach, (attn_problem_set_pages(p, 16, 2), p->page_table_stride = INT64_MAX), "page_table_stride",            \
+    "9223372036854775807", "addressable")                                                                                   \
   X(q_reach, p->q_stride.b = INT64_MAX, "q_stride", "9223372036854775807", "addressable")                                   \
   X(k_reach, p->k_stride.s = INT64_MIN, "k_stride", "-9223372036854775808", "addressable")                                  \
   X(v_reach, p->v_stride.h = (int64_t)1 << 61, "v_stride", "2305843009213693952", "addressable")                            \

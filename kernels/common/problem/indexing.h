@@ -18,7 +18,7 @@
 /* One sequence of the batch: batch entry b, or with VARLEN the tokens between two cu_seqlens. */
 typedef struct attn_sequence {
   int64_t b;
-  int64_t first_q, first_k; /* first token along .s: 0 unless VARLEN */
+  int64_t first_q, first_k; /* first token along .s: 0 unless VARLEN, and first_k also with PAGES */
   int64_t rows;             /* rows of o and lse that exist: seq_q, or with VARLEN the sequence's own length */
   int64_t len_q;            /* rows that are computed; rows len_q .. rows-1 get o = 0, lse = -inf */
   int64_t len_k;            /* keys that exist for this sequence: after kv_len or cu_seqlens */
@@ -43,12 +43,15 @@ static inline attn_sequence attn_sequence_of(const attn_problem *problem, const 
   attn_sequence seq = {.b = b, .rows = problem->seq_q, .len_q = problem->seq_q, .len_k = problem->seq_k};
   if (attn_uses(problem, ATTN_USE_VARLEN)) {
     seq.first_q = args->cu_seqlens_q[b];
-    seq.first_k = args->cu_seqlens_k[b];
     seq.rows = seq.len_q = args->cu_seqlens_q[b + 1] - seq.first_q;
+  } else if (attn_uses(problem, ATTN_USE_Q_LEN)) {
+    seq.len_q = args->q_len[b];
+  }
+  if (attn_uses(problem, ATTN_USE_KV_LEN)) {
+    seq.len_k = args->kv_len[b];
+  } else if (attn_uses(problem, ATTN_USE_VARLEN)) {
+    seq.first_k = args->cu_seqlens_k[b];
     seq.len_k = args->cu_seqlens_k[b + 1] - seq.first_k;
-  } else {
-    if (attn_uses(problem, ATTN_USE_Q_LEN)) seq.len_q = args->q_len[b];
-    if (attn_uses(problem, ATTN_USE_KV_LEN)) seq.len_k = args->kv_len[b];
   }
   if (problem->align == ATTN_ALIGN_BOTTOM_RIGHT) seq.offset = seq.len_k - seq.len_q;
   if (problem->align == ATTN_ALIGN_OFFSET) seq.offset = args->offsets[b];
@@ -149,17 +152,27 @@ typedef struct attn_key_run {
 
 /* Keys from key j on until their run ends, and none beyond the sequence. Runs begin and end at multiples of RUN_KEYS, but
  * for the end of the sequence. */
-enum { RUN_KEYS = 16 };
+enum { RUN_KEYS = 16, MOST_PAGE_TOKENS = 1024 };
 static inline int64_t attn_run_keys(const attn_problem *problem, const attn_sequence *seq, int64_t j) {
-  (void)problem;
-  return seq->len_k - j;
+  const int64_t left = seq->len_k - j;
+  return attn_uses(problem, ATTN_USE_PAGES) ? min64(left, problem->page_tokens - j % problem->page_tokens) : left;
+}
+
+static inline attn_key_run attn_page_run_at(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
+                                            int64_t kv_head, int64_t j) {
+  const int64_t page = args->page_table[seq->b * problem->page_table_stride + j / problem->page_tokens];
+  const int64_t token = j % problem->page_tokens;
+  const attn_strides *k = &problem->k_stride, *v = &problem->v_stride;
+  return (attn_key_run){.k = page * k->b + kv_head * k->h + token * k->s,
+                        .v = page * v->b + kv_head * v->h + token * v->s,
+                        .keys = attn_run_keys(problem, seq, j)};
 }
 
 /* The run from key j on, for the KV head of query head h. Some row may see j, or another of its RUN_KEYS keys. */
 static inline attn_key_run attn_key_run_at(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
                                            int64_t h, int64_t j) {
   const int64_t head = attn_kv_head(problem, h), token = seq->first_k + j;
-  (void)args;
+  if (attn_uses(problem, ATTN_USE_PAGES)) return attn_page_run_at(problem, args, seq, head, j);
   return (attn_key_run){.k = attn_row_offset(problem, &problem->k_stride, seq->b, head, token),
                         .v = attn_row_offset(problem, &problem->v_stride, seq->b, head, token),
                         .keys = attn_run_keys(problem, seq, j)};

@@ -43,13 +43,18 @@ static const struct {
 static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_operand_id which) {
   const bool varlen = attn_uses(p, ATTN_USE_VARLEN), precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
   const int64_t batch = varlen ? 1 : p->batch;
-  const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen ? p->total_k : p->seq_k;
+  const bool paged = attn_uses(p, ATTN_USE_PAGES), cached = !paged || p->pages > 0;
+  const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen && !paged ? p->total_k : p->seq_k;
+  const int64_t page_entries = paged && p->page_tokens > 0 ? ceil_div(p->seq_k, p->page_tokens) : 0;
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
 #define FLOATS(type) .dtype = (type), .element_bytes = attn_dtype_bytes(type)
 #define INTEGERS     .element_bytes = sizeof(int32_t)
 #define BYTES        .element_bytes = 1
 #define ROWS(heads, tokens, dim, strides) \
   .extent = {batch, heads, tokens, dim}, .stride = { varlen ? 0 : (strides).b, (strides).h, (strides).s, (strides).d }
+#define CACHE(dim, strides)                                                              \
+  .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
+  .stride = {varlen && !paged ? 0 : (strides).b, (strides).h, (strides).s, (strides).d}
 #define NUMBERS(heads, tokens, strides) \
   .single = true, .extent = {batch, heads, tokens, 1}, .stride = {varlen ? 0 : (strides).b, (strides).h, (strides).s, 1}
 #define PAIRS(strides) \
@@ -73,6 +78,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef INTEGERS
 #undef BYTES
 #undef ROWS
+#undef CACHE
 #undef NUMBERS
 #undef PAIRS
 #undef TABLE

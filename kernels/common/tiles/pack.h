@@ -15,6 +15,11 @@
 
 #include "scores.h"
 
+/* V need not be copied. */
+static bool v_in_place(const attn_problem *p) {
+  return p->dtype_kv == ATTN_F32 && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
+}
+
 typedef struct packed_layout {
   int64_t k, v, bytes; /* offsets of the panels and of copied rows of V in a unit's memory, and its size */
   int64_t v_stride;    /* floats of a copied row of V; 0 = V is read in place */
@@ -25,9 +30,8 @@ static int64_t k_dimensions(const attn_problem *p) { return p->score == ATTN_SCO
 
 /* False if a size overflows. */
 static bool packed_layout_of(const attn_problem *p, packed_layout *at) {
-  const bool v_in_place = p->dtype_kv == ATTN_F32 && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
-  *at = (packed_layout){.v_stride = v_in_place ? 0 : round_up(p->dim_v, VEC_LANES)};
+  *at = (packed_layout){.v_stride = v_in_place(p) ? 0 : round_up(p->dim_v, VEC_LANES)};
   const memory_part parts[] = {{&at->k, keys, float_bytes(k_dimensions(p))}, {&at->v, keys, float_bytes(at->v_stride)}};
   return LAY_OUT(parts, &at->bytes);
 }
@@ -40,10 +44,10 @@ static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args
   const attn_problem *p = &schedule->problem;
   const packed_layout *at = packed_layout_in(schedule);
   packed_keys keys = {.k = floats_at(unit_memory, at->k), .v = floats_at(unit_memory, at->v), .v_stride = at->v_stride};
-  if (at->v_stride == 0 && args->v) {
-    keys.v = (const float *)args->v + attn_key_run_at(p, args, &rows->seq, rows->head, 0).v;
-    keys.v_stride = p->v_stride.s;
-  }
+  if (at->v_stride > 0) return keys;
+  const bool paged = attn_uses(p, ATTN_USE_PAGES);
+  keys.v = paged || !args->v ? NULL : (const float *)args->v + attn_key_run_at(p, args, &rows->seq, rows->head, 0).v;
+  keys.v_stride = p->v_stride.s;
   return keys;
 }
 

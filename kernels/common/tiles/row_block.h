@@ -16,7 +16,7 @@ static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: ex
 /* K and V of one KV head as the tiles read them. */
 typedef struct packed_keys {
   const float *k;   /* [panel][dim_qk][PANEL_KEYS]: keys in lanes; keys beyond the sequence are 0 */
-  const float *v;   /* row of key 0: dim_v floats, readable up to a multiple of VEC_LANES */
+  const float *v;   /* row of key 0: dim_v floats, readable up to a multiple of VEC_LANES; NULL: in place, run by run */
   int64_t v_stride; /* floats from one key's row to the next's */
 } packed_keys;
 

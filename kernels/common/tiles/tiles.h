@@ -102,6 +102,16 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
   store_tile(sum, acc, acc_stride, vecs);
 }
 
+/* V of the keys from `key` on that lie in one run, none from `end` on: as many as *count. */
+static inline float_rows v_rows_from(const row_block *block, int64_t key, int64_t end, int64_t *count) {
+  const packed_keys *keys = &block->keys;
+  *count = end - key;
+  if (keys->v) return (float_rows){keys->v + key * keys->v_stride, keys->v_stride};
+  const attn_key_run run = attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
+  *count = min64(*count, run.keys);
+  return (float_rows){(const float *)block->args->v + run.v, keys->v_stride};
+}
+
 /* The same sums as accumulate_tile, in the same order, but without reading V of keys that a row may not see: their weight is
  * 0, but 0 times NaN is NaN. */
 static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t rows, int64_t begin, int64_t end,
@@ -112,9 +122,10 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
     for (int64_t key = begin; key < end; key++) {
       if (!row_sees(block, row, key)) continue;
       const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
-      const float *v = block->keys.v + key * block->keys.v_stride;
+      int64_t count;
+      const float_rows v = v_rows_from(block, key, key + 1, &count);
       for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES)
-        vec_store(acc + c, vec_fma(weight, vec_load(v + c), vec_load(acc + c)));
+        vec_store(acc + c, vec_fma(weight, vec_load(v.at + c), vec_load(acc + c)));
     }
   }
 }
@@ -144,14 +155,16 @@ static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, 
     accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
     return;
   }
-  float *acc = block->acc + tile_row * block->acc_stride;
-  const float_rows weights = {p, block->score_stride};
-  float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
-  column_strips strips = strips_of(block->acc_stride);
-  for (int64_t vecs; (vecs = next_strip(&strips)) > 0;) {
-    WITH_CONSTANT_VECS(vecs, accumulate_columns, acc, block->acc_stride, weights, v, end - begin)
-    acc += vecs * VEC_LANES;
-    v.at += vecs * VEC_LANES;
+  for (int64_t key = begin, count; key < end; key += count) {
+    float *acc = block->acc + tile_row * block->acc_stride;
+    float_rows v = v_rows_from(block, key, end, &count);
+    const float_rows weights = {p + (key - begin), block->score_stride};
+    column_strips strips = strips_of(block->acc_stride);
+    for (int64_t vecs; (vecs = next_strip(&strips)) > 0;) {
+      WITH_CONSTANT_VECS(vecs, accumulate_columns, acc, block->acc_stride, weights, v, count)
+      acc += vecs * VEC_LANES;
+      v.at += vecs * VEC_LANES;
+    }
   }
 }
 

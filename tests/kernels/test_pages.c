@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT */
+/* Keys and values in pages: for every kernel the bits of dense tensors, whatever size and order the pages have. Tokens
+ * beyond a sequence's length hold NaN, and table entries of pages that no query sees name no page. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/indexing.h"
+#include "tests/support/support.h"
+
+/* A paged copy of a dense problem's keys and values. */
+typedef struct paged {
+  attn_problem problem;
+  attn_args args;
+  char *k, *v;
+  int32_t *table;
+} paged;
+
+static int64_t pages_of(const attn_problem *p, int64_t tokens) { return (p->seq_k + tokens - 1) / tokens; }
+
+/* Page `n` of the pool in shuffled order: 7919 is prime, so that each comes up once unless the pool has a multiple. */
+static int64_t place_of(int64_t n, int64_t pages, bool shuffled) { return shuffled ? n * 7919 % pages : n; }
+
+static void copy_page(const attn_problem *dense, const paged *to, int64_t b, int64_t at) {
+  const attn_problem *p = &to->problem;
+  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
+  const int64_t page = to->table[b * p->page_table_stride + at];
+  for (int64_t h = 0; h < p->heads_kv; h++)
+    for (int64_t i = 0; i < p->page_tokens && at * p->page_tokens + i < to->args.kv_len[b]; i++) {
+      const int64_t j = at * p->page_tokens + i;
+      const attn_strides *k = &dense->k_stride, *v = &dense->v_stride;
+      memcpy(to->k + (size_t)(page * p->k_stride.b + h * p->k_stride.h + i * p->k_stride.s) * bytes,
+             (const char *)to->args.k + (size_t)(b * k->b + h * k->h + j * k->s) * bytes, (size_t)p->dim_qk * bytes);
+      memcpy(to->v + (size_t)(page * p->v_stride.b + h * p->v_stride.h + i * p->v_stride.s) * bytes,
+             (const char *)to->args.v + (size_t)(b * v->b + h * v->h + j * v->s) * bytes, (size_t)p->dim_v * bytes);
+    }
+}
+
+/* Heads of a token side by side, where heads_first is false. */
+static void set_layout(attn_problem *p, bool heads_first) {
+  if (heads_first) return;
+  p->k_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_qk, p->dim_qk, p->heads_kv * p->dim_qk, 1};
+  p->v_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_v, p->dim_v, p->heads_kv * p->dim_v, 1};
+}
+
+static paged paged_copy(const attn_problem *dense, const attn_args *args, int64_t tokens, bool shuffled) {
+  paged to = {.problem = *dense, .args = *args};
+  const int64_t of_each = pages_of(dense, tokens), pages = dense->batch * of_each + 1;
+  attn_problem_set_pages(&to.problem, tokens, pages);
+  assert_int_equal(to.problem.page_table_stride, of_each);
+  set_layout(&to.problem, !shuffled);
+  const size_t page_bytes = (size_t)(tokens * dense->heads_kv) * attn_dtype_bytes(dense->dtype_kv);
+  to.k = malloc((size_t)pages * page_bytes * (size_t)dense->dim_qk);
+  to.v = malloc((size_t)pages * page_bytes * (size_t)dense->dim_v);
+  to.table = malloc((size_t)(dense->batch * of_each) * sizeof *to.table);
+  assert_true(to.k && to.v && to.table);
+  memset(to.k, 0xff, (size_t)pages * page_bytes * (size_t)dense->dim_qk); /* NaN */
+  memset(to.v, 0xff, (size_t)pages * page_bytes * (size_t)dense->dim_v);
+  for (int64_t b = 0; b < dense->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(dense, args, b);
+    const attn_key_range used = attn_keys_of_sequence(dense, args, &seq, b);
+    for (int64_t at = 0; at < of_each; at++) {
+      const bool needed = used.begin < (at + 1) * tokens && at * tokens < used.end;
+      to.table[b * of_each + at] = needed ? (int32_t)place_of(b * of_each + at, pages, shuffled) : INT32_MIN;
+      if (needed) copy_page(dense, &to, b, at);
+    }
+  }
+  to.args.k = to.k;
+  to.args.v = to.v;
+  to.args.page_table = to.table;
+  return to;
+}
+
+static void free_paged(const paged *p) {
+  free(p->k);
+  free(p->v);
+  free(p->table);
+}
+
+/* Pages of every size and order. */
+static void same_bits_in_pages_of(const char *kernel, const attn_problem *p, const attn_args *extra) {
+  static const int64_t sizes[] = {16, 48, 64, 256, 1024};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  test_data dense = test_data_create(p, 71);
+  dense.args.kv_len = extra->kv_len;
+  dense.args.offsets = extra->offsets;
+  test_ok(test_run(p, &dense.args, &options));
+  for (size_t i = 0; i < COUNT(sizes); i++)
+    for (int shuffled = 0; shuffled < 2; shuffled++) {
+      if (test_few() && shuffled != (int)i % 2) continue;
+      const paged other = paged_copy(p, &dense.args, sizes[i], shuffled);
+      test_data result = test_data_share_inputs(&other.problem, &(test_data){.args = other.args});
+      test_ok(test_run(&other.problem, &result.args, &options));
+      if (memcmp(result.args.o, dense.args.o, dense.o_bytes) || memcmp(result.args.lse, dense.args.lse, dense.lse_bytes))
+        fail_msg("%s: the bits differ in %s pages of %d tokens, %d queries, dims %d and %d", kernel,
+                 shuffled ? "shuffled" : "ordered", (int)sizes[i], (int)p->seq_q, (int)p->dim_qk, (int)p->dim_v);
+      test_data_destroy_outputs(&result);
+      free_paged(&other);
+    }
+  test_data_destroy(&dense);
+}
+
+/* Libraries may refuse pages; kernels of this library take what they take at one stride. */
+static bool takes_pages(const char *kernel, const attn_problem *p) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  attn_problem pages = *p;
+  attn_problem_set_pages(&pages, 16, 1);
+  if (attn_kernel_rejects(info, p)) return false;
+  const char *reason = attn_kernel_rejects(info, &pages);
+  if (reason && !info->library[0]) fail_msg("%s refuses pages: %s", kernel, reason);
+  return !reason;
+}
+
+/* Prefill with tails everywhere, under a causal mask and in a narrow window, and decode of one and more rows, of head
+ * dimensions for which it has loops of its own and of others. */
+static void pages_change_no_bit(const char *kernel) {
+  static const struct {
+    int64_t heads_q, seq_q, seq_k, dim_qk, dim_v, left, right;
+  } shapes[] = {
+      {2, 70, 293, 37, 29, -1, 0},    {2, 131, 310, 64, 64, -1, -1},  {2, 40, 1093, 64, 32, 30, 0},
+      {1, 1, 1093, 64, 64, -1, -1},   {4, 1, 1093, 128, 128, -1, -1}, {8, 1, 293, 64, 64, -1, 0},
+      {2, 3, 1293, 40, 100, 700, -1}, {4, 2, 293, 32, 96, 20, -1},
+  };
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+  int taken = 0;
+  for (size_t i = 0; i < COUNT(shapes); i++)
+    for (size_t type = 0; type < COUNT(dtypes); type++) {
+      attn_problem p;
+      attn_problem_init(&p, 3, 2 * shapes[i].heads_q, 2, shapes[i].seq_q, shapes[i].seq_k, shapes[i].dim_qk,
+                        shapes[i].dim_v);
+      p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
+      p.window_left = shapes[i].left;
+      p.window_right = shapes[i].right;
+      p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+      p.scale *= 8; /* so that references move */
+      p.uses = ATTN_USE_LSE | ATTN_USE_KV_LEN;
+      if (!takes_pages(kernel, &p)) continue;
+      const int32_t kv_len[] = {(int32_t)p.seq_k, (int32_t)p.seq_k - 36, i % 2 ? 0 : 64};
+      same_bits_in_pages_of(kernel, &p, &(attn_args){.kv_len = kv_len});
+      taken++;
+    }
+  if (taken == 0 && !attn_kernel_find(kernel)->library[0]) fail_msg("%s takes none of the problems", kernel);
+}
+KERNEL_TEST(pages_change_no_bit)
+
+/* NaN and infinity in keys that some rows may see: such rows are computed again, from pages as well. */
+static void pages_change_no_bit_beside_nan(const char *kernel) {
+  for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
+    for (int64_t seq_q = 1; seq_q <= 65; seq_q += 64) {
+      attn_problem p;
+      attn_problem_init(&p, 1, 4, 2, seq_q, 100, 64, 64);
+      p.dtype_q = p.dtype_kv = p.dtype_o = (attn_dtype)dtype;
+      attn_problem_set_causal(&p, ATTN_ALIGN_OFFSET);
+      p.uses = ATTN_USE_KV_LEN;
+      if (!takes_pages(kernel, &p)) continue;
+      const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+      test_data dense = test_data_create(&p, 5);
+      const int32_t kv_len[] = {100}, offsets[] = {30};
+      dense.args.kv_len = kv_len;
+      dense.args.offsets = offsets;
+      attn_store_f32((void *)(uintptr_t)dense.args.v, p.dtype_kv, 40 * 64 + 3, NAN);
+      attn_store_f32((void *)(uintptr_t)dense.args.v, p.dtype_kv, 20 * 64 + 5, INFINITY);
+      test_ok(test_run(&p, &dense.args, &options));
+      const paged other = paged_copy(&p, &dense.args, 48, true);
+      test_data result = test_data_share_inputs(&other.problem, &(test_data){.args = other.args});
+      test_ok(test_run(&other.problem, &result.args, &options));
+      if (memcmp(result.args.o, dense.args.o, dense.o_bytes)) fail_msg("%s: bits differ beside NaN", kernel);
+      test_data_destroy_outputs(&result);
+      free_paged(&other);
+      test_data_destroy(&dense);
+    }
+}
+KERNEL_TEST(pages_change_no_bit_beside_nan)
+
+/* Prompts, a chunk with a past, a single token and a sequence without new tokens in one call of packed queries: each row has
+ * the bits of its sequence alone. */
+static void packed_queries_over_pages(const char *kernel) {
+  enum { SEQUENCES = 5, TOKENS = 32, DIM = 64, HEADS = 4, KV_HEADS = 2 };
+  static const int32_t queries[SEQUENCES] = {7, 3, 1, 0, 5}, keys[SEQUENCES] = {7, 200, 130, 90, 33};
+  int32_t cu[SEQUENCES + 1] = {0};
+  for (int b = 0; b < SEQUENCES; b++) cu[b + 1] = cu[b] + queries[b];
+  for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
+    attn_problem rows; /* dense keys, padded queries: only to make pages from */
+    attn_problem_init(&rows, SEQUENCES, HEADS, KV_HEADS, 7, 200, DIM, DIM);
+    rows.dtype_q = rows.dtype_kv = rows.dtype_o = (attn_dtype)dtype;
+    attn_problem_set_causal(&rows, ATTN_ALIGN_BOTTOM_RIGHT);
+    rows.uses = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN;
+    test_data data = test_data_create(&rows, 3);
+    data.args.kv_len = keys;
+    data.args.q_len = queries;
+    const paged pages = paged_copy(&rows, &data.args, TOKENS, true);
+    attn_problem packed = rows;
+    packed.uses = 0;
+    attn_problem_set_varlen(&packed, cu[SEQUENCES], 0);
+    packed.k_stride = pages.problem.k_stride;
+    packed.v_stride = pages.problem.v_stride;
+    packed.uses |= ATTN_USE_PAGES | ATTN_USE_KV_LEN;
+    packed.page_tokens = TOKENS;
+    packed.pages = pages.problem.pages;
+    packed.page_table_stride = pages.problem.page_table_stride;
+    if (takes_pages(kernel, &rows) && !attn_kernel_rejects(attn_kernel_find(kernel), &packed)) {
+      const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+      test_data all = {.args = pages.args};
+      all.args.q_len = NULL;
+      all.args.cu_seqlens_q = cu;
+      packed.seq_q = 7;
+      const size_t bytes = (size_t)cu[SEQUENCES] * HEADS * DIM * attn_dtype_bytes(packed.dtype_o);
+      all.args.o = malloc(bytes);
+      assert_non_null(all.args.o);
+      test_ok(test_run(&packed, &all.args, &options));
+      for (int b = 0; b < SEQUENCES; b++) {
+        if (queries[b] == 0) continue;
+        attn_problem one = packed;
+        one.batch = 1;
+        one.total_q = one.seq_q = queries[b];
+        const int32_t own[] = {0, queries[b]};
+        const int64_t first = (int64_t)cu[b] * HEADS * DIM * (int64_t)attn_dtype_bytes(packed.dtype_o);
+        attn_args args = all.args;
+        args.cu_seqlens_q = own;
+        args.kv_len = &keys[b];
+        args.page_table = pages.table + b * packed.page_table_stride;
+        args.q = (const char *)args.q + first;
+        const size_t own_bytes = (size_t)queries[b] * HEADS * DIM * attn_dtype_bytes(packed.dtype_o);
+        args.o = malloc(own_bytes);
+        assert_non_null(args.o);
+        test_ok(test_run(&one, &args, &options));
+        if (memcmp(args.o, (const char *)all.args.o + first, own_bytes))
+          fail_msg("%s: the bits of packed sequence %d depend on the others", kernel, b);
+        free(args.o);
+      }
+      free(all.args.o);
+    }
+    free_paged(&pages);
+    test_data_destroy(&data);
+  }
+}
+KERNEL_TEST(packed_queries_over_pages)
