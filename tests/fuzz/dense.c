@@ -50,14 +50,30 @@ static double *copy_rows(const void *data, attn_dtype dtype, const attn_strides 
   return copy;
 }
 
+static int64_t start_of(const attn_strides *stride, bool varlen, int64_t b, int64_t h, int64_t token) {
+  return (varlen ? 0 : b * stride->b) + h * stride->h + token * stride->s;
+}
+
+/* The rows of a sequence's keys of KV head `kv`, from packed token `first` on, or from its pages. */
+static double *copy_keys(const attn_problem *p, const attn_args *a, const void *data, const attn_strides *stride, int64_t b,
+                         int64_t kv, int64_t first, int64_t rows, int64_t dim) {
+  if (!(p->uses & ATTN_USE_PAGES))
+    return copy_rows(data, p->dtype_kv, stride, start_of(stride, p->uses & ATTN_USE_VARLEN, b, kv, first), rows, dim);
+  double *copy = calloc((size_t)(rows * dim) + 1, sizeof *copy);
+  if (!copy) abort();
+  for (int64_t s = 0; data && s < rows; s++)
+    for (int64_t d = 0; d < dim; d++) {
+      const int64_t page = a->page_table[b * p->page_table_stride + s / p->page_tokens];
+      const int64_t at = page * stride->b + kv * stride->h + s % p->page_tokens * stride->s;
+      copy[s * dim + d] = load(data, p->dtype_kv, at + d * stride->d);
+    }
+  return copy;
+}
+
 /* The first packed token of a sequence; sets the number of its tokens. */
 static int64_t packed(const int32_t *starts, int64_t b, int64_t *count) {
   *count = starts[b + 1] - starts[b];
   return starts[b];
-}
-
-static int64_t start_of(const attn_strides *stride, bool varlen, int64_t b, int64_t h, int64_t token) {
-  return (varlen ? 0 : b * stride->b) + h * stride->h + token * stride->s;
 }
 
 static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int64_t h) {
@@ -65,16 +81,15 @@ static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int6
   const bool varlen = p->uses & ATTN_USE_VARLEN, reads_qk = p->score != ATTN_SCORE_PRECOMPUTED;
   const int64_t kv = h * p->heads_kv / p->heads_q;
   const int64_t first_q = varlen ? packed(a->cu_seqlens_q, b, &t.queries) : 0;
-  const int64_t first_k = varlen ? packed(a->cu_seqlens_k, b, &t.keys) : 0;
+  const int64_t first_k = varlen && !(p->uses & ATTN_USE_PAGES) ? packed(a->cu_seqlens_k, b, &t.keys) : 0;
   t.seq_q = t.queries;
   t.seq_k = t.keys;
   if (p->uses & ATTN_USE_Q_LEN) t.queries = a->q_len[b];
   if (p->uses & ATTN_USE_KV_LEN) t.keys = a->kv_len[b];
   t.q = copy_rows(reads_qk ? a->q : NULL, p->dtype_q, &p->q_stride, start_of(&p->q_stride, varlen, b, h, first_q), t.queries,
                   p->dim_qk);
-  t.k = copy_rows(reads_qk ? a->k : NULL, p->dtype_kv, &p->k_stride, start_of(&p->k_stride, varlen, b, kv, first_k), t.keys,
-                  p->dim_qk);
-  t.v = copy_rows(a->v, p->dtype_kv, &p->v_stride, start_of(&p->v_stride, varlen, b, kv, first_k), t.keys, p->dim_v);
+  t.k = copy_keys(p, a, reads_qk ? a->k : NULL, &p->k_stride, b, kv, first_k, t.keys, p->dim_qk);
+  t.v = copy_keys(p, a, a->v, &p->v_stride, b, kv, first_k, t.keys, p->dim_v);
   const size_t pairs = (size_t)(t.seq_q * t.seq_k) + 1;
   t.score = calloc(pairs, sizeof *t.score);
   t.magnitude = calloc(pairs, sizeof *t.magnitude);

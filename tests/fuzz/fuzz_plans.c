@@ -41,8 +41,9 @@ static attn_problem read_problem(fuzz_bytes *bytes) {
   attn_problem_init(&p, batch, heads, heads_kv, read_number(bytes), read_number(bytes), read_number(bytes),
                     read_number(bytes));
   p.uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
-  if (fuzz_byte(bytes) < 0xf0) p.uses &= (ATTN_USE_SCORE_WEIGHT << 1) - 1;
+  if (fuzz_byte(bytes) < 0xf0) p.uses &= (ATTN_USE_PAGES << 1) - 1;
   if (p.uses & ATTN_USE_VARLEN) attn_problem_set_varlen(&p, read_number(bytes), read_number(bytes));
+  if (p.uses & ATTN_USE_PAGES) attn_problem_set_pages(&p, read_number(bytes), read_number(bytes));
   const uint8_t types = fuzz_byte(bytes), words = fuzz_byte(bytes);
   p.dtype_kv = (attn_dtype)(types & 3);
   p.dtype_q = types & 4 ? p.dtype_kv : (attn_dtype)(types >> 3 & 3);

@@ -74,8 +74,9 @@ static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
   p->uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
-  p->uses &= (ATTN_USE_SCORE_WEIGHT << 1) - 1;
+  p->uses &= (ATTN_USE_PAGES << 1) - 1;
   if (p->uses & ATTN_USE_VARLEN) p->uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN);
+  if (p->uses & ATTN_USE_PAGES) p->uses |= ATTN_USE_KV_LEN;
   if ((p->uses & ATTN_USE_ROW_LEN) && p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_TOP_LEFT;
   if (p->score == ATTN_SCORE_ADDITIVE) p->uses |= ATTN_USE_SCORE_WEIGHT;
 }
@@ -121,13 +122,24 @@ static attn_score_strides pair_stride(const fuzz_tensor *t) {
 
 static size_t bytes_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
 
+/* Pages of a few sizes, fewer or more than the sequences need. */
+static void read_pages(fuzz_bytes *bytes, attn_problem *p) {
+  if (!(p->uses & ATTN_USE_PAGES)) return;
+  const uint8_t choice = fuzz_byte(bytes);
+  p->page_tokens = 16 * (1 + choice % 5);
+  p->page_table_stride = (p->seq_k + p->page_tokens - 1) / p->page_tokens + (choice >> 3 & 1);
+  p->pages = 1 + (choice >> 4) % (1 + p->batch * p->page_table_stride);
+  if (choice >= 0xf0) p->page_table_stride = 0;
+}
+
 static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   attn_problem *p = &f->problem;
   const bool packed = p->uses & ATTN_USE_VARLEN;
   const int64_t batch = packed ? 1 : p->batch, queries = packed ? p->total_q : p->seq_q;
-  const int64_t keys = packed ? p->total_k : p->seq_k;
-  const int64_t q[] = {batch, p->heads_q, queries, p->dim_qk}, k[] = {batch, p->heads_kv, keys, p->dim_qk};
-  const int64_t v[] = {batch, p->heads_kv, keys, p->dim_v}, o[] = {batch, p->heads_q, queries, p->dim_v};
+  const bool paged = p->uses & ATTN_USE_PAGES;
+  const int64_t places = paged ? p->pages : batch, keys = paged ? p->page_tokens : packed ? p->total_k : p->seq_k;
+  const int64_t q[] = {batch, p->heads_q, queries, p->dim_qk}, k[] = {places, p->heads_kv, keys, p->dim_qk};
+  const int64_t v[] = {places, p->heads_kv, keys, p->dim_v}, o[] = {batch, p->heads_q, queries, p->dim_v};
   const int64_t lse[] = {batch, p->heads_q, queries, 1};
   read_tensor(bytes, &f->tensor[FUZZ_Q], bytes_of(p->dtype_q), q, MAY_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_K], bytes_of(p->dtype_kv), k, MAY_BROADCAST);
@@ -164,6 +176,8 @@ static void set_tables(fuzz_problem *f) {
   set_table(&f->tensor[FUZZ_CU_K], 1, p->batch + 1, 0);
   const fuzz_name per_batch[] = {FUZZ_KV_LEN, FUZZ_Q_LEN, FUZZ_OFFSETS};
   for (int i = 0; i < 3; i++) set_table(&f->tensor[per_batch[i]], 1, p->batch, 0);
+  const int64_t tokens = p->page_tokens > 0 ? p->page_tokens : 1; /* 0: no pages */
+  set_table(&f->tensor[FUZZ_PAGE_TABLE], p->batch, (p->seq_k + tokens - 1) / tokens, p->page_table_stride);
   set_table(&f->tensor[FUZZ_SLOPES], 1, p->heads_q, 0);
   set_table(&f->tensor[FUZZ_SINKS], 1, p->heads_q, 0);
 }
@@ -215,10 +229,11 @@ static bool is_used(const attn_problem *p, int tensor) {
       [FUZZ_BIAS] = ATTN_USE_BIAS,     [FUZZ_MASK] = ATTN_USE_MASK,   [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
       [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN, [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
       [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN, [FUZZ_LSE] = ATTN_USE_LSE,
-      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS,
+      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS, [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
   };
   if (tensor == FUZZ_SCORES) return p->score == ATTN_SCORE_PRECOMPUTED;
   if (tensor == FUZZ_Q || tensor == FUZZ_K) return p->score != ATTN_SCORE_PRECOMPUTED;
+  if (tensor == FUZZ_CU_K && p->uses & ATTN_USE_PAGES) return false;
   if (tensor == FUZZ_OFFSETS) return p->align == ATTN_ALIGN_OFFSET;
   return !bits[tensor] || (p->uses & bits[tensor]);
 }
@@ -347,6 +362,17 @@ static void fill_offsets(const fuzz_tensor *t, int64_t keys) {
     ints(t)[i] = random_below(8) ? (int32_t)(random_below(2 * keys + 2) - keys / 2) : extreme[random_below(4)];
 }
 
+/* Any pages, also the same ones twice. Entries behind all lengths name none. */
+static void fill_page_table(fuzz_problem *f) {
+  const attn_problem *p = &f->problem;
+  const fuzz_tensor *t = &f->tensor[FUZZ_PAGE_TABLE];
+  const int32_t *kv_len = ints(&f->tensor[FUZZ_KV_LEN]);
+  for (int64_t i = 0; t->data && i < (int64_t)(t->bytes / 4); i++) ints(t)[i] = -1;
+  for (int64_t b = 0; t->data && b < p->batch; b++)
+    for (int64_t at = 0; at * p->page_tokens < kv_len[b]; at++)
+      ints(t)[b * p->page_table_stride + at] = (int32_t)random_below(p->pages);
+}
+
 static void fill_all_lengths(fuzz_problem *f) {
   const attn_problem *p = &f->problem;
   fill_lengths(&f->tensor[FUZZ_KV_LEN], p->seq_k);
@@ -355,6 +381,7 @@ static void fill_all_lengths(fuzz_problem *f) {
   fill_starts(&f->tensor[FUZZ_CU_Q], p->batch, p->seq_q, p->total_q);
   fill_starts(&f->tensor[FUZZ_CU_K], p->batch, p->seq_k, p->total_k);
   fill_offsets(&f->tensor[FUZZ_OFFSETS], p->seq_k);
+  fill_page_table(f);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------------------------- */
@@ -363,14 +390,15 @@ static const void *first_of(const fuzz_tensor *t) { return t->data ? t->data + t
 
 static void set_args(fuzz_problem *f) {
   const fuzz_tensor *t = f->tensor;
-  f->args = ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
-                        .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
-                        .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]),
-                        .scores = first_of(&t[FUZZ_SCORES]), .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
-                        .kv_len = first_of(&t[FUZZ_KV_LEN]), .q_len = first_of(&t[FUZZ_Q_LEN]),
-                        .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
-                        .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
-                        .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]), );
+  f->args =
+      ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
+                  .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
+                  .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]), .scores = first_of(&t[FUZZ_SCORES]),
+                  .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]), .kv_len = first_of(&t[FUZZ_KV_LEN]),
+                  .q_len = first_of(&t[FUZZ_Q_LEN]), .row_len = first_of(&t[FUZZ_ROW_LEN]),
+                  .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]), .cu_seqlens_k = first_of(&t[FUZZ_CU_K]),
+                  .offsets = first_of(&t[FUZZ_OFFSETS]), .alibi_slopes = first_of(&t[FUZZ_SLOPES]),
+                  .sinks = first_of(&t[FUZZ_SINKS]), .page_table = first_of(&t[FUZZ_PAGE_TABLE]), );
 }
 
 static void read_structure(fuzz_bytes *bytes, fuzz_problem *f) {
@@ -384,6 +412,7 @@ static void read_structure(fuzz_bytes *bytes, fuzz_problem *f) {
     p->total_q = p->batch * p->seq_q * (total & 15) / 15 + (total >> 6);
     p->total_k = p->batch * p->seq_k * (total >> 2 & 15) / 15 + (total >> 6);
   }
+  read_pages(bytes, p);
   if (weight & 1) p->score_weight_stride_h = p->dim_qk + weight / 64;
 }
 

@@ -29,6 +29,7 @@ typedef enum fuzz_name {
   FUZZ_CU_Q,
   FUZZ_CU_K,
   FUZZ_OFFSETS,
+  FUZZ_PAGE_TABLE,
   FUZZ_SLOPES,
   FUZZ_SINKS,
   FUZZ_INPUTS,
