@@ -126,10 +126,9 @@ enum {
   ATTN_USE_KV_LEN = 1 << 3,  /**< args.kv_len: keys of each batch */
   ATTN_USE_Q_LEN = 1 << 4,   /**< args.q_len: queries of each batch */
   ATTN_USE_ROW_LEN = 1 << 5, /**< args.row_len: keys of each query row; with TOP_LEFT or OFFSET alignment only */
-  ATTN_USE_VARLEN =
-      1 << 6, /**< args.cu_seqlens_q and _k: packed sequences; excludes Q_LEN and ROW_LEN, and KV_LEN without PAGES */
-  ATTN_USE_ALIBI = 1 << 7,        /**< args.alibi_slopes: minus slope times distance (Press et al. 2022, arXiv:2108.12409) */
-  ATTN_USE_SINKS = 1 << 8,        /**< args.sinks: one more logit per head in the denominator */
+  ATTN_USE_VARLEN = 1 << 6, /**< args.cu_seqlens_q and _k: packed sequences; excludes Q_LEN, ROW_LEN, KV_LEN but for PAGES */
+  ATTN_USE_ALIBI = 1 << 7,  /**< args.alibi_slopes: minus slope times distance (Press et al. 2022, arXiv:2108.12409) */
+  ATTN_USE_SINKS = 1 << 8,  /**< args.sinks: one more logit per head in the denominator */
   ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
   ATTN_USE_PAGES = 1 << 10,       /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
 };
@@ -239,8 +238,7 @@ typedef struct attn_args {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
 
   const void *q; /**< Queries [batch][heads_q][seq_q][dim_qk] by q_stride. */
-  const void
-      *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride; with PAGES [pages][heads_kv][page_tokens][dim_qk]. */
+  const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride, or [pages][heads_kv][page_tokens][dim_qk]. */
   const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride, likewise. */
   void *o;       /**< Output [batch][heads_q][seq_q][dim_v] by o_stride. */
   float *lse;    /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an
@@ -256,13 +254,12 @@ typedef struct attn_args {
   const int32_t *row_len;      /**< Keys of each query: [batch][seq_q], dense, each in 0..seq_k. */
   const int32_t *cu_seqlens_q; /**< Where each sequence begins among the packed queries: [batch + 1], not decreasing, within
                                   0..total_q, in steps of at most seq_q. */
-  const int32_t
-      *cu_seqlens_k;      /**< Where each sequence begins among the packed keys: [batch + 1], likewise; NULL with PAGES. */
-  const int32_t *offsets; /**< For ATTN_ALIGN_OFFSET only: key position of query 0, [batch]; any value. */
-  const float *alibi_slopes; /**< ALiBi slope of each query head: [heads_q]. */
-  const float *sinks;        /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
-  const int32_t *page_table; /**< Pages of each sequence, in order: [batch][..] by page_table_stride, each in 0..pages-1.
-                                Entries of pages that no query sees are not read. */
+  const int32_t *cu_seqlens_k; /**< Where each sequence begins among the packed keys: [batch + 1]; NULL with PAGES. */
+  const int32_t *offsets;      /**< For ATTN_ALIGN_OFFSET only: key position of query 0, [batch]; any value. */
+  const float *alibi_slopes;   /**< ALiBi slope of each query head: [heads_q]. */
+  const float *sinks;          /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
+  const int32_t *page_table;   /**< Pages of each sequence, in order: [batch][..] by page_table_stride, each in 0..pages-1.
+                                  Entries of pages that no query sees are not read. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */
