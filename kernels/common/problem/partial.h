@@ -13,7 +13,7 @@
 
 static const double LOG2_E_DOUBLE = 0x1.71547652b82fep+0;
 
-/* What two states are multiplied by, and the reference of their sum. */
+/* The factors of two states, and the reference of their sum. */
 typedef struct partial_weights {
   double reference;
   float earlier, later;
