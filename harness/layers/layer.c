@@ -9,7 +9,6 @@
 #include "cases/case.h"
 #include "data/generate.h"
 #include "layers/layer.h"
-#include "layers/mha_oracle.h"
 
 enum { SEEDED_ROWS = 48, ALL_ROWS = 96 };
 
@@ -156,7 +155,8 @@ bench_layer *bench_layer_open(const bench_case *bench) {
   bench_layer *layer = calloc(1, sizeof *layer);
   if (!layer) return NULL;
   const bench_layer_functions *functions = functions_of(bench);
-  layer->data = (bench_layer_data){.bench = bench, .functions = functions, .shape = functions->shape(bench)};
+  layer->data =
+      (bench_layer_data){.bench = bench, .functions = functions, .shape = functions->shape(bench), .kept = &layer->kept};
   if (allocate(layer)) {
     if (functions->prepare) functions->prepare(&layer->data);
     if (keep_inputs(layer)) return layer;
@@ -167,7 +167,7 @@ bench_layer *bench_layer_open(const bench_case *bench) {
 
 void bench_layer_close(bench_layer *layer) {
   if (!layer) return;
-  mha_oracle_destroy(layer->data.oracle);
+  bench_forget(&layer->kept);
   void *const memory[] = {layer->data.x,     layer->data.weights, layer->data.biases,
                           layer->y_memory,   layer->all_x,        layer->row_memory,
                           layer->rows.value, layer->rows.limit,   layer};

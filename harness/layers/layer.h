@@ -8,7 +8,7 @@
 #include "attn/product.h"
 #include "cases/layer_info.h"
 #include "check/check.h"
-#include "src/nn/ref/nn_oracle_f64.h"
+#include "kernels/ref/nn_oracle_f64.h"
 
 /* Inputs, weights and the rows to check of one case. */
 typedef struct bench_layer bench_layer;
@@ -67,15 +67,22 @@ typedef struct bench_layer_shape {
   int64_t weights, biases; /* in all matrices, and in all biases */
 } bench_layer_shape;
 
+/* Keys and values that self-attention projects from one sequence of x, in float64: the same for every kernel. */
+typedef struct bench_kept {
+  int64_t batch;
+  attn_nn_field kv[2];
+} bench_kept;
+void bench_forget(bench_kept *kept);
+
 /* One layer's data, made from the case's seed. */
 typedef struct bench_layer_data {
   const bench_layer_functions *functions;
   const bench_case *bench;
   bench_layer_shape shape;
-  float *x, *y;              /* x: normal numbers */
-  float *weights;            /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
-  float *biases;             /* a fifth of normal numbers */
-  struct mha_oracle *oracle; /* with has_mha: kept from one kernel to the next */
+  float *x, *y;     /* x: normal numbers */
+  float *weights;   /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
+  float *biases;    /* a fifth of normal numbers */
+  bench_kept *kept; /* from one kernel to the next */
 } bench_layer_data;
 
 /* Rows of the output in float64 with their limits: value[i][c] may be missed by limit[i][c]. */
@@ -121,7 +128,6 @@ struct bench_layer_functions {
   size_t (*workspace)(const bench_layer_trial *trial); /* NULL: 0 bytes */
   attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
   attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns] */
-  bool has_mha;                                        /* begins with multi-head self-attention of x */
 };
 
 #define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
@@ -144,6 +150,7 @@ attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void 
 enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
 struct bench_layer {
   bench_layer_data data;
+  bench_kept kept;
   bench_layer_rows rows; /* to check */
   int64_t *row_memory;
   float *y_memory; /* [guard][y][guard] */
@@ -187,8 +194,7 @@ int64_t bench_mha_weights(const bench_case *bench);
 int64_t bench_mha_biases(const bench_case *bench);
 attn_mha_weights bench_mha_weights_of(const bench_layer_data *data);
 
-/* The self-attention of x: its oracle, NULL if memory is short; and from it the chosen rows. */
-struct mha_oracle *bench_mha_oracle_of(const bench_layer_data *data);
+/* The self-attention of x. */
 attn_nn_field bench_mha_expect(const bench_chosen *chosen);
 
 /* Cross-attention to x, with queries from `batch` sequences of seq_q rows. */
@@ -198,7 +204,6 @@ attn_nn_field bench_cross_expect(const bench_chosen *chosen, const attn_mha_weig
 int64_t bench_feed_forward_weights(const bench_case *bench);
 int64_t bench_feed_forward_biases(const bench_case *bench);
 attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
-attn_nn_field bench_feed_forward_expect(const attn_feed_forward_config *config, const attn_nn_field *x);
 
 /* A layer norm whose gain and bias begin at `bias_at` of the biases. */
 attn_norm bench_norm_at(const bench_layer_data *data, int64_t bias_at);

@@ -6,16 +6,23 @@
 #include "attn/extend.h"
 #include "layers/layer.h"
 
-/* One head in float64, for the chosen queries. */
-static attn_nn_attention one_head(const bench_chosen *c, const float *weight) {
-  return (attn_nn_attention){.batch = 1,
-                             .heads_q = 1,
-                             .heads_kv = 1,
-                             .seq_q = c->count,
-                             .seq_k = c->data->bench->problem.seq_k,
-                             .score = c->data->bench->problem.score,
-                             .weight = weight,
-                             .numerics = *c->numerics};
+/* The chosen queries in float64. The shape has one sequence. */
+static attn_nn_attention chosen_attention(const bench_chosen *c, int64_t heads) {
+  const attn_problem *p = &c->data->bench->problem;
+  attn_nn_attention attention = {.numerics = *c->numerics, .row = c->row, .rows = c->count};
+  attn_problem_init(&attention.problem, 1, heads, heads, p->seq_q, p->seq_k, p->dim_qk, p->dim_v);
+  attention.problem.score = p->score;
+  return attention;
+}
+
+/* One head with weights of the score. */
+static attn_nn_field one_head(const bench_chosen *c, const float *weight, attn_nn_field *q, attn_nn_field *k,
+                              attn_nn_field *v) {
+  const attn_args args = {.score_weight = weight};
+  attn_nn_attention attention = chosen_attention(c, 1);
+  attention.args = &args;
+  attention.problem.uses = ATTN_USE_SCORE_WEIGHT;
+  return bench_attend(&attention, q, k, v);
 }
 
 /* ---- Additive attention: x is queries, keys and values; hidden is dim_qk ---- */
@@ -80,8 +87,7 @@ static attn_nn_field additive_expect(const bench_chosen *c) {
   attn_nn_field q = bench_chosen_x(c), k = bench_take(keys, NULL, p->seq_k), v = bench_take(values, NULL, p->seq_k);
   q = bench_then(bench_apply(&q, config.query, p->dim_qk), &q);
   k = bench_then(bench_apply(&k, config.key, p->dim_qk), &k);
-  const attn_nn_attention attention = one_head(c, config.score_weight);
-  return bench_attend(&attention, &q, &k, &v);
+  return one_head(c, config.score_weight, &q, &k, &v);
 }
 
 const bench_layer_functions bench_layer_additive = {.shape = additive_shape,
@@ -139,8 +145,7 @@ static attn_nn_field regression_expect(const bench_chosen *c) {
   const bench_sequence values = {data->x + regression_values_at(data->bench), p->seq_k, p->dim_v, 0};
   attn_nn_field q = bench_take(queries, c->row, c->count), k = bench_take(points, NULL, p->seq_k),
                 v = bench_take(values, NULL, p->seq_k);
-  const attn_nn_attention attention = one_head(c, data->weights);
-  return bench_attend(&attention, &q, &k, &v);
+  return one_head(c, data->weights, &q, &k, &v);
 }
 
 const bench_layer_functions bench_layer_regression = {.shape = regression_shape,
@@ -249,7 +254,7 @@ static attn_status synthesizer_run(bench_layer_trial *trial, void *workspace, si
   return attn_synthesizer_run(trial->layer, &args, workspace, bytes);
 }
 
-/* One head's scores of the chosen rows, into rows `at` .. of all; what the causal mask hides is -inf. */
+/* One head's scores of the chosen rows, into rows `at` .. of all. */
 static void head_scores(const bench_chosen *c, const attn_nn_field *x, int64_t h, attn_nn_field *all) {
   const attn_problem *p = &c->data->bench->problem;
   const int64_t length = p->seq_k;
@@ -262,10 +267,8 @@ static void head_scores(const bench_chosen *c, const attn_nn_field *x, int64_t h
   for (int64_t r = 0; r < c->count; r++)
     for (int64_t j = 0; j < length; j++) {
       const int64_t at = (h * c->count + r) * length + j;
-      const bool hidden = p->window_right == 0 && j > c->row[r];
-      const double learnt =
+      all->value[at] =
           dense.value ? dense.value[r * length + j] : (double)c->data->weights[(h * length + c->row[r]) * length + j];
-      all->value[at] = hidden ? -INFINITY : learnt;
       all->error[at] = dense.error ? dense.error[r * length + j] : 0;
     }
   attn_nn_field_destroy(&dense);
@@ -278,14 +281,10 @@ static attn_nn_field synthesizer_expect(const bench_chosen *c) {
   attn_nn_field scores = attn_nn_field_create(p->heads_q * c->count, p->seq_k);
   for (int64_t h = 0; h < p->heads_q; h++) head_scores(c, &x, h, &scores);
   v = bench_then(bench_apply(&v, bench_linear_at(c->data, l.value, l.value_bias), p->heads_q * p->dim_v), &v);
-  const attn_nn_attention attention = {.batch = 1,
-                                       .heads_q = p->heads_q,
-                                       .heads_kv = p->heads_q,
-                                       .seq_q = c->count,
-                                       .seq_k = p->seq_k,
-                                       .score = ATTN_SCORE_PRECOMPUTED,
-                                       .scores = &scores,
-                                       .numerics = *c->numerics};
+  attn_nn_attention attention = chosen_attention(c, p->heads_q);
+  attention.problem.score = ATTN_SCORE_PRECOMPUTED;
+  attention.problem.window_right = p->window_right;
+  attention.scores = &scores;
   attn_nn_field o = bench_then(bench_attend(&attention, NULL, NULL, &v), &scores);
   attn_nn_field_destroy(&x);
   return bench_then(bench_apply(&o, bench_linear_at(c->data, l.output, l.output_bias), c->data->bench->width), &o);

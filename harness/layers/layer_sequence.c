@@ -171,16 +171,10 @@ static attn_nn_field step_oracle(const bench_chosen *c) {
   take_heads(x + l.k, c->batch, p->heads_kv, l.tokens, l.cached, &k);
   take_heads(x + l.cached_v, c->batch, p->heads_kv, l.cached, 0, &v);
   take_heads(x + l.v, c->batch, p->heads_kv, l.tokens, l.cached, &v);
-  const attn_nn_attention attention = {.batch = 1,
-                                       .heads_q = p->heads_q,
-                                       .heads_kv = p->heads_kv,
-                                       .seq_q = l.tokens,
-                                       .seq_k = p->seq_k,
-                                       .causal = true,
-                                       .bottom_right = true,
-                                       .score = ATTN_SCORE_DOT,
-                                       .scale = p->scale,
-                                       .numerics = *c->numerics};
+  attn_nn_attention attention = {.numerics = *c->numerics};
+  attn_problem_init(&attention.problem, 1, p->heads_q, p->heads_kv, l.tokens, p->seq_k, p->dim_qk, p->dim_v);
+  attn_problem_set_causal(&attention.problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  attention.problem.scale = p->scale;
   return bench_attend(&attention, &q, &k, &v);
 }
 

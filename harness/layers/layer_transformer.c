@@ -3,7 +3,6 @@
 #include "attn/nn.h"
 #include "base/clock.h"
 #include "layers/layer.h"
-#include "layers/mha_oracle.h"
 
 /* Columns of Q, K and V side by side. */
 static int64_t inner_columns(const attn_problem *p) {
@@ -66,23 +65,20 @@ static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t byt
 #define MHA_FUNCTIONS \
   .shape = mha_shape, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, .run = mha_run
 
-mha_oracle *bench_mha_oracle_of(const bench_layer_data *data) {
-  const attn_mha_problem problem = problem_of(data);
-  const attn_mha_weights weights = bench_mha_weights_of(data);
-  return mha_oracle_create(&problem, &weights, &ATTN_STRUCT(attn_mha_args, .x = data->x));
-}
-
 attn_nn_field bench_mha_expect(const bench_chosen *c) {
-  attn_nn_field y = attn_nn_field_create(c->count, c->data->bench->width);
-  for (int64_t r = 0; r < c->count; r++) {
-    const mha_oracle_row row = {.y = y.value + r * y.width, .limit = y.error + r * y.width};
-    mha_oracle_compute(c->data->oracle, c->batch, c->row[r], c->numerics, true, &row);
-  }
-  for (int64_t i = 0; i < y.rows * y.width; i++) y.error[i] /= ATTN_NN_SIGMAS;
-  return y;
+  attn_mha_problem problem = problem_of(c->data);
+  const attn_mha_weights weights = bench_mha_weights_of(c->data);
+  bench_kept *kept = c->data->kept;
+  if (kept->batch != c->batch) bench_forget(kept);
+  kept->batch = c->batch;
+  problem.attention.batch = 1;
+  const attn_nn_mha mha = {
+      &problem, &weights, {.numerics = *c->numerics, .row = c->row, .rows = c->count}, .kept = kept->kv};
+  attn_nn_field x = bench_chosen_x(c), memory = bench_all_x(c);
+  return bench_then(bench_then(attn_nn_oracle_mha(&mha, &x, &memory), &x), &memory);
 }
 
-const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = bench_mha_expect, .has_mha = true};
+const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = bench_mha_expect};
 
 /* ---- Cross-attention: x is queries and memory ---- */
 
@@ -97,9 +93,9 @@ attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch
 
 attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
   const attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
-  const mha_oracle_call call = {.problem = &problem, .weights = weights, .numerics = *c->numerics};
+  const attn_nn_mha mha = {&problem, weights, {.numerics = *c->numerics}, NULL};
   attn_nn_field memory = bench_all_x(c);
-  return bench_then(mha_oracle_field(&call, x, &memory), &memory);
+  return bench_then(attn_nn_oracle_mha(&mha, x, &memory), &memory);
 }
 
 static attn_nn_field cross_expect(const bench_chosen *c) {
@@ -147,16 +143,10 @@ static attn_status feed_forward_run(bench_layer_trial *trial, void *workspace, s
   return status;
 }
 
-attn_nn_field bench_feed_forward_expect(const attn_feed_forward_config *config, const attn_nn_field *x) {
-  attn_nn_field inner = bench_apply(x, config->first, config->hidden);
-  inner = bench_then(attn_nn_oracle_relu(&inner), &inner);
-  return bench_then(bench_apply(&inner, config->second, config->width), &inner);
-}
-
 static attn_nn_field feed_forward_expect(const bench_chosen *c) {
   const attn_feed_forward_config config = bench_feed_forward_at(c->data, 0, 0);
   attn_nn_field x = bench_chosen_x(c);
-  return bench_then(bench_feed_forward_expect(&config, &x), &x);
+  return bench_then(attn_nn_oracle_feed_forward(&x, &config), &x);
 }
 
 static bench_layer_shape feed_forward_shape(const bench_case *bench) {
@@ -302,12 +292,12 @@ static attn_nn_field block_expect(const bench_chosen *c) {
   attn_nn_field x = add_and_norm(bench_chosen_x(c), bench_mha_expect(c), &config.self_norm);
   if (attentions_of(c->data->bench) == 2)
     x = add_and_norm(x, bench_cross_expect(c, &config.cross_weights, &x), &config.cross_norm);
-  return add_and_norm(x, bench_feed_forward_expect(&config.feed_forward, &x), &config.feed_forward_norm);
+  return add_and_norm(x, attn_nn_oracle_feed_forward(&x, &config.feed_forward), &config.feed_forward_norm);
 }
 
 #define BLOCK_FUNCTIONS                                                                                                   \
   .shape = block_shape, .create = block_create, .destroy = block_destroy, .workspace = block_workspace, .run = block_run, \
-  .expect = block_expect, .has_mha = true
+  .expect = block_expect
 
 const bench_layer_functions bench_layer_block = {BLOCK_FUNCTIONS};
 

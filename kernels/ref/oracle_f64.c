@@ -146,7 +146,8 @@ static double score_of(const query *r, int64_t j, double *magnitude) {
   const attn_problem *p = r->problem;
   double score;
   if (p->score == ATTN_SCORE_PRECOMPUTED) {
-    score = r->args->scores[score_at(r, &p->scores_stride, j)];
+    const attn_dtype dtype = p->dtype_q == ATTN_ORACLE_F64 ? ATTN_ORACLE_F64 : ATTN_F32;
+    score = attn_oracle_load(r->args->scores, dtype, score_at(r, &p->scores_stride, j));
     *magnitude = fabs(score);
   } else {
     compensated sum = {0, 0};

@@ -36,7 +36,7 @@ attn_oracle_row attn_oracle_f64_row(const attn_problem *problem, const attn_args
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b);
 
 /* A type that only the oracle reads: float64. Layers use it, because the q, k and v that their float64 oracles project are
- * not rounded to a storage type. */
+ * not rounded to a storage type. Scores are float64 where q is. */
 #define ATTN_ORACLE_F64 ((attn_dtype)64)
 
 /* Reads element `index` (in elements) of an array of the given type. */

@@ -28,7 +28,7 @@ READ = {
     ("kernels/ref/decode_c.c", "uninitialized value"): "decode_layout_of() fills in the layout through a table",
     ("src/layers/mha.c", "'args'"): "check_run() refuses NULL",
     ("src/plan/plan.c", "'plan'"): "attn_plan_create() sets it if it returns ATTN_OK",
-    ("src/nn/ref/nn_oracle_f64.c", "leak of"): "the returned field points to both blocks",
+    ("kernels/ref/nn_oracle_f64.c", "leak of"): "the returned field points to both blocks",
 }
 
 

@@ -51,6 +51,7 @@ AREAS = (
               " guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
+    ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
     ("kernels/*", "choice score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"
                   " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
                   " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),

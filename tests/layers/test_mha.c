@@ -8,7 +8,7 @@
 #include "attn/product.h"
 #include "data/tensors.h"
 #include "kernels/common/problem/convert.h"
-#include "layers/mha_oracle.h"
+#include "kernels/ref/nn_oracle_f64.h"
 #include "tests/support/pool.h"
 #include "tests/support/support.h"
 
@@ -24,6 +24,7 @@ typedef struct shape {
   attn_align align;
   uint32_t uses;
   bool seq_first; /* x, memory and y are [seq][batch][width] */
+  float softcap;
 } shape;
 
 static const shape shapes[] = {
@@ -45,6 +46,7 @@ static const shape shapes[] = {
     {"mask and bias", 2, 4, 2, 21, 37, 8, 8, 32, 32, 32, .cross = true, .bias = true, .uses = ATTN_USE_MASK | ATTN_USE_BIAS},
     {"ALiBi and sinks", 2, 4, 4, 21, 21, 8, 8, 32, 32, 32, .causal = true,
      .uses = ATTN_USE_ALIBI | ATTN_USE_SINKS | ATTN_USE_LSE},
+    {"softcap", 2, 4, 2, 21, 21, 8, 8, 32, 32, 32, .causal = true, .bias = true, .uses = ATTN_USE_LSE, .softcap = 1.5f},
     {"packed sequences", 3, 2, 2, 20, 20, 8, 8, 16, 16, 16, .bias = true, .uses = ATTN_USE_VARLEN | ATTN_USE_LSE},
     {"bf16 weights", 1, 2, 2, 20, 20, 8, 8, 16, 16, 16, .bias = true, .dtype = ATTN_BF16, .layout = ATTN_OUT_IN},
     {"f16 packed weights", 1, 2, 2, 20, 20, 8, 8, 16, 16, 16, .packed = true, .bias = true, .dtype = ATTN_F16,
@@ -98,6 +100,7 @@ static attn_mha_problem make_problem(const shape *s) {
   if (s->causal) attn_problem_set_causal(&p.attention, s->align);
   if (s->uses & ATTN_USE_VARLEN) attn_problem_set_varlen(&p.attention, s->batch * s->seq_q, s->batch * s->seq_k);
   p.attention.uses |= s->uses;
+  p.attention.softcap = s->softcap;
   p.want_weights = !(s->uses & ATTN_USE_VARLEN);
   return p;
 }
@@ -206,10 +209,10 @@ static attn_status run_made(const attn_mha_problem *problem, const attn_mha_weig
 /* ---- Against the oracle ---- */
 
 /* Error over limit. NaN gives infinity, so it fails. */
-static double ratio_of(double expected, double got, double limit) {
-  if (expected == got) return 0;
-  const double error = fabs(got - expected);
-  return error <= limit ? error / limit : limit > 0 && error < INFINITY ? error / limit : INFINITY;
+static double ratio_of(const attn_nn_field *expected, int64_t at, float got) {
+  if (expected->value[at] == (double)got) return 0;
+  const double ratio = fabs((double)got - expected->value[at]) / attn_nn_limit(expected->error[at]);
+  return ratio < INFINITY ? ratio : INFINITY;
 }
 
 typedef struct worst_ratios {
@@ -221,41 +224,63 @@ static int64_t rows_of_batch(const layer *l, int64_t b) {
   return l->shape->seq_q;
 }
 
+/* The rows of x or of the memory, one sequence behind the other. */
+static attn_nn_field field_of(const float *from, attn_strides stride, int64_t rows, int64_t seq, int64_t width) {
+  attn_nn_field field = attn_nn_field_create(rows, width);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < width; c++)
+      field.value[r * width + c] = (double)from[r / seq * stride.b + r % seq * stride.s + c * stride.d];
+  return field;
+}
+
+/* y, lse and p in float64, for an attention kernel with these numerics. */
+typedef struct expected_layer {
+  attn_nn_field y, lse, p;
+} expected_layer;
+
+static expected_layer expect(layer *l, const attn_numerics *numerics) {
+  const attn_mha_problem *m = &l->problem;
+  const attn_mha_args args = args_of(l);
+  const bool varlen = l->shape->uses & ATTN_USE_VARLEN;
+  const int64_t rows = row_count(m, true), keys = row_count(m, false);
+  attn_nn_field x = field_of(l->x, m->x_stride, rows, varlen ? rows : l->shape->seq_q, m->width);
+  attn_nn_field memory = {0};
+  if (args.memory) memory = field_of(l->memory, m->memory_stride, keys, l->shape->seq_k, m->width_memory);
+  expected_layer e;
+  const attn_nn_mha mha = {.problem = m,
+                           .weights = &l->weights,
+                           .attention = {.args = args.attention, .numerics = *numerics, .p = &e.p, .lse = &e.lse}};
+  e.y = attn_nn_oracle_mha(&mha, &x, args.memory ? &memory : NULL);
+  attn_nn_field_destroy(&x);
+  attn_nn_field_destroy(&memory);
+  return e;
+}
+
 /* The largest error over limit in the layer's y, lse and p, for an attention kernel with these numerics. */
 static worst_ratios worst_ratios_of(layer *l, const attn_numerics *numerics) {
   const shape *s = l->shape;
   const attn_mha_problem *p = &l->problem;
-  const attn_mha_args args = args_of(l);
-  mha_oracle *oracle = mha_oracle_create(p, &l->weights, &args);
-  assert_non_null(oracle);
-  const int64_t keys = s->heads_q * s->seq_k;
-  double *y = test_allocate((size_t)s->width_out * 2 * sizeof *y),
-         *weights = test_allocate((size_t)(keys + 1) * 2 * sizeof *y),
-         *lse = test_allocate((size_t)s->heads_q * 2 * sizeof *y);
-  const mha_oracle_row row = {y, y + s->width_out, weights, weights + keys, lse, lse + s->heads_q};
+  const attn_strides *y = &p->y_stride, *lse = &p->attention.lse_stride;
   const bool varlen = s->uses & ATTN_USE_VARLEN;
+  expected_layer e = expect(l, numerics);
   worst_ratios worst = {0, 0, 0};
   for (int64_t b = 0; b < s->batch; b++)
     for (int64_t i = 0; i < rows_of_batch(l, b); i++) {
-      mha_oracle_compute(oracle, b, i, numerics, true, &row);
-      const int64_t at = varlen ? (l->cu[b] + i) * p->y_stride.s : b * p->y_stride.b + i * p->y_stride.s;
+      const int64_t row = varlen ? l->cu[b] + i : b * s->seq_q + i, at = varlen ? row * y->s : b * y->b + i * y->s;
       for (int64_t c = 0; c < s->width_out; c++)
-        worst.y = fmax(worst.y, ratio_of(row.y[c], (double)l->y[at + c * p->y_stride.d], row.limit[c]));
+        worst.y = fmax(worst.y, ratio_of(&e.y, row * s->width_out + c, l->y[at + c * y->d]));
       for (int64_t h = 0; h < s->heads_q; h++) {
-        const attn_strides *stride = &p->attention.lse_stride;
-        const float got = l->lse[varlen ? h * stride->h + l->cu[b] + i : b * stride->b + h * stride->h + i * stride->s];
-        if (s->uses & ATTN_USE_LSE) worst.lse = fmax(worst.lse, ratio_of(row.lse[h], (double)got, row.lse_limit[h]));
-        for (int64_t j = 0; j < s->seq_k && p->want_weights; j++) {
-          const int64_t k = h * s->seq_k + j;
-          worst.p = fmax(worst.p, ratio_of(row.p[k], (double)l->p[((b * s->heads_q + h) * s->seq_q + i) * s->seq_k + j],
-                                           row.p_limit[k]));
-        }
+        const int64_t head = row * s->heads_q + h;
+        const float got = l->lse[h * lse->h + (varlen ? row : b * lse->b + i * lse->s)];
+        if (s->uses & ATTN_USE_LSE) worst.lse = fmax(worst.lse, ratio_of(&e.lse, head, got));
+        for (int64_t j = 0; j < s->seq_k && p->want_weights; j++)
+          worst.p =
+              fmax(worst.p, ratio_of(&e.p, head * s->seq_k + j, l->p[((b * s->heads_q + h) * s->seq_q + i) * s->seq_k + j]));
       }
     }
-  mha_oracle_destroy(oracle);
-  free(y);
-  free(weights);
-  free(lse);
+  attn_nn_field_destroy(&e.y);
+  attn_nn_field_destroy(&e.lse);
+  attn_nn_field_destroy(&e.p);
   return worst;
 }
 

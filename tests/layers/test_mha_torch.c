@@ -8,7 +8,7 @@
 
 #include "data/npy.h"
 #include "data/tensors.h"
-#include "layers/mha_oracle.h"
+#include "kernels/ref/nn_oracle_f64.h"
 #include "tests/support/support.h"
 
 static npy_array load(const char *layer, const char *name) {
@@ -87,20 +87,19 @@ static attn_mha_weights weights_of(const fixture *f) {
 /* Both sides are float64: a few units of 2^-53 on numbers of about 1. */
 static const double ORACLE_LIMIT = 1e-13;
 
-static void check_row(const fixture *f, const mha_oracle_row *row, int64_t b, int64_t i, const float *y, const float *p) {
-  const int64_t seq_q = f->x.shape[1], seq_k = f->p.shape[3], width = f->x.shape[2], heads = f->p.shape[1];
-  const double *torch_y = f->y.data, *torch_p = f->p.data;
-  for (int64_t c = 0; c < width; c++) {
-    const int64_t at = (b * seq_q + i) * width + c;
-    assert_true(fabs(row->y[c] - torch_y[at]) <= ORACLE_LIMIT);
-    assert_true(fabs((double)y[at] - torch_y[at]) <= row->limit[c]);
+/* The oracle gives what PyTorch gives in float64, and the layer lies within the oracle's limits. */
+static void check(const attn_nn_field *oracle, int64_t at, double torch, float got) {
+  assert_true(fabs(oracle->value[at] - torch) <= ORACLE_LIMIT);
+  assert_true(fabs((double)got - torch) <= attn_nn_limit(oracle->error[at]));
+}
+
+/* PyTorch has p[batch][heads][seq_q][seq_k], the oracle p[batch][seq_q][heads][seq_k]. */
+static void check_p(const fixture *f, const attn_nn_field *oracle, const float *p) {
+  const int64_t heads = f->p.shape[1], seq_q = f->p.shape[2], seq_k = f->p.shape[3];
+  for (int64_t at = 0; at < f->p.count; at++) {
+    const int64_t b = at / (heads * seq_q * seq_k), h = at / (seq_q * seq_k) % heads, i = at / seq_k % seq_q;
+    check(oracle, ((b * seq_q + i) * heads + h) * seq_k + at % seq_k, ((const double *)f->p.data)[at], p[at]);
   }
-  for (int64_t h = 0; h < heads; h++)
-    for (int64_t j = 0; j < seq_k; j++) {
-      const int64_t at = ((b * heads + h) * seq_q + i) * seq_k + j;
-      assert_true(fabs(row->p[h * seq_k + j] - torch_p[at]) <= ORACLE_LIMIT);
-      assert_true(fabs((double)p[at] - torch_p[at]) <= row->p_limit[h * seq_k + j]);
-    }
 }
 
 static void check_case(const char *layer, const char *which) {
@@ -117,19 +116,18 @@ static void check_case(const char *layer, const char *which) {
   test_ok(attn_mha_run(mha, &args, workspace, attn_mha_workspace(mha)));
   test_ok(attn_mha_attention_weights(mha, &args, p, workspace, attn_mha_workspace(mha)));
 
-  mha_oracle *oracle = mha_oracle_create(&problem, &weights, &args);
-  const int64_t width = problem.width_out, keys = problem.attention.heads_q * problem.attention.seq_k;
-  double *row_y = test_allocate((size_t)width * 2 * sizeof *row_y), *row_p = test_allocate((size_t)keys * 2 * sizeof *row_p);
-  const mha_oracle_row row = {.y = row_y, .limit = row_y + width, .p = row_p, .p_limit = row_p + keys};
-  for (int64_t b = 0; b < problem.attention.batch; b++)
-    for (int64_t i = 0; i < problem.attention.seq_q; i++) {
-      mha_oracle_compute(oracle, b, i, &attn_kernel_find(attn_mha_kernel(mha))->numerics, true, &row);
-      check_row(&f, &row, b, i, y, p);
-    }
-  mha_oracle_destroy(oracle);
+  attn_nn_field x = attn_nn_field_of(f.x.data, f.x.shape[0] * f.x.shape[1], problem.width), memory = {0}, oracle_p;
+  if (f.cross) memory = attn_nn_field_of(f.memory.data, f.memory.shape[0] * f.memory.shape[1], problem.width_memory);
+  const attn_numerics numerics = attn_kernel_find(attn_mha_kernel(mha))->numerics;
+  const attn_nn_mha call = {&problem, &weights, {.args = &attention, .numerics = numerics, .p = &oracle_p}, NULL};
+  attn_nn_field oracle_y = attn_nn_oracle_mha(&call, &x, f.cross ? &memory : NULL);
+  for (int64_t at = 0; at < f.y.count; at++) check(&oracle_y, at, ((const double *)f.y.data)[at], y[at]);
+  check_p(&f, &oracle_p, p);
+  attn_nn_field *const fields[] = {&x, &memory, &oracle_y, &oracle_p};
+  for (size_t i = 0; i < COUNT(fields); i++) attn_nn_field_destroy(fields[i]);
   attn_mha_destroy(mha);
-  void *const memory[] = {y, p, workspace, row_y, row_p};
-  for (int i = 0; i < 5; i++) free(memory[i]);
+  void *const arrays[] = {y, p, workspace};
+  for (size_t i = 0; i < COUNT(arrays); i++) free(arrays[i]);
   free_fixture(&f);
 }
 

@@ -255,10 +255,12 @@ TEST(named_attentions_follow_the_formula) {
     const attn_mha_args args = ATTN_STRUCT(attn_mha_args, .x = x, .memory = cross ? memory : NULL, .y = y);
     test_ok(attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer)));
     attn_nn_field fx = attn_nn_field_of(x, B * N, W), fm = attn_nn_field_of(memory, B * M, WM);
-    nn_passes(nn_mha(&p, &weights, args.attention, &fx, cross ? &fm : NULL), y);
+    attn_nn_mha mha = {.problem = &p, .weights = &weights};
+    nn_passes(attn_nn_oracle_mha(&mha, &fx, cross ? &fm : NULL), y);
     other = p;
     other.attention.window_right = cross ? 0 : -1;
-    nn_rejected(nn_mha(&other, &weights, args.attention, &fx, cross ? &fm : NULL), y);
+    mha.problem = &other;
+    nn_rejected(attn_nn_oracle_mha(&mha, &fx, cross ? &fm : NULL), y);
     nn_destroy(&fx, &fm);
     free(workspace);
     attn_mha_destroy(layer);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "attn/nn.h"
-#include "src/nn/ref/nn_oracle_f64.h"
+#include "kernels/ref/nn_oracle_f64.h"
 #include "tests/support/nn_support.h"
 
 enum { B = 2, H = 4, KV = 2, D = 24, DV = 16, LONG = 50 };
@@ -75,14 +75,9 @@ static attn_numerics numerics; /* of the tested kernel */
 
 static double worst_against(bool causal, const float *keys, const float *o) {
   attn_nn_field fq = rows_of(q, H, D), fk = rows_of(keys, KV, D), fv = rows_of(v, KV, DV);
-  const attn_nn_attention attention = {.batch = B,
-                                       .heads_q = H,
-                                       .heads_kv = KV,
-                                       .seq_q = LONG,
-                                       .seq_k = LONG,
-                                       .causal = causal,
-                                       .scale = 1 / sqrtf(D),
-                                       .numerics = numerics};
+  attn_nn_attention attention = {.numerics = numerics};
+  attn_problem_init(&attention.problem, B, H, KV, LONG, LONG, D, DV);
+  if (causal) attn_problem_set_causal(&attention.problem, ATTN_ALIGN_TOP_LEFT);
   attn_nn_field expected = attn_nn_oracle_attention(&attention, &fq, &fk, &fv);
   const double worst = attn_nn_field_worst(&expected, o);
   nn_destroy(&fq, &fk, &fv, &expected);

@@ -13,19 +13,18 @@
 typedef enum slip { NONE, OTHER_ACTIVATION, NO_BIAS, WEIGHT_OFF } slip;
 
 static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, const float *x, int64_t rows, slip wrong) {
-  attn_linear first = c->first, second = c->second;
-  if (wrong == NO_BIAS) second.bias = NULL;
+  attn_feed_forward_config config = *c;
+  if (wrong == NO_BIAS) config.second.bias = NULL;
+  if (wrong == OTHER_ACTIVATION) config.activation = c->activation == ATTN_RELU ? ATTN_GELU : ATTN_RELU;
   if (wrong == WEIGHT_OFF) {
     float *moved = nn_random(c->width * c->hidden, 0);
-    memcpy(moved, first.weight, (size_t)(c->width * c->hidden) * sizeof *moved);
+    memcpy(moved, c->first.weight, (size_t)(c->width * c->hidden) * sizeof *moved);
     moved[c->width * c->hidden / 2] += 0.01f;
-    first.weight = moved;
+    config.first.weight = moved;
   }
-  attn_nn_field inner = nn_apply(attn_nn_field_of(x, rows, c->width), &first, c->hidden);
-  const bool relu = (c->activation == ATTN_RELU) != (wrong == OTHER_ACTIVATION);
-  attn_nn_field active = relu ? attn_nn_oracle_relu(&inner) : attn_nn_oracle_gelu(&inner);
-  attn_nn_field_destroy(&inner);
-  return nn_apply(active, &second, c->width);
+  attn_nn_field in = attn_nn_field_of(x, rows, c->width), y = attn_nn_oracle_feed_forward(&in, &config);
+  attn_nn_field_destroy(&in);
+  return y;
 }
 
 static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_activation activation, int threads) {
@@ -51,7 +50,7 @@ static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_ac
 
 /* Where the error may change the sign, a rectified value has the error of the other side. */
 TEST(rectified_values_keep_their_error) {
-  double value[] = {3, -3, 0.5, -0.5, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
+  double value[] = {3, -3, 0.3, -0.3, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
   const double limit[] = {0.1, 0, 0.1, 0.1, 0};
   const attn_nn_field x = {1, COUNT(value), value, error};
   attn_nn_field y = attn_nn_oracle_relu(&x);
@@ -152,16 +151,12 @@ static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_a
   attn_nn_field q = nn_apply(attn_nn_field_of(a->q, AB * AQ, WQ), &c->query, AH);
   attn_nn_field k = nn_apply(attn_nn_field_of(a->k, AB * AK, WK), &c->key, AH);
   attn_nn_field v = attn_nn_field_of(a->v, AB * AK, AV);
-  const attn_nn_attention attention = {.batch = AB,
-                                       .heads_q = 1,
-                                       .heads_kv = 1,
-                                       .seq_q = AQ,
-                                       .seq_k = AK,
-                                       .kv_len = a->kv_len,
-                                       .score = score,
-                                       .scale = 1,
-                                       .weight = c->score_weight,
-                                       .numerics = numerics};
+  const attn_args args = {.kv_len = a->kv_len, .score_weight = c->score_weight};
+  attn_nn_attention attention = {.args = &args, .numerics = numerics};
+  attn_problem_init(&attention.problem, AB, 1, 1, AQ, AK, AH, AV);
+  attention.problem.score = score;
+  attention.problem.scale = 1;
+  attention.problem.uses = ATTN_USE_KV_LEN | (score == ATTN_SCORE_ADDITIVE ? ATTN_USE_SCORE_WEIGHT : 0);
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
   nn_destroy(&q, &k, &v);
   return o;
@@ -340,16 +335,11 @@ static attn_nn_field synthesizer_oracle(const attn_synthesizer_config *c, const 
                                         slip wrong) {
   attn_nn_field scores = score_oracle(c, x, wrong);
   attn_nn_field v = nn_apply(attn_nn_field_of(x, SB * SEQ, WIDTH), &c->value, HEADS * SV);
-  const attn_nn_attention attention = {.batch = SB,
-                                       .heads_q = HEADS,
-                                       .heads_kv = HEADS,
-                                       .seq_q = SEQ,
-                                       .seq_k = SEQ,
-                                       .causal = c->causal,
-                                       .kv_len = lengths,
-                                       .score = ATTN_SCORE_PRECOMPUTED,
-                                       .scores = &scores,
-                                       .numerics = numerics};
+  attn_nn_attention attention = {.args = &(attn_args){.kv_len = lengths}, .numerics = numerics, .scores = &scores};
+  attn_problem_init(&attention.problem, SB, HEADS, HEADS, SEQ, SEQ, SV, SV);
+  if (c->causal) attn_problem_set_causal(&attention.problem, ATTN_ALIGN_TOP_LEFT);
+  attention.problem.score = ATTN_SCORE_PRECOMPUTED;
+  attention.problem.uses = ATTN_USE_KV_LEN;
   attn_nn_field o = attn_nn_oracle_attention(&attention, NULL, NULL, &v);
   attn_linear output = c->output;
   if (wrong == NO_BIAS) output.bias = NULL;

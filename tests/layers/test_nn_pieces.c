@@ -154,7 +154,7 @@ static const int64_t rows_of[FIELDS] = {ROWS, ROWS, ROWS, 2 * ROWS};
 static attn_nn_field map(const attn_nn_field *in) {
   static float w[WIDE * WIDE];
   test_fill(w, WIDE * WIDE, 5);
-  return attn_nn_oracle_linear(in, &(attn_nn_matrix){w, WIDE, 1, w}, WIDE);
+  return attn_nn_oracle_linear(in, &(attn_linear){.weight = w, .bias = w}, WIDE);
 }
 static attn_nn_field gelu(const attn_nn_field *in) { return attn_nn_oracle_gelu(in); }
 static attn_nn_field add(const attn_nn_field *in) { return attn_nn_oracle_add(&in[0], &in[1]); }
@@ -163,19 +163,14 @@ static attn_nn_field normed(const attn_nn_field *in) {
 }
 static attn_nn_field attend(const attn_nn_field *in, attn_score score) {
   static const float weight[] = {0.5f, -1, 2, 0.7f};
-  return attn_nn_oracle_attention(&(attn_nn_attention){.batch = 2,
-                                                       .heads_q = 2,
-                                                       .heads_kv = 2,
-                                                       .seq_q = 3,
-                                                       .seq_k = 3,
-                                                       .causal = true,
-                                                       .bottom_right = true,
-                                                       .kv_len = (const int32_t[]){3, 2},
-                                                       .score = score,
-                                                       .scale = 0.7f,
-                                                       .weight = score == ATTN_SCORE_DOT ? NULL : weight,
-                                                       .scores = &in[3]},
-                                  &in[0], &in[1], &in[2]);
+  const attn_args args = {.kv_len = (const int32_t[]){3, 2}, .score_weight = weight};
+  attn_nn_attention attention = {.args = &args, .scores = score == ATTN_SCORE_PRECOMPUTED ? &in[3] : NULL};
+  attn_problem_init(&attention.problem, 2, 2, 2, 3, 3, WIDE / 2, WIDE / 2);
+  attn_problem_set_causal(&attention.problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  attention.problem.score = score;
+  attention.problem.scale = 0.7f;
+  attention.problem.uses = ATTN_USE_KV_LEN | (score == ATTN_SCORE_DOT ? 0 : ATTN_USE_SCORE_WEIGHT);
+  return attn_nn_oracle_attention(&attention, &in[0], &in[1], &in[2]);
 }
 static attn_nn_field dot(const attn_nn_field *in) { return attend(in, ATTN_SCORE_DOT); }
 static attn_nn_field additive(const attn_nn_field *in) { return attend(in, ATTN_SCORE_ADDITIVE); }
@@ -305,14 +300,11 @@ static attn_numerics numerics; /* of the tested kernel */
 static attn_nn_field regression_oracle(const float *inverse_width, const float *at) {
   attn_nn_field q = attn_nn_field_of(at, QUERIES, DX), k = attn_nn_field_of(points, POINTS, DX),
                 v = attn_nn_field_of(values, POINTS, DY);
-  const attn_nn_attention attention = {.batch = 1,
-                                       .heads_q = 1,
-                                       .heads_kv = 1,
-                                       .seq_q = QUERIES,
-                                       .seq_k = POINTS,
-                                       .score = ATTN_SCORE_GAUSSIAN,
-                                       .weight = inverse_width,
-                                       .numerics = numerics};
+  const attn_args args = {.score_weight = inverse_width};
+  attn_nn_attention attention = {.args = &args, .numerics = numerics};
+  attn_problem_init(&attention.problem, 1, 1, 1, QUERIES, POINTS, DX, DY);
+  attention.problem.score = ATTN_SCORE_GAUSSIAN;
+  attention.problem.uses = inverse_width ? ATTN_USE_SCORE_WEIGHT : 0;
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
   nn_destroy(&q, &k, &v);
   return o;
@@ -357,13 +349,10 @@ TEST(errors_of_distances_double_in_their_squares) {
     k.value[0] = of_key, k.value[1] = -of_key;
     k.error[0] = k.error[1] = errors[i] * 0x1p-24 * of_key;
     v.value[0] = 1, v.value[1] = -1;
-    const attn_nn_attention attention = {.batch = 1,
-                                         .heads_q = 1,
-                                         .heads_kv = 1,
-                                         .seq_q = 1,
-                                         .seq_k = 2,
-                                         .score = ATTN_SCORE_GAUSSIAN,
-                                         .weight = &(float){(float)width}};
+    attn_nn_attention attention = {.args = &(attn_args){.score_weight = &(float){(float)width}}};
+    attn_problem_init(&attention.problem, 1, 1, 1, 1, 2, 1, 1);
+    attention.problem.score = ATTN_SCORE_GAUSSIAN;
+    attention.problem.uses = ATTN_USE_SCORE_WEIGHT;
     attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
     const double square = distance * distance, moved = square * 0x1p-24 * (errors[i] + 1),
                  rounded = square / 2 * 0x1p-24 * sqrt(2);

@@ -2,25 +2,6 @@
 /* The float64 oracle of transformer blocks: it applies the oracles of the steps in the order of the formulas. */
 #include "tests/support/nn_support.h"
 
-static attn_nn_field feed_forward(const attn_feed_forward_config *c, const attn_nn_field *x) {
-  const attn_nn_matrix first = nn_matrix(&c->first, c->width, c->hidden),
-                       second = nn_matrix(&c->second, c->hidden, c->width);
-  attn_nn_field inner = attn_nn_oracle_linear(x, &first, c->hidden);
-  attn_nn_field active = c->activation == ATTN_RELU ? attn_nn_oracle_relu(&inner) : attn_nn_oracle_gelu(&inner);
-  attn_nn_field y = attn_nn_oracle_linear(&active, &second, c->width);
-  attn_nn_field_destroy(&inner);
-  attn_nn_field_destroy(&active);
-  return y;
-}
-
-attn_nn_field nn_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
-                     const attn_nn_field *x, const attn_nn_field *memory) {
-  const mha_oracle_call call = {.problem = problem, .weights = weights, .args = args};
-  return mha_oracle_field(&call, x, memory);
-}
-
-/* ---- Blocks ---- */
-
 typedef enum step { SELF, CROSS, FEED_FORWARD } step;
 
 /* One call of a block. */
@@ -30,24 +11,19 @@ typedef struct block_call {
   attn_numerics numerics;
 } block_call;
 
-static attn_nn_field self_attention(const block_call *b, const attn_nn_field *x) {
-  const mha_oracle_call call = {&b->config->self, &b->config->self_weights, b->args->self, b->numerics};
-  return mha_oracle_field(&call, x, NULL);
-}
-
-static attn_nn_field cross_attention(const block_call *b, const attn_nn_field *x) {
-  const attn_mha_problem *cross = &b->config->cross;
-  const mha_oracle_call call = {cross, &b->config->cross_weights, b->args->cross, b->numerics};
-  const attn_problem *p = &cross->attention;
-  attn_nn_field memory = attn_nn_field_of(b->args->memory, p->batch * p->seq_k, cross->width_memory);
-  attn_nn_field y = mha_oracle_field(&call, x, &memory);
+static attn_nn_field sublayer(const block_call *b, step which, const attn_nn_field *x) {
+  const attn_block_config *c = b->config;
+  if (which == FEED_FORWARD) return attn_nn_oracle_feed_forward(x, &c->feed_forward);
+  attn_nn_mha mha = {&c->self, &c->self_weights, {.args = b->args->self, .numerics = b->numerics}, NULL};
+  if (which == SELF) return attn_nn_oracle_mha(&mha, x, NULL);
+  mha.problem = &c->cross;
+  mha.weights = &c->cross_weights;
+  mha.attention.args = b->args->cross;
+  const attn_problem *p = &c->cross.attention;
+  attn_nn_field memory = attn_nn_field_of(b->args->memory, p->batch * p->seq_k, c->cross.width_memory);
+  const attn_nn_field y = attn_nn_oracle_mha(&mha, x, &memory);
   attn_nn_field_destroy(&memory);
   return y;
-}
-
-static attn_nn_field sublayer(const block_call *b, step which, const attn_nn_field *x) {
-  if (which == FEED_FORWARD) return feed_forward(&b->config->feed_forward, x);
-  return which == SELF ? self_attention(b, x) : cross_attention(b, x);
 }
 
 /* x <- norm(x + sublayer(x)), or x + sublayer(norm(x)). */

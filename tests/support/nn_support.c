@@ -36,16 +36,8 @@ attn_linear nn_random_linear(int64_t in, int64_t out, bool bias, unsigned seed) 
   return (attn_linear){.weight = weight, .bias = bias ? nn_random(out, 3 * seed + 1001) : NULL, .transposed = seed % 2};
 }
 
-attn_nn_matrix nn_matrix(const attn_linear *linear, int64_t in, int64_t out) {
-  return (attn_nn_matrix){.w = linear->weight,
-                          .in_stride = linear->transposed ? 1 : out,
-                          .out_stride = linear->transposed ? in : 1,
-                          .b = linear->bias};
-}
-
 attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out) {
-  const attn_nn_matrix matrix = nn_matrix(linear, x.width, out);
-  attn_nn_field y = attn_nn_oracle_linear(&x, &matrix, out);
+  const attn_nn_field y = attn_nn_oracle_linear(&x, linear, out);
   attn_nn_field_destroy(&x);
   return y;
 }

@@ -4,22 +4,16 @@
 #define TESTS_NN_SUPPORT_H
 
 #include "attn/nn.h"
-#include "layers/mha_oracle.h"
+#include "kernels/ref/nn_oracle_f64.h"
 #include "tests/support/support.h"
 
 /* Random weights of magnitude 1 / sqrt(in) and, if wanted, a bias. An odd seed gives a transposed weight. Freed at exit. */
 attn_linear nn_random_linear(int64_t in, int64_t out, bool bias, unsigned seed);
 
-/* The same map in the form that the oracle takes. */
-attn_nn_matrix nn_matrix(const attn_linear *linear, int64_t in, int64_t out);
-
 /* x W + b. Destroys x. */
 attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out);
 
-/* Multi-head attention, and a whole transformer block, in float64. numerics: what the kernel declares; NULL means float32.
- */
-attn_nn_field nn_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
-                     const attn_nn_field *x, const attn_nn_field *memory);
+/* A whole transformer block in float64. numerics: what the kernel declares; NULL means float32. */
 attn_nn_field nn_block(const attn_block_config *config, const attn_block_args *args, const attn_numerics *numerics);
 
 /* `count` floats in -1..1, freed at exit. */
