@@ -42,7 +42,7 @@ def breaches_of_order(order, files):
             other = str(Path(name).parent)
             if place.get(other, -1) > place[room]:
                 yield f"{path} includes {name}: {other} comes after {room}"
-            if other not in place and other.startswith(("src", "harness", "kernels/common")) and not other.endswith("/ref"):
+            if other not in place and other.startswith(("src", "harness", "kernels/common")):
                 yield f"{path} includes {name}, which is in no room"
 
 
