@@ -22,6 +22,7 @@ endfunction()
 
 file(GLOB_RECURSE common ${SOURCE}/kernels/common/*)
 file(GLOB shared ${SOURCE}/kernels/library/* ${SOURCE}/kernels/ref/*.h ${SOURCE}/include/attn/kernel.h)
+list(FILTER shared EXCLUDE REGEX "oracle_f64\\.h$") # no kernel includes an oracle
 list(APPEND shared ${common})
 list(SORT shared)
 hash_files(shared_hash ${shared})
