@@ -83,23 +83,31 @@ static void transpose_any(const attn_problem *p, attn_storage k, int64_t offset,
       panel[d * PANEL_KEYS + i] = i < count ? attn_load_f32(k, offset + i * p->k_stride.s + d * p->k_stride.d) : 0.0f;
 }
 
-static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
-  const attn_problem *p = unit->problem;
-  const attn_storage k = attn_k_storage(p, unit->args);
-  for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
-    float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
-    const int64_t offset = run_of_unit(unit, key).k, count = min64(keys.end - key, VEC_LANES);
-    if (p->k_stride.d != 1) {
-      transpose_any(p, k, offset, count, panel);
-      continue;
-    }
-    switch (p->dtype_kv) { /* a copy of the code for each type */
+/* VEC_LANES keys, the first at element `offset`, into a panel's columns. */
+static ALWAYS_INLINE void pack_lanes(const attn_problem *p, attn_storage k, int64_t offset, int64_t count, float *panel) {
+  if (p->k_stride.d != 1) {
+    transpose_any(p, k, offset, count, panel);
+    return;
+  }
+  switch (p->dtype_kv) { /* a copy of the code for each type */
 #define DTYPE(constant, ...)                                      \
   case ATTN_##constant:                                           \
     transpose_dense(p, k, offset, count, panel, ATTN_##constant); \
     break;
 #include "kernels/common/problem/dtypes.def"
 #undef DTYPE
+  }
+}
+
+static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
+  const attn_problem *p = unit->problem;
+  const attn_storage k = attn_k_storage(p, unit->args);
+  for (int64_t first = round_down(keys.begin, VEC_LANES), end; first < keys.end; first = end) {
+    const attn_key_run run = run_of_unit(unit, first);
+    end = min64(first + run.keys, keys.end);
+    for (int64_t key = first; key < end; key += VEC_LANES) {
+      float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
+      pack_lanes(p, k, run.k + (key - first) * p->k_stride.s, min64(end - key, VEC_LANES), panel);
     }
   }
 }
