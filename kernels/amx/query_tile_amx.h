@@ -17,14 +17,10 @@ typedef struct query_tile {
   bool again;   /* some rows are not finite */
 } query_tile;
 
-static bool ranges_differ(const attn_problem *p) {
-  return p->window_left >= 0 || p->window_right >= 0 || attn_uses(p, ATTN_USE_ROW_LEN);
-}
-
 /* Rows beyond the last one repeat its range, so that they never make a block an edge. */
 static void find_ranges(const row_block *block, query_tile *t) {
   const problem_row last = problem_row_of(block, t->row + TILE_QUERIES - 1);
-  const bool one = !ranges_differ(block->problem) && last.query < block->seq->len_q;
+  const bool one = attn_rows_see_alike(block->problem) && last.query < block->seq->len_q;
   attn_key_range range = {0, 0};
   for (int64_t i = 0; i < TILE_QUERIES; i++) {
     if (i == 0 || !one)

@@ -86,6 +86,11 @@ static inline attn_key_range attn_allowed_keys(const attn_problem *problem, cons
   return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
 }
 
+/* Whether certainly all rows up to len_q see the same keys, by what attn_allowed_keys goes by. */
+static inline bool attn_rows_see_alike(const attn_problem *problem) {
+  return problem->window_left < 0 && problem->window_right < 0 && !attn_uses(problem, ATTN_USE_ROW_LEN);
+}
+
 /* The smallest range that holds both; an empty one adds nothing. */
 static inline attn_key_range attn_join_keys(attn_key_range a, attn_key_range b) {
   if (a.begin >= a.end) return b;

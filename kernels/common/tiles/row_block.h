@@ -64,11 +64,9 @@ static inline bool row_sees(const row_block *block, int64_t i, int64_t key) {
          attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key);
 }
 
-/* Whether certainly all rows may see the same keys, by what attn_allowed_keys goes by. */
+/* Whether certainly all rows may see the same keys. */
 static inline bool rows_see_alike(const row_block *block) {
-  const attn_problem *p = block->problem;
-  return p->window_left < 0 && p->window_right < 0 && !attn_uses(p, ATTN_USE_ROW_LEN) &&
-         block->first_row + block->rows_per_head <= block->seq->len_q;
+  return attn_rows_see_alike(block->problem) && block->first_row + block->rows_per_head <= block->seq->len_q;
 }
 
 /* One range that holds all keys that rows of the block may see. */
