@@ -176,10 +176,13 @@ static attn_strides reversed(int64_t heads, int64_t seq, int64_t dim) {
   return (attn_strides){.b = heads * seq * dim, .h = -seq * dim, .s = -dim, .d = -1};
 }
 
+/* Tokens of K and V whose strides are set: of a sequence, or of a page. */
+static int64_t key_tokens(const attn_problem *p) { return p->uses & ATTN_USE_PAGES ? p->page_tokens : p->seq_k; }
+
 static void apply(attn_problem *p, layout_fn strides) {
   p->q_stride = strides(p->heads_q, p->seq_q, p->dim_qk);
-  p->k_stride = strides(p->heads_kv, p->seq_k, p->dim_qk);
-  p->v_stride = strides(p->heads_kv, p->seq_k, p->dim_v);
+  p->k_stride = strides(p->heads_kv, key_tokens(p), p->dim_qk);
+  p->v_stride = strides(p->heads_kv, key_tokens(p), p->dim_v);
   p->o_stride = strides(p->heads_q, p->seq_q, p->dim_v);
 }
 
@@ -192,10 +195,21 @@ static void broadcast(attn_problem *p) {
   p->v_stride.b = 0;
 }
 
+/* The heads of a token side by side; where K and V lie in pages, packed queries do not pack them. */
+static void apply_bshd(attn_problem *p, const char *layout) {
+  if (!strcmp(layout, "bshd")) attn_problem_set_bshd(p);
+  if (!strcmp(layout, "packed"))
+    attn_problem_set_varlen(p, p->batch * p->seq_q, p->uses & ATTN_USE_PAGES ? 0 : p->batch * p->seq_k);
+  if (!(p->uses & ATTN_USE_PAGES)) return;
+  p->k_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_qk, p->dim_qk, p->heads_kv * p->dim_qk, 1};
+  p->v_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_v, p->dim_v, p->heads_kv * p->dim_v, 1};
+}
+
 /* True if no stride of any layout can overflow: all stay far below 2^63 then. Strides count heads, rows and columns of an
  * empty batch, too. */
 static bool is_addressable(const attn_problem *p) {
-  const double rows = fmax((double)p->heads_q * (double)p->seq_q, (double)p->heads_kv * (double)p->seq_k);
+  const double keys = (double)p->seq_k + (p->uses & ATTN_USE_PAGES ? (double)p->page_tokens : 0);
+  const double rows = fmax((double)p->heads_q * (double)p->seq_q, (double)p->heads_kv * keys);
   return fmax((double)p->batch, 1) * rows * fmax((double)p->dim_qk, (double)p->dim_v) <= 0x1p56;
 }
 
@@ -208,9 +222,7 @@ bool bench_layout_apply(attn_problem *problem, const char *layout) {
   if (!is_addressable(problem)) return false;
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
     if (!strcmp(layout, layouts[i].name)) apply(problem, layouts[i].strides);
-  if (!strcmp(layout, "bshd")) attn_problem_set_bshd(problem);
+  if (!strcmp(layout, "bshd") || !strcmp(layout, "packed")) apply_bshd(problem, layout);
   if (!strcmp(layout, "broadcast")) broadcast(problem);
-  if (!strcmp(layout, "packed"))
-    attn_problem_set_varlen(problem, problem->batch * problem->seq_q, problem->batch * problem->seq_k);
   return true;
 }

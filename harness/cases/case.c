@@ -136,6 +136,15 @@ static void build_masks(bench_case *bench) {
   if (is(bench, AXIS_BIAS, "row")) p->bias_stride = per_key;
 }
 
+/* Each sequence has pages of its own for seq_k keys; all of them are used. bench_layout_apply() sets strides. */
+static void build_pages(bench_case *bench) {
+  attn_problem *p = &bench->problem;
+  if (is(bench, AXIS_PAGE_TOKENS, "none")) return;
+  const int64_t tokens = bench_spec_int(&bench->spec, AXIS_PAGE_TOKENS);
+  attn_problem_set_pages(p, tokens, 0);
+  p->pages = p->batch * p->page_table_stride;
+}
+
 static void build_run(bench_case *bench) {
   const bool packed = is(bench, AXIS_LENGTHS, "varlen") && !is_given(bench, AXIS_LAYOUT);
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
@@ -146,7 +155,7 @@ static void build_run(bench_case *bench) {
 /* ---- The whole ----------------------------------------------------------------------------------------------------- */
 
 /* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
- * mask says it already, the offset of other alignments, and what layers lack. */
+ * mask says it already, the offset of other alignments, the order of no pages, and what layers lack. */
 static void tidy(bench_case *bench) {
   bench_spec *spec = &bench->spec;
   bench_layer_settle(spec);
@@ -154,6 +163,7 @@ static void tidy(bench_case *bench) {
   const bool positioned = !is(bench, AXIS_WINDOW, "none") || is(bench, AXIS_ALIBI, "on");
   if (causal || !positioned) bench_spec_set(spec, AXIS_ALIGN, "");
   if (!is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) bench_spec_set(spec, AXIS_OFFSET, "");
+  if (is(bench, AXIS_PAGE_TOKENS, "none")) bench_spec_set(spec, AXIS_PAGE_ORDER, "");
 }
 
 /* Names a contradiction between axes that attn_problem_validate() cannot see in the problem; NULL without one. */
@@ -163,6 +173,8 @@ static const char *contradiction(const bench_case *bench) {
   if (!varlen && is(bench, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
   if (varlen && is_given(bench, AXIS_LAYOUT) && !is(bench, AXIS_LAYOUT, "packed"))
     return "lengths=varlen needs layout=packed";
+  if (bench->problem.uses & ATTN_USE_PAGES && is(bench, AXIS_LAYOUT, "broadcast"))
+    return "layout=broadcast has one K for all sequences; page_tokens gives each its own pages: leave one of them out";
   return NULL;
 }
 
@@ -191,6 +203,7 @@ static void build_parts(const bench_spec *asked, bench_case *bench) {
   build_score(bench);
   build_uses(bench);
   build_masks(bench);
+  build_pages(bench);
   build_run(bench);
 }
 

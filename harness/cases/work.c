@@ -21,7 +21,7 @@ static sequence get_sequence(const attn_problem *p, const attn_args *args, int64
   sequence s = {p->seq_q, p->seq_k, 0};
   if (p->uses & ATTN_USE_VARLEN) {
     s.queries = args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b];
-    s.keys = args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+    if (!(p->uses & ATTN_USE_PAGES)) s.keys = args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
   }
   if (p->uses & ATTN_USE_Q_LEN) s.queries = args->q_len[b];
   if (p->uses & ATTN_USE_KV_LEN) s.keys = args->kv_len[b];

@@ -217,9 +217,11 @@ static bool refer(const bench_reference *r, const attn_problem *problem, attn_ar
   return fine;
 }
 
-/* |V|, dense. NULL if memory is short. */
+/* |V|, dense, or page by page. NULL if memory is short. */
 static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *stride) {
-  const int64_t keys = tokens(p, p->seq_k, p->total_k), batch = tokens(p, p->batch, 1);
+  const bool paged = p->uses & ATTN_USE_PAGES;
+  const int64_t keys = paged ? p->page_tokens : tokens(p, p->seq_k, p->total_k);
+  const int64_t batch = paged ? p->pages : tokens(p, p->batch, 1);
   char *copy = malloc((size_t)(batch * p->heads_kv * keys * p->dim_v) * attn_dtype_bytes(p->dtype_kv) + 1);
   int64_t n = 0;
   for (int64_t h = 0; copy && h < batch * p->heads_kv; h++) {

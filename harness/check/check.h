@@ -55,6 +55,9 @@ bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint
 int64_t bench_row_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
                         const bench_expected_row *row);
 
+/* Offset of the first element of key j's row in V, for a row of the output. */
+int64_t bench_v_place(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j);
+
 /* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
 
 /* The terms from which the error limits of a row's outputs are computed; docs/numerics.md explains each of them. */

@@ -18,18 +18,26 @@ int64_t bench_row_place(const attn_problem *p, const attn_args *args, const attn
   return start + row->h * stride->h + row->i * stride->s;
 }
 
+int64_t bench_v_place(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t j) {
+  const attn_strides *v = &p->v_stride;
+  const int64_t head = row->h / (p->heads_q / p->heads_kv) * v->h;
+  if (p->uses & ATTN_USE_PAGES) {
+    const int64_t page = args->page_table[row->b * p->page_table_stride + j / p->page_tokens];
+    return page * v->b + head + j % p->page_tokens * v->s;
+  }
+  return head + (p->uses & ATTN_USE_VARLEN ? (args->cu_seqlens_k[row->b] + j) * v->s : row->b * v->b + j * v->s);
+}
+
 /* The mean of V over the allowed keys of row n: those whose score is not negative. */
 static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, const double *score) {
   const attn_problem *p = &e->problem;
   const bench_expected_row *row = &e->row[n];
-  const int64_t batch = p->uses & ATTN_USE_VARLEN ? args->cu_seqlens_k[row->b] * p->v_stride.s : row->b * p->v_stride.b;
-  const int64_t head = batch + row->h / (p->heads_q / p->heads_kv) * p->v_stride.h;
   const double share = 1.0 / (double)row->facts.allowed;
   double *mean = e->mean_v + n * p->dim_v;
   for (int64_t d = 0; d < p->dim_v; d++) mean[d] = 0.0;
   for (int64_t j = 0; j < p->seq_k; j++) {
-    const int64_t at = head + j * p->v_stride.s;
     if (score[j] < 0.0) continue;
+    const int64_t at = bench_v_place(p, args, row, j);
     for (int64_t d = 0; d < p->dim_v; d++) mean[d] += share * attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
   }
 }

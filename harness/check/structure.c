@@ -94,6 +94,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   bench_verdict verdict = {.status = BENCH_PASS};
   *ran = 0;
   if (!choose_sequence(&s)) return verdict;
+  if (!bench_view_gather_pages(&s)) bench_set_reason(&verdict, BENCH_ERROR, "no memory for keys and values outside pages");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {
     if (!(set >> test & 1)) continue;
     const bench_outcome outcome = tests[test](&s);
@@ -102,6 +103,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
       bench_set_reason(&verdict, outcome == BENCH_BROKEN ? BENCH_FAIL : BENCH_ERROR, "structural test '%s': %s", names[test],
                        s.reason);
   }
+  bench_view_clear(&s.dense);
   return verdict;
 }
 

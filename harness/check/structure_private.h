@@ -12,16 +12,6 @@
 
 typedef enum bench_outcome { BENCH_HOLDS, BENCH_BROKEN, BENCH_NOT_APPLICABLE, BENCH_CANNOT_RUN } bench_outcome;
 
-/* One case and the sequence of it that the tests look at. */
-typedef struct bench_structure {
-  const bench_subject *subject;
-  bench_tensors *tensors;
-  const bench_expected *expected;
-  uint64_t seed;
-  attn_sequence seq; /* has queries and keys */
-  char reason[320];  /* of BROKEN and CANNOT_RUN */
-} bench_structure;
-
 /* A problem of its own on part of the case's data: one sequence or less, batch 1, not packed, with LSE. Outputs are dense
  * and its own; so are the inputs that bench_view_copy_... replaced. */
 typedef struct bench_view {
@@ -33,6 +23,21 @@ typedef struct bench_view {
   int owned_count;
   bool out_of_memory;
 } bench_view;
+
+/* One case and the sequence of it that the tests look at. */
+typedef struct bench_structure {
+  const bench_subject *subject;
+  bench_tensors *tensors;
+  const bench_expected *expected;
+  uint64_t seed;
+  attn_sequence seq; /* has queries and keys */
+  bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages */
+  char reason[320];  /* of BROKEN and CANNOT_RUN */
+} bench_structure;
+
+/* Sets s->dense, if the case has pages: views can then leave out, reorder and change keys, and the answers for them show
+ * whether pages change any. False if memory is short. */
+bool bench_view_gather_pages(bench_structure *s);
 
 /* The structure's sequence, whole; or one KV head of it with its queries, seeded. */
 bench_view bench_view_of_sequence(const bench_structure *s);

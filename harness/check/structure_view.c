@@ -41,6 +41,34 @@ static void align(bench_view *v, int64_t offset) {
   if (offset == 0) p->align = ATTN_ALIGN_TOP_LEFT;
 }
 
+/* K or V of the sequence as [heads_kv][keys][dim]; keys that no row may see hold NaN. */
+static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
+  const attn_problem *p = &s->tensors->problem;
+  const attn_args *a = &s->tensors->args;
+  const int64_t keys = s->seq.len_k, dim = of_k ? p->dim_qk : p->dim_v;
+  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
+  const attn_key_range used = attn_keys_of_sequence(p, a, &s->seq, s->seq.b);
+  const attn_strides from = of_k ? p->k_stride : p->v_stride;
+  char *copy = bench_view_allocate(&s->dense, p->heads_kv * keys * dim, bytes);
+  if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)(p->heads_kv * keys * dim) * bytes);
+  for (int64_t h = 0; copy && h < p->heads_kv; h++)
+    for (int64_t j = used.begin; j < used.end; j++) {
+      const attn_key_run run = attn_key_run_at(p, a, &s->seq, h * attn_group(p), j);
+      for (int64_t d = 0; d < dim; d++)
+        memcpy(copy + (size_t)((h * keys + j) * dim + d) * bytes,
+               shift(of_k ? a->k : a->v, (of_k ? run.k : run.v) + d * from.d, bytes), bytes);
+    }
+  *stride = (attn_strides){p->heads_kv * keys * dim, keys * dim, dim, 1};
+  return copy;
+}
+
+bool bench_view_gather_pages(bench_structure *s) {
+  if (!attn_uses(&s->tensors->problem, ATTN_USE_PAGES)) return true;
+  s->dense.args.k = gather(s, true, &s->dense.problem.k_stride);
+  s->dense.args.v = gather(s, false, &s->dense.problem.v_stride);
+  return !s->dense.out_of_memory;
+}
+
 /* The pointers of one sequence. The view's problem has the sequence's own lengths, so lengths of sequences are no input
  * any more. */
 static attn_args args_of_sequence(const bench_structure *s) {
@@ -48,9 +76,14 @@ static attn_args args_of_sequence(const bench_structure *s) {
   const int64_t b = s->seq.b;
   attn_args a = s->tensors->args;
   a.q = shift(a.q, attn_q_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_q));
-  const attn_key_run run = attn_key_run_at(whole, &a, &s->seq, 0, 0);
-  a.k = shift(a.k, run.k, attn_dtype_bytes(whole->dtype_kv));
-  a.v = shift(a.v, run.v, attn_dtype_bytes(whole->dtype_kv));
+  if (attn_uses(whole, ATTN_USE_PAGES)) {
+    a.k = s->dense.args.k;
+    a.v = s->dense.args.v;
+  } else {
+    const attn_key_run run = attn_key_run_at(whole, &a, &s->seq, 0, 0);
+    a.k = shift(a.k, run.k, attn_dtype_bytes(whole->dtype_kv));
+    a.v = shift(a.v, run.v, attn_dtype_bytes(whole->dtype_kv));
+  }
   a.bias = shift(a.bias, b * whole->bias_stride.b, sizeof(float));
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
   a.scores = shift(a.scores, b * whole->scores_stride.b, sizeof(float));
@@ -63,7 +96,11 @@ bench_view bench_view_of_sequence(const bench_structure *s) {
   v.problem.batch = 1;
   v.problem.seq_q = s->seq.len_q;
   v.problem.seq_k = s->seq.len_k;
-  v.problem.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN);
+  if (attn_uses(&v.problem, ATTN_USE_PAGES)) {
+    v.problem.k_stride = s->dense.problem.k_stride;
+    v.problem.v_stride = s->dense.problem.v_stride;
+  }
+  v.problem.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN | ATTN_USE_PAGES);
   v.problem.uses |= ATTN_USE_LSE;
   align(&v, s->seq.offset);
   return v;

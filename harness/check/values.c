@@ -7,6 +7,7 @@
 
 #include "check/check.h"
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/indexing.h"
 
 enum { NO_COLUMN = -1 }; /* of an output that has one number a row */
 
@@ -16,15 +17,16 @@ const char *const bench_status_names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", 
 
 typedef enum null_answer { NULL_UNTOUCHED, NULL_ZEROS, NULL_MEAN_ALLOWED, NULL_MEAN_ALL, NULL_ANSWERS } null_answer;
 
-/* Mean of the finite values of one column of V over all keys of the row's sequence; padding holds NaN. */
+/* Mean of the finite values of one column of V over all keys of the row's sequence; padding holds NaN, and in pages it may
+ * not even exist. */
 static double mean_of_column(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t d) {
-  const bool varlen = p->uses & ATTN_USE_VARLEN;
-  const int64_t first = varlen ? args->cu_seqlens_k[row->b] : 0, end = varlen ? args->cu_seqlens_k[row->b + 1] : p->seq_k;
-  const int64_t at = (varlen ? 0 : row->b * p->v_stride.b) + row->h / (p->heads_q / p->heads_kv) * p->v_stride.h;
   int64_t count = 0;
   double sum = 0.0;
-  for (int64_t j = first; j < end; j++) {
-    const double v = attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d + j * p->v_stride.s);
+  const attn_sequence seq = attn_sequence_of(p, args, row->b);
+  attn_key_range keys = {0, seq.len_k};
+  if (attn_uses(p, ATTN_USE_PAGES)) keys = attn_keys_of_sequence(p, args, &seq, row->b);
+  for (int64_t j = keys.begin; j < keys.end; j++) {
+    const double v = attn_oracle_load(args->v, p->dtype_kv, bench_v_place(p, args, row, j) + d * p->v_stride.d);
     if (!isfinite(v)) continue;
     sum += v;
     count++;

@@ -25,6 +25,7 @@ typedef enum bench_stream {
   BENCH_STREAM_BIAS_MASK,
   BENCH_STREAM_LAYER,
   BENCH_STREAM_PLACES,
+  BENCH_STREAM_PAGES,
 } bench_stream;
 
 /* 64 uniform bits. */

@@ -3,6 +3,7 @@
  * poison, so that a kernel that lets them through shows it. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/generate.h"
 #include "data/tensors.h"
@@ -30,7 +31,9 @@ static int32_t random_length(uint64_t seed, bench_stream stream, int64_t b, int6
 
 static void fill_lengths(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest) {
   int32_t *length = (int32_t *)t->data;
-  bool random = !is(bench, AXIS_LENGTHS, "full");
+  const bool keys = stream == BENCH_STREAM_KV_LEN; /* pages bring lengths of keys, whatever the axis says */
+  const bool random = is(bench, AXIS_LENGTHS, keys ? "kv_len" : "q_len") || is(bench, AXIS_LENGTHS, "both") ||
+                      is(bench, AXIS_LENGTHS, "varlen");
   for (int64_t b = 0; t->present && b < bench->problem.batch; b++)
     length[b] = random ? random_length(bench->seed, stream, b, longest) : (int32_t)longest;
 }
@@ -49,6 +52,28 @@ static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, bench_stre
   for (int64_t b = 0; b < bench->problem.batch; b++) {
     int64_t end = cu[b] + random_length(bench->seed, stream, b, longest);
     cu[b + 1] = (int32_t)(end < total ? end : total);
+  }
+}
+
+/* Every sequence has its own pages of the pool. Entries of pages whose keys no query needs keep the poison: they name no
+ * page. */
+static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn_args *args) {
+  const attn_problem *p = &bench->problem;
+  const int64_t of_each = p->page_table_stride;
+  int32_t *page = (int32_t *)t->data;
+  if (!t->present) return;
+  for (int64_t n = 0; n < p->pages; n++) { /* Fisher-Yates, inside out */
+    const bool shuffled = is(bench, AXIS_PAGE_ORDER, "shuffled");
+    const int64_t other = shuffled ? bench_value_below(bench->seed, BENCH_STREAM_PAGES, (uint64_t)n, n + 1) : n;
+    page[n] = page[other];
+    page[other] = (int32_t)n;
+  }
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, args, b);
+    const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
+    for (int64_t at = 0; at < of_each; at++)
+      if (used.end <= at * p->page_tokens || (at + 1) * p->page_tokens <= used.begin)
+        memset(&page[b * of_each + at], BENCH_INPUT_POISON, sizeof *page);
   }
 }
 
@@ -110,25 +135,48 @@ static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t 
   return t->first + b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
 }
 
-/* q, k or v: normal; V may be uniform in [0, magnitude). */
-static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, attn_dtype dtype, const reach *batch) {
+/* One row of q, k or v, whose first number has that index: normal; V may be uniform in [0, magnitude). */
+static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stream, uint64_t index, int64_t place) {
   const double magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
   const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
+  for (int64_t d = 0; d < stored(t, 3); d++) {
+    const double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
+                             : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
+    bench_store(t->data, t->dtype, place + d * t->stride[3], magnitude * x);
+  }
+}
+
+/* k or v in pages: key j of a sequence has the same values wherever its page lies. */
+static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream stream, const attn_args *args,
+                       const reach *batch) {
+  const attn_problem *p = &bench->problem;
+  for (int64_t b = 0; b < p->batch; b++)
+    for (int64_t h = 0; h < p->heads_kv; h++)
+      for (int64_t j = batch[b].key_begin; j < batch[b].key_end; j++) {
+        const int64_t page = args->page_table[b * p->page_table_stride + j / p->page_tokens];
+        fill_row(bench, t, stream, (uint64_t)(((b * p->heads_kv + h) * p->seq_k + j) * t->extent[3]),
+                 storage_row(t, page, h, j % p->page_tokens));
+      }
+}
+
+/* q, k or v in rows of sequences. */
+static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, const reach *batch) {
   unsigned char *map = reach_map(t, &bench->problem, batch, stream == BENCH_STREAM_Q);
   if (!map) return false;
   for (int64_t b = 0; b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t s = 0; s < stored(t, 2); s++) {
         if (!map[b * t->extent[2] + s]) continue;
-        uint64_t index = (uint64_t)(logical_row(t, b, h, s) * t->extent[3]);
-        int64_t place = storage_row(t, b, h, s);
-        for (int64_t d = 0; d < stored(t, 3); d++) {
-          double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
-                             : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
-          bench_store(t->data, dtype, place + d * t->stride[3], magnitude * x);
-        }
+        fill_row(bench, t, stream, (uint64_t)(logical_row(t, b, h, s) * t->extent[3]), storage_row(t, b, h, s));
       }
   free(map);
+  return true;
+}
+
+static bool fill_keys(const bench_case *bench, bench_buffer *t, bench_stream stream, const attn_args *args,
+                      const reach *batch) {
+  if (!attn_uses(&bench->problem, ATTN_USE_PAGES)) return fill_rows(bench, t, stream, batch);
+  fill_pages(bench, t, stream, args, batch);
   return true;
 }
 
@@ -207,6 +255,7 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_Q], BENCH_STREAM_Q_LEN, p->seq_q, p->total_q);
   fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_K], BENCH_STREAM_KV_LEN, p->seq_k, p->total_k);
   fill_offsets(bench, &t[BENCH_OFFSETS]);
+  fill_page_table(bench, &t[BENCH_PAGE_TABLE], &tensors->args);
   fill_score_weight(bench, &t[BENCH_SCORE_WEIGHT]);
   fill_heads(bench, &t[BENCH_ALIBI_SLOPES], &t[BENCH_SINKS]);
   fill_mask(bench, &t[BENCH_MASK]);
@@ -216,10 +265,10 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
   fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
   fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench_spec_real(&bench->spec, AXIS_MAGNITUDE), batch);
-  bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, batch);
+  bool filled = fill_keys(bench, &t[BENCH_V], BENCH_STREAM_V, &tensors->args, batch);
   if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */
-    filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, p->dtype_q, batch);
-    filled = filled && fill_rows(bench, &t[BENCH_K], BENCH_STREAM_K, p->dtype_kv, batch);
+    filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, batch);
+    filled = filled && fill_keys(bench, &t[BENCH_K], BENCH_STREAM_K, &tensors->args, batch);
   }
   free(batch);
   return filled;

@@ -191,15 +191,35 @@ static void exchange_rows(const bench_tensors *t, swap s) {
   }
 }
 
-/* Finds two keys in a range and lets them change places, in one head of a tensor that begins at `head`. */
-static void swap_keys(bench_tensors *t, bench_tensor which, int64_t head, attn_key_range keys, uint64_t *random) {
+/* One head of a tensor, and the sequence that has the keys. */
+typedef struct head_keys {
+  bench_tensor tensor;
+  int64_t start; /* of the head; in pages, of the head in page 0 */
+  int64_t b;
+  attn_key_range keys;
+} head_keys;
+
+/* Where key j of the head stands: at one stride, or in pages. */
+static int64_t place_of_key(const bench_tensors *t, const head_keys *h, int64_t j) {
+  const attn_problem *p = &t->problem;
+  const int64_t *stride = t->buffers[h->tensor].stride;
+  if (h->tensor == BENCH_SCORES) return h->start + j * stride[3];
+  if (!attn_uses(p, ATTN_USE_PAGES)) return h->start + j * stride[2];
+  const int64_t page = t->args.page_table[h->b * p->page_table_stride + j / p->page_tokens];
+  return h->start + page * stride[0] + j % p->page_tokens * stride[2];
+}
+
+/* Finds two keys of the range and lets them change places. */
+static void swap_keys(bench_tensors *t, const head_keys *h, uint64_t *random) {
+  const bench_tensor which = h->tensor;
+  const attn_key_range keys = h->keys;
   const bench_buffer *b = &t->buffers[which];
   const int along = which == BENCH_SCORES ? 3 : 2;
   const int64_t count = keys.end - keys.begin;
   if (count < 2 || b->stride[along] == 0) return;
   for (int i = 0; i < TRIES; i++) {
     const int64_t one = draw(random, count), other = (one + 1 + draw(random, count - 1)) % count;
-    const swap s = {which, head + (keys.begin + one) * b->stride[along], head + (keys.begin + other) * b->stride[along]};
+    const swap s = {which, place_of_key(t, h, keys.begin + one), place_of_key(t, h, keys.begin + other)};
     const unsigned char *span = span_of(t, which);
     const int64_t size = (int64_t)b->element_bytes;
     const bool padding =
@@ -214,14 +234,17 @@ static void swap_keys(bench_tensors *t, bench_tensor which, int64_t head, attn_k
 static void swap_in_heads(bench_tensors *t, bench_tensor which, uint64_t *random) {
   const attn_problem *p = &t->problem;
   const bench_buffer *b = &t->buffers[which];
-  const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
-  for (int64_t batch = 0; batch < (varlen ? p->batch : stored(b, 0)); batch++) {
+  const bool rows = which != BENCH_SCORES, paged = rows && attn_uses(p, ATTN_USE_PAGES);
+  const bool packed = rows && !paged && attn_uses(p, ATTN_USE_VARLEN);
+  const bool each = paged || attn_uses(p, ATTN_USE_VARLEN);
+  for (int64_t batch = 0; batch < (each ? p->batch : stored(b, 0)); batch++) {
     const attn_sequence seq = attn_sequence_of(p, &t->args, batch);
-    attn_key_range keys = attn_keys_of_sequence(p, &t->args, &seq, batch);
-    if (varlen && which != BENCH_SCORES) keys.begin += seq.first_k, keys.end += seq.first_k;
-    for (int64_t h = 0; h < stored(b, 1); h++)
-      swap_keys(t, which, b->first + (varlen && which != BENCH_SCORES ? 0 : batch * b->stride[0]) + h * b->stride[1], keys,
-                random);
+    head_keys head = {which, 0, batch, attn_keys_of_sequence(p, &t->args, &seq, batch)};
+    if (packed) head.keys.begin += seq.first_k, head.keys.end += seq.first_k;
+    for (int64_t h = 0; h < stored(b, 1); h++) {
+      head.start = b->first + (packed || paged ? 0 : batch * b->stride[0]) + h * b->stride[1];
+      swap_keys(t, &head, random);
+    }
   }
 }
 

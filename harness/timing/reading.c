@@ -51,35 +51,58 @@ static bool join(const char *first, attn_strides stride, int64_t size, int64_t h
 
 static const char *place(const void *tensor, int64_t offset, int64_t size) { return (const char *)tensor + offset * size; }
 
-/* K (or S) with V, and Q with O, of sequence b. */
-static bool find_couples(const bench_tensors *t, int64_t b, couple c[2]) {
+/* K and V of a key run, from key `first` on. */
+static bool find_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, couple *c) {
   const attn_problem *p = &t->problem;
   const attn_args *args = &t->args;
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
-  const int64_t keys = used.end - used.begin, rows = seq.len_q, first = used.begin;
-  const attn_key_run run = attn_key_run_at(p, args, &seq, 0, first);
-  const int64_t q = (int64_t)attn_dtype_bytes(p->dtype_q), kv = (int64_t)attn_dtype_bytes(p->dtype_kv);
-  const int64_t o = (int64_t)attn_dtype_bytes(p->dtype_o);
-  memset(c, 0, 2 * sizeof *c);
-  bool fine = join(place(args->v, run.v, kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c[0].side[1]) &&
-              join(place(args->o, attn_o_offset(p, &seq, b, 0, 0), o), p->o_stride, o, p->heads_q, attn_rows(p, &seq),
-                   p->dim_v, &c[1].side[1]);
-  if (p->score == ATTN_SCORE_PRECOMPUTED) {
-    const attn_score_strides *s = &p->scores_stride;
-    return fine &&
-           join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, first)),
-                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, sizeof(float), p->heads_q, rows, keys, &c[1].side[0]);
-  }
-  return fine && join(place(args->k, run.k, kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c[0].side[0]) &&
-         join(place(args->q, attn_q_offset(p, &seq, b, 0, 0), q), p->q_stride, q, p->heads_q, rows, p->dim_qk,
-              &c[1].side[0]);
+  const attn_key_run run = attn_key_run_at(p, args, seq, 0, first);
+  const int64_t kv = (int64_t)attn_dtype_bytes(p->dtype_kv);
+  *c = (couple){0};
+  return join(place(args->v, run.v, kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c->side[1]) &&
+         (p->score == ATTN_SCORE_PRECOMPUTED ||
+          join(place(args->k, run.k, kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c->side[0]));
 }
 
+/* Q (or S) and O of a sequence. */
+static bool find_rows(const bench_tensors *t, const attn_sequence *seq, attn_key_range used, couple *c) {
+  const attn_problem *p = &t->problem;
+  const attn_args *args = &t->args;
+  const int64_t b = seq->b, rows = seq->len_q;
+  const int64_t q = (int64_t)attn_dtype_bytes(p->dtype_q), o = (int64_t)attn_dtype_bytes(p->dtype_o);
+  *c = (couple){0};
+  if (!join(place(args->o, attn_o_offset(p, seq, b, 0, 0), o), p->o_stride, o, p->heads_q, attn_rows(p, seq), p->dim_v,
+            &c->side[1]))
+    return false;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) {
+    const attn_score_strides *s = &p->scores_stride;
+    return join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, used.begin)),
+                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, sizeof(float), p->heads_q, rows, used.end - used.begin,
+                &c->side[0]);
+  }
+  return join(place(args->q, attn_q_offset(p, seq, b, 0, 0), q), p->q_stride, q, p->heads_q, rows, p->dim_qk, &c->side[0]);
+}
+
+/* Calls add(context, couple) for what a sequence reads: its key runs in their order, then its rows. False if something
+ * cannot be read. */
+static bool each_couple(const bench_tensors *t, int64_t b, void (*add)(void *context, const couple *c), void *context) {
+  const attn_sequence seq = attn_sequence_of(&t->problem, &t->args, b);
+  const attn_key_range used = attn_keys_of_sequence(&t->problem, &t->args, &seq, b);
+  couple c;
+  for (int64_t j = used.begin, keys; j < used.end; j += keys) {
+    keys = min64(used.end - j, attn_run_keys(&t->problem, &seq, j));
+    if (!find_keys(t, &seq, j, keys, &c)) return false;
+    add(context, &c);
+  }
+  if (!find_rows(t, &seq, used, &c)) return false;
+  add(context, &c);
+  return true;
+}
+
+static void add_nothing(void *context, const couple *c) { (void)context, (void)c; }
+
 bool bench_can_read(const bench_tensors *t) {
-  couple c[2];
   for (int64_t b = 0; b < t->problem.batch; b++)
-    if (!find_couples(t, b, c)) return false;
+    if (!each_couple(t, b, add_nothing, NULL)) return false;
   return true;
 }
 
@@ -141,13 +164,20 @@ static void add_couple(pieces *p, const couple *c, int order, int part, int part
     add_run(p, c, order, n, split ? part : 0, split ? parts : 1);
 }
 
+/* One thread's share of a call. */
+typedef struct share {
+  pieces *pieces;
+  int order, part, parts;
+} share;
+
+static void add_share(void *context, const couple *c) {
+  const share *s = context;
+  add_couple(s->pieces, c, s->order, s->part, s->parts);
+}
+
 static void add_tensors(pieces *p, const bench_tensors *t, int order, int part, int parts) {
-  couple c[2];
-  for (int64_t b = 0; b < t->problem.batch; b++) {
-    if (!find_couples(t, b, c)) continue;
-    add_couple(p, &c[0], order, part, parts);
-    add_couple(p, &c[1], order, part, parts);
-  }
+  share s = {p, order, part, parts};
+  for (int64_t b = 0; b < t->problem.batch; b++) (void)each_couple(t, b, add_share, &s);
 }
 
 /* ---- The roof of a case ---------------------------------------------------------------------------------------------- */

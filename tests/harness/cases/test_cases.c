@@ -226,6 +226,28 @@ TEST(layouts_are_these_strides) {
   assert_true(p.total_q == 10 && p.total_k == 14 && p.q_stride.s == 4 * 8 && p.v_stride.h == 3);
 }
 
+/* Pages take the place of sequences in K and V alone, and each sequence has its own. */
+TEST(pages_have_the_strides_of_their_layout) {
+  static const struct {
+    const char *rest;
+    attn_strides q, k, v;
+  } layouts[] = {{"", {160, 40, 8, 1}, {512, 256, 8, 1}, {192, 96, 3, 1}},
+                 {"/layout:bshd", {160, 8, 32, 1}, {512, 8, 16, 1}, {192, 3, 6, 1}},
+                 {"/layout:transposed", {160, 40, 1, 5}, {512, 256, 1, 32}, {192, 96, 1, 32}},
+                 {"/lengths:varlen", {160, 8, 32, 1}, {512, 8, 16, 1}, {192, 3, 6, 1}}};
+  for (size_t i = 0; i < COUNT(layouts); i++) {
+    char id[120];
+    snprintf(id, sizeof id, "B:2/Hq:4/Hkv:2/Sq:5/Sk:70/D:8/Dv:3/page_tokens:32%s", layouts[i].rest);
+    const attn_problem p = valid_case(id).problem;
+    assert_memory_equal(&p.q_stride, &layouts[i].q, sizeof p.q_stride);
+    assert_memory_equal(&p.k_stride, &layouts[i].k, sizeof p.k_stride);
+    assert_memory_equal(&p.v_stride, &layouts[i].v, sizeof p.v_stride);
+    assert_true(p.page_tokens == 32 && p.pages == 6 && p.page_table_stride == 3 && p.total_k == 0);
+    assert_true((p.uses & ATTN_USE_PAGES) && (p.uses & ATTN_USE_KV_LEN));
+  }
+  assert_true(!strstr(valid_case("page_order:shuffled").case_id, "page"));
+}
+
 /* The word of a mask or bias decides which dimensions it is broadcast over. The given axes decide the head dimensions. */
 TEST(words_choose_strides_and_sizes) {
   static const struct {

@@ -326,6 +326,120 @@ static void compare_grid(int grid, int64_t pick) {
   bench_cases_clear(&list);
 }
 
+/* ---- Pages ----------------------------------------------------------------------------------------------------------- */
+
+static const void *element_of(const void *tensor, int64_t at, size_t bytes) {
+  return (const char *)tensor + at * (int64_t)bytes;
+}
+
+/* One row of K or V in its page has the values of the same key in dense tensors. Returns how many bytes it has. */
+static size_t compare_key(const bench_buffer *paged, const void *there, const bench_buffer *dense, const void *here,
+                          const int64_t key[3], const int64_t token[3]) {
+  const int64_t *s = paged->stride, *d = dense->stride;
+  const size_t bytes = paged->element_bytes;
+  for (int64_t x = 0; x < paged->extent[3]; x++)
+    assert_memory_equal(element_of(there, token[0] * s[0] + token[1] * s[1] + token[2] * s[2] + x * s[3], bytes),
+                        element_of(here, key[0] * d[0] + key[1] * d[1] + key[2] * d[2] + x * d[3], bytes), bytes);
+  return (size_t)paged->extent[3] * bytes;
+}
+
+static size_t bytes_without_poison(const bench_buffer *t) {
+  size_t count = 0;
+  for (size_t i = 0; i < t->bytes; i += t->element_bytes) {
+    bool poison = true;
+    for (size_t n = 0; n < t->element_bytes; n++) poison &= t->data[i + n] == BENCH_INPUT_POISON;
+    count += poison ? 0 : t->element_bytes;
+  }
+  return count;
+}
+
+/* Pages of needed keys are each named once, other entries name none; outside of needed keys all is poison. Returns whether
+ * some page stands where the order would not have it. */
+static bool compare_pages(const char *id) {
+  char error[256];
+  bench_spec spec;
+  assert_true(bench_spec_from_id(id, &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &bench);
+  assert_string_equal(bench.invalid, "");
+  bench_case dense_case;
+  bench_spec_set(&spec, AXIS_PAGE_TOKENS, "");
+  bench_case_build(&spec, SEED, &dense_case);
+  dense_case.seed = bench.seed;
+  bench_tensors dense;
+  assert_true(bench_tensors_create(&bench, &tensors) && bench_tensors_create(&dense_case, &dense));
+  const attn_problem *p = &bench.problem;
+  bool named[64] = {false}, moved = false;
+  size_t used = 0;
+  assert_true(p->pages == p->batch * p->page_table_stride && p->pages <= 64);
+  find_reaches();
+  for (int64_t b = 0; b < p->batch; b++) {
+    const reach *r = &reaches[b];
+    assert_true(tensors.args.kv_len[b] ==
+                (is(AXIS_LENGTHS, "full") ? p->seq_k : length_of(BENCH_STREAM_KV_LEN, b, p->seq_k)));
+    for (int64_t at = 0; at < p->page_table_stride; at++) {
+      const int32_t page = tensors.args.page_table[b * p->page_table_stride + at];
+      if (r->key_end <= at * p->page_tokens || (at + 1) * p->page_tokens <= r->key_begin) {
+        assert_int_equal(page, -1);
+        continue;
+      }
+      assert_true(page >= 0 && page < p->pages && !named[page]);
+      named[page] = true;
+      moved |= page != b * p->page_table_stride + at;
+      for (int64_t j = at * p->page_tokens; j < (at + 1) * p->page_tokens; j++)
+        for (int64_t h = 0; h < p->heads_kv && j >= r->key_begin && j < r->key_end; h++) {
+          const int64_t key[] = {b, h, j}, token[] = {page, h, j % p->page_tokens};
+          const bench_buffer *t = tensors.buffers, *d = dense.buffers;
+          used += compare_key(&t[BENCH_K], tensors.args.k, &d[BENCH_K], dense.args.k, key, token);
+          used += compare_key(&t[BENCH_V], tensors.args.v, &d[BENCH_V], dense.args.v, key, token);
+        }
+    }
+  }
+  assert_true(used > 0 &&
+              used == bytes_without_poison(&tensors.buffers[BENCH_K]) + bytes_without_poison(&tensors.buffers[BENCH_V]));
+  assert_true(bench_work_bytes(p, &tensors.args) == bytes_of_work());
+  assert_true(bench_work_bytes(p, &tensors.args) == bench_work_bytes(&dense_case.problem, &dense.args));
+  bench_tensors_destroy(&tensors);
+  bench_tensors_destroy(&dense);
+  return moved;
+}
+
+TEST(pages_hold_the_keys_of_dense_tensors) {
+#define PAGED "B:3/Hq:4/Hkv:2/Sq:5/Sk:150/D:8/Dv:6/causal:bottom-right"
+  assert_false(compare_pages(PAGED "/page_tokens:16/lengths:kv_len"));
+  assert_false(compare_pages(PAGED "/page_tokens:64/layout:bshd"));
+  assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/lengths:kv_len"));
+  assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/window:20..0/layout:strided/lengths:both"));
+  assert_true(compare_pages("dtype:bf16/" PAGED "/page_tokens:48/page_order:shuffled/layout:reversed"));
+#undef PAGED
+}
+
+/* Two rows of K and V change places in pages of the same sequence, and back again. */
+TEST(keys_in_pages_change_places) {
+  char error[256];
+  bench_spec spec;
+  const char *id = "B:3/Hq:2/Hkv:2/Sq:2/Sk:150/D:4/Dv:4/page_tokens:16/page_order:shuffled/lengths:kv_len";
+  assert_true(bench_spec_from_id(id, &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &bench);
+  bench_tensors before;
+  uint64_t random = 9;
+  assert_true(bench_tensors_create(&bench, &tensors) && bench_tensors_create(&bench, &before));
+  assert_true(bench_tensors_vary(&tensors, NULL, &random));
+  bench_tensors_freshen(&tensors, &random, 1);
+  for (int which = BENCH_K; which <= BENCH_V; which++) {
+    const bench_buffer *now = &tensors.buffers[which], *then = &before.buffers[which];
+    int changed = 0;
+    for (size_t row = 0; row < now->bytes; row += 16) changed += memcmp(now->data + row, then->data + row, 16) != 0;
+    int sequences = 0;
+    for (int64_t b = 0; b < 3; b++) sequences += tensors.args.kv_len[b] > 1;
+    assert_true(sequences > 1);
+    assert_int_equal(changed, 2 * 2 * sequences); /* two rows in two heads */
+  }
+  bench_tensors_restore(&tensors, 1);
+  assert_true(bench_tensors_input_hash(&tensors) == bench_tensors_input_hash(&before));
+  bench_tensors_destroy(&tensors);
+  bench_tensors_destroy(&before);
+}
+
 TEST(tensors_are_those_of_their_case) {
   compare_grid(0, CASES);
   compare_grid(1, CASES / 3);

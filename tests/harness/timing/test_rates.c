@@ -296,11 +296,24 @@ static int turns_of(int n, int64_t first, int64_t passes, int count) {
 
 static int rows_of(const bench_tensors *t, int64_t b) { return t->args.q_len ? t->args.q_len[b] : (int)t->problem.seq_q; }
 
+/* Makes of a page and its token the sequence and its key; false if no table names the page. */
+static bool find_page(const bench_tensors *t, int64_t *b, int64_t *row) {
+  const attn_problem *p = &t->problem;
+  for (int64_t n = 0; n < p->batch * p->page_table_stride; n++)
+    if (t->args.page_table[n] == *b) {
+      *b = n / p->page_table_stride;
+      *row += n % p->page_table_stride * p->page_tokens;
+      return true;
+    }
+  return false;
+}
+
 /* The rows that a call needs of a tensor: queries within q_len, and keys within kv_len, for some query. */
 static bool is_needed(const bench_tensors *t, int which, int64_t b, int64_t row) {
   const attn_problem *p = &t->problem;
   if (which == BENCH_O) return true;
   if (which == BENCH_Q) return row < rows_of(t, b);
+  if (t->args.page_table && !find_page(t, &b, &row)) return false;
   if (t->args.kv_len && row >= t->args.kv_len[b]) return false;
   for (int64_t i = 0; i < rows_of(t, b); i++)
     if (p->window_left < 0 || (row >= i + t->args.offsets[b] - p->window_left && row <= i + t->args.offsets[b])) return true;
@@ -342,7 +355,9 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
                                     "/heads_kv:1",
                                     "/causal:offset/offset:3/window:2",
                                     "/dtype:f32+bf16",
-                                    "/dim_v:16"};
+                                    "/dim_v:16",
+                                    "/seq_k:40/page_tokens:16/page_order:shuffled/lengths:kv_len",
+                                    "/seq_k:40/page_tokens:32/layout:bshd"};
   for (size_t i = 0; i < COUNT(ids); i++) {
     char id[200];
     snprintf(id, sizeof id, "batch:3/seq_q:2/seq_k:9/heads:2/head_dim:32%s", ids[i]);
