@@ -19,11 +19,11 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          window: int | tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
          alibi: Numbers | None = None, sinks: Numbers | None = None, kv_len: Integers | None = None,
          q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
-         cu_seqlens_k: Integers | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-         offsets: Integers | None = None, scores: Array | None = None, score_weight: Array | None = None,
-         score: str = "dot", layout: str | None = None, kernel: str | None = None, max_isa: str | None = None,
-         threads: int | None = None, out_dtype: str = "same", return_lse: bool = False, out: Array | None = None,
-         lse: Array | None = None) -> Any:
+         cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
+         max_seqlen_k: int | None = None, offsets: Integers | None = None, scores: Array | None = None,
+         score_weight: Array | None = None, score: str = "dot", layout: str | None = None, kernel: str | None = None,
+         max_isa: str | None = None, threads: int | None = None, out_dtype: str = "same", return_lse: bool = False,
+         out: Array | None = None, lse: Array | None = None) -> Any:
     """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
 
     Arrays may be of NumPy, PyTorch (CPU), JAX, or anything else with DLPack or the buffer protocol, with any strides. The
@@ -44,6 +44,10 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
     kv_len, q_len: keys and queries that each sequence really has, [batch]. row_len: keys of each query, [batch, queries].
     cu_seqlens_q, cu_seqlens_k: packed sequences: q is [tokens, heads, dim], and sequence i has the tokens from cu_seqlens[i]
         to cu_seqlens[i + 1] - 1. max_seqlen_q and max_seqlen_k spare the search for the longest one.
+    page_table: keys and values in pages: k and v are [pages, kv_heads, page_tokens, dim] whatever the layout, page_tokens a
+        multiple of 16 up to 1024, and key j of sequence b is token j % page_tokens of page page_table[b, j // page_tokens].
+        int32 or int64 [batch, columns]; columns behind a length may hold anything. Needs kv_len; packed queries have
+        cu_seqlens_q alone.
     score: "dot", "additive" (sum of score_weight tanh(q + k), Bahdanau et al. 2015), "gaussian" (-1/2 |score_weight (q -
         k)|^2, Nadaraya-Watson regression), or "precomputed" (`scores` [batch, heads, queries, keys] in place of q and k,
         which are None: Synthesizer, Tay et al. 2021).

@@ -488,35 +488,61 @@ static int64_t longest(const int32_t *borders, int64_t sequences) {
   return most;
 }
 
+/* Pages hold keys that are not packed: only queries have borders then. */
 static bool take_borders(call *c, int64_t total_q, int64_t total_k) {
   attn_problem *p = &c->wanted.problem;
+  const bool paged = c->given[KEY_page_table];
   int64_t count_q, count_k;
-  if (!c->given[KEY_cu_seqlens_q] || !c->given[KEY_cu_seqlens_k])
+  if (!c->given[KEY_cu_seqlens_q] || (!paged && !c->given[KEY_cu_seqlens_k]))
     return refuse(PyExc_ValueError, "packed sequences need both cu_seqlens_q and cu_seqlens_k");
   c->args.cu_seqlens_q = take_vector(c, KEY_cu_seqlens_q, true, -1, &count_q);
-  c->args.cu_seqlens_k = c->args.cu_seqlens_q ? take_vector(c, KEY_cu_seqlens_k, true, count_q, &count_k) : NULL;
-  if (!c->args.cu_seqlens_k) return false;
+  if (!c->args.cu_seqlens_q) return false;
+  if (!paged && !(c->args.cu_seqlens_k = take_vector(c, KEY_cu_seqlens_k, true, count_q, &count_k))) return false;
   if (count_q < 1) return refuse(PyExc_ValueError, "cu_seqlens_q is empty; it must have one element more than sequences");
   p->uses |= ATTN_USE_VARLEN;
   p->batch = count_q - 1;
   p->total_q = total_q;
-  p->total_k = total_k;
   p->seq_q = c->set.max_seqlen[0] ? c->set.max_seqlen[0] : longest(c->args.cu_seqlens_q, p->batch);
+  if (paged) return true;
+  p->total_k = total_k;
   p->seq_k = c->set.max_seqlen[1] ? c->set.max_seqlen[1] : longest(c->args.cu_seqlens_k, p->batch);
   return true;
 }
 
+/* What page_table excludes and needs. */
+static bool check_paged(const call *c) {
+  if (c->set.score == ATTN_SCORE_PRECOMPUTED)
+    return refuse(PyExc_ValueError, "page_table is given with score 'precomputed'; it must be None, as there is no k");
+  if (c->given[KEY_cu_seqlens_k] || c->set.max_seqlen[1])
+    return PyErr_Format(PyExc_ValueError, "%s is given with page_table; it must be None, as kv_len and the columns say it",
+                        c->given[KEY_cu_seqlens_k] ? "cu_seqlens_k" : "max_seqlen_k"),
+           false;
+  return c->given[KEY_kv_len] ||
+         refuse(PyExc_ValueError, "page_table is given without kv_len; pages do not say how many keys a sequence has");
+}
+
+/* k and v in pages stand as [pages][heads][page_tokens][dim], whatever the layout of q. */
+static bool view_of_pages(const tensor *t, const char *name, view *out) {
+  if (t->ndim == 4) return view_of(t, name, 0, out);
+  PyErr_Format(PyExc_ValueError, "%s has %d dimensions; with page_table it must be [pages, heads_kv, page_tokens, dim]",
+               name, t->ndim);
+  return false;
+}
+
 /* q, k and v, and the sizes that they give. */
 static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
+  const bool paged = c->given[KEY_page_table];
   for (int i = 0; i < 3; i++) {
-    if (!c->input[i]) return PyErr_Format(PyExc_TypeError, "%s is missing", input_names[i]), false;
-    if (!read_typed(c, c->input[i], input_names[i], &t[i]) || !view_of(&t[i], input_names[i], layout, &v[i])) return false;
+    const char *name = input_names[i];
+    if (!c->input[i]) return PyErr_Format(PyExc_TypeError, "%s is missing", name), false;
+    if (!read_typed(c, c->input[i], name, &t[i])) return false;
+    if (!(i && paged ? view_of_pages(&t[i], name, &v[i]) : view_of(&t[i], name, layout, &v[i]))) return false;
   }
   if (t[0].ndim == 3 && !places[layout].packed)
     c->hint = "; q has 3 dimensions, and the first two are heads and tokens: if they are batch and tokens, give q[:, None]";
-  return agree("k", "batch", v[1].b, "q", v[0].b) && agree("v", "batch", v[2].b, "q", v[0].b) &&
-         agree("v", "heads", v[2].h, "k", v[1].h) && agree("v", "tokens", v[2].s, "k", v[1].s) &&
-         agree("k", "head_dim", v[1].d, "q", v[0].d);
+  if (!paged && !(agree("k", "batch", v[1].b, "q", v[0].b) && agree("v", "batch", v[2].b, "q", v[0].b))) return false;
+  return (!paged || agree("v", "pages", v[2].b, "k", v[1].b)) && agree("v", "heads", v[2].h, "k", v[1].h) &&
+         agree("v", paged ? "page_tokens" : "tokens", v[2].s, "k", v[1].s) && agree("k", "head_dim", v[1].d, "q", v[0].d);
 }
 
 /* Precomputed scores stand in for q and k: sizes come from them. */
@@ -574,6 +600,39 @@ static void fill_problem(call *c, const tensor t[3], const view v[3]) {
   c->wanted.max_isa = s->max_isa;
 }
 
+/* A table of int32 whose rows are dense is read where it lies. */
+static bool take_page_table(call *c, const view *k) {
+  attn_problem *p = &c->wanted.problem;
+  tensor t;
+  if (!tensor_read(c->given[KEY_page_table], "page_table", &c->held, &t)) return false;
+  if (t.ndim != 2)
+    return PyErr_Format(PyExc_ValueError, "page_table has %d dimensions; it must be [batch, columns]", t.ndim), false;
+  if (!agree("page_table", "batch", t.shape[0], c->given[KEY_cu_seqlens_q] ? "cu_seqlens_q" : "q", p->batch)) return false;
+  const bool in_place = t.type == DTYPE_I32 && t.data && t.stride[0] >= 0 && (t.stride[1] == 1 || t.shape[1] <= 1);
+  c->args.page_table = in_place ? (void *)t.data : dense_copy(&c->held, &t, "page_table", true);
+  p->page_table_stride = in_place ? t.stride[0] : t.shape[1];
+  p->page_tokens = k->s;
+  p->pages = k->b;
+  p->seq_k = t.shape[1] * k->s;
+  p->uses |= ATTN_USE_PAGES;
+  return c->args.page_table;
+}
+
+/* The library would name seq_k, which is not among the arguments here. */
+static bool check_columns(const call *c) {
+  const attn_problem *p = &c->wanted.problem;
+  if (!(p->uses & ATTN_USE_PAGES) || p->page_tokens < 1) return true;
+  for (int64_t b = 0; b < p->batch; b++)
+    if (c->args.kv_len[b] > p->seq_k) {
+      const long long tokens = p->page_tokens, length = c->args.kv_len[b];
+      PyErr_Format(PyExc_ValueError,
+                   "page_table has %lld columns of %lld tokens; kv_len[%lld] is %lld, for which it must have %lld",
+                   (long long)p->seq_k / tokens, tokens, (long long)b, length, (length - 1) / tokens + 1);
+      return false;
+    }
+  return true;
+}
+
 static bool take_offsets(call *c) {
   const attn_problem *p = &c->wanted.problem;
   if (c->given[KEY_offsets]) return take_numbers(c, KEY_offsets, true, p->batch, 0, &c->args.offsets);
@@ -606,7 +665,7 @@ static bool take_options(call *c) {
   return take_scores(c, KEY_mask, DTYPE_BOOL, sizes, &p->mask_stride, &c->args.mask) &&
          take_scores(c, KEY_bias, DTYPE_F32, sizes, &p->bias_stride, &c->args.bias) &&
          take_scores(c, KEY_scores, DTYPE_F32, sizes, &p->scores_stride, &c->args.scores) &&
-         take_numbers(c, KEY_kv_len, true, p->batch, ATTN_USE_KV_LEN, &c->args.kv_len) &&
+         take_numbers(c, KEY_kv_len, true, p->batch, ATTN_USE_KV_LEN, &c->args.kv_len) && check_columns(c) &&
          take_numbers(c, KEY_q_len, true, p->batch, ATTN_USE_Q_LEN, &c->args.q_len) &&
          take_numbers(c, KEY_row_len, true, p->batch * p->seq_q, ATTN_USE_ROW_LEN, &c->args.row_len) &&
          take_numbers(c, KEY_alibi, false, p->heads_q, ATTN_USE_ALIBI, &c->args.alibi_slopes) &&
@@ -709,6 +768,7 @@ bool call_build(call *c, bool make_outputs) {
   view v[3];
   int layout;
   c->held.take_specs = !make_outputs;
+  if (c->given[KEY_page_table] && !check_paged(c)) return false;
   if (!choose_layout(c, &layout)) return false;
   if (!(c->set.score == ATTN_SCORE_PRECOMPUTED ? take_scores_and_values : take_inputs)(c, layout, t, v)) return false;
   if (!same_types(t)) return false;
@@ -719,6 +779,7 @@ bool call_build(call *c, bool make_outputs) {
     p->seq_q = v[0].s;
     p->seq_k = v[1].s;
   }
+  if (c->given[KEY_page_table] && !take_page_table(c, &v[1])) return false;
   c->args.struct_size = sizeof c->args;
   c->args.q = t[0].data;
   c->args.k = t[1].data;

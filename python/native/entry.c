@@ -99,7 +99,9 @@ static void tell_difference(const request *plan, const request *now) {
                {"dtype of out", a->dtype_o, b->dtype_o},
                {"optional arrays", a->uses, b->uses},
                {"packed queries", a->total_q, b->total_q},
-               {"packed keys", a->total_k, b->total_k}};
+               {"packed keys", a->total_k, b->total_k},
+               {"page_tokens", a->page_tokens, b->page_tokens},
+               {"pages", a->pages, b->pages}};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i].was != sizes[i].is) {
       PyErr_Format(PyExc_ValueError, "the plan was made for %s = %lld; this call has %lld", sizes[i].name,
@@ -116,7 +118,8 @@ static void tell_difference(const request *plan, const request *now) {
                  {"out", &a->o_stride, &b->o_stride, sizeof a->o_stride},
                  {"lse", &a->lse_stride, &b->lse_stride, sizeof a->lse_stride},
                  {"mask", &a->mask_stride, &b->mask_stride, sizeof a->mask_stride},
-                 {"bias", &a->bias_stride, &b->bias_stride, sizeof a->bias_stride}};
+                 {"bias", &a->bias_stride, &b->bias_stride, sizeof a->bias_stride},
+                 {"page_table", &a->page_table_stride, &b->page_table_stride, sizeof a->page_table_stride}};
   const char *name = "scores";
   for (size_t i = sizeof strides / sizeof *strides; i-- > 0;)
     if (memcmp(strides[i].was, strides[i].is, strides[i].bytes) != 0) name = strides[i].name;
@@ -136,7 +139,7 @@ static void keep_settings(bound *b) {
   const attn_problem *p = &planned_request(b->plan)->problem;
   if (!(p->uses & ATTN_USE_VARLEN)) return;
   b->set.max_seqlen[0] = p->seq_q;
-  b->set.max_seqlen[1] = p->seq_k;
+  b->set.max_seqlen[1] = p->uses & ATTN_USE_PAGES ? 0 : p->seq_k;
 }
 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {

@@ -59,6 +59,8 @@ OF_SCORES = {"mask": R.random((B, H, SQ, SK)) > 0.2, "bias": floats(B, H, SQ, SK
 OPTIONS = {**OF_SCORES, **OF_HEADS, **LENGTHS, "row_len": integers(SK, B, SQ), "offsets": integers(3, B)}
 PACKED = {"q": floats(12, H, D), "k": floats(20, HKV, D), "v": floats(20, HKV, DV), "out": floats(12, H, DV),
           "lse": floats(H, 12), "cu_seqlens_q": np.int32([0, 5, 9, 12]), "cu_seqlens_k": np.int32([0, 7, 9, 20]), **OF_HEADS}
+PAGED = {**INPUTS, "k": floats(6, HKV, 16, D), "v": floats(6, HKV, 16, DV), "kv_len": np.int32([7, 20, 32]),
+         "page_table": np.int32([[5, 0], [3, 1], [2, 4]]), "out": RESULTS["out"]}
 MHA = {"w_q": floats(24, 16), "w_k": floats(12, 16), "w_v": floats(12, 16), "w_o": floats(10, 24), "b_q": floats(24),
        "b_k": floats(12), "b_v": floats(12), "b_o": floats(10)}
 BLOCK = {"w1": floats(9, 12), "b1": floats(9), "w2": floats(12, 9), "b2": floats(12), "gain": floats(12), "bias": floats(12)}
@@ -113,6 +115,7 @@ def cache(a):
 CALLS = {
     "sdpa": (sdpa, {**INPUTS, **OPTIONS, **RESULTS}),
     "packed": (sdpa, PACKED),
+    "paged": (sdpa, PAGED),
     "precomputed": (lambda a: libattn.sdpa(None, None, **a, score="precomputed"),
                     {"v": INPUTS["v"], "scores": floats(B, H, SQ, SK), "out": RESULTS["out"]}),
     "score weight": (lambda a: libattn.sdpa(**a, score="additive"), {**INPUTS, "score_weight": floats(H, D), **RESULTS}),
@@ -134,9 +137,10 @@ CALLS = {
                        {"x": floats(4, 10), "residual": floats(4, 10), "gain": floats(10), "bias": floats(10)}),
 }
 # Sizes that the function takes from this array: another one is another problem.
-FREE = {("FeedForward", "x", 0), ("kernel_regression", "query", 0), ("kernel_regression", "y", 1), ("precomputed", "v", 1)}
+FREE = {("FeedForward", "x", 0), ("kernel_regression", "query", 0), ("kernel_regression", "y", 1), ("precomputed", "v", 1),
+        ("paged", "page_table", 1)}
 VECTORS = {"alibi", "sinks", "kv_len", "q_len", "row_len", "offsets", "cu_seqlens_q", "cu_seqlens_k", "counts"}
-STRIDED = {"sdpa", "packed", "precomputed", "score weight"}  # these take any strides
+STRIDED = {"sdpa", "packed", "paged", "precomputed", "score weight"}  # these take any strides
 
 # ---- The faults -----------------------------------------------------------------------------------------------------------
 
