@@ -44,7 +44,8 @@ _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapp
 _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=None, bool causal=False, "
               "str align='top_left', int window_left=-1, int window_right=-1, float? scale=None, float softcap=0., "
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
-              "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd')")
+              "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
+              "Tensor? page_table=None)")
 
 
 def _refuse_tangents(*tensors):
@@ -82,12 +83,12 @@ _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag
 
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
-         max_seqlen_k=0, layout="bhsd", lse=False):
+         max_seqlen_k=0, layout="bhsd", page_table=None, lse=False):
     _refuse_tangents(q, k, v, bias, alibi, sinks)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
-                    layout=layout, return_lse=lse)
+                    layout=layout, page_table=page_table, return_lse=lse)
 
 
 def _run_lse(*args, **options):
@@ -107,7 +108,7 @@ def _fake_lse(q, k, v, *args, **options):
 
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
-          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout")
+          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table")
 _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1}
 
 
@@ -178,6 +179,8 @@ def _backward(ctx, gradient, *_):
     options = {**ctx.options, **dict(zip(ctx.names, others))}
     if options["cu_seqlens_q"] is not None:
         raise NotImplementedError("libattn has no gradients of packed sequences (cu_seqlens_q)")
+    if options["page_table"] is not None:
+        raise NotImplementedError("libattn has no gradients of keys and values in pages (page_table)")
     inputs = [q, k, v] + [options[name] for name in _NAMES]
     again = torch.is_grad_enabled()  # create_graph: gradients of gradients are wanted
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
@@ -276,7 +279,8 @@ def _need_gradients(*tensors):
 def _by_pytorch(q, k, v, **options):
     """The same by PyTorch's own function, which has a backward pass; None where it lacks an option."""
     o = {**_USUAL, **options}
-    if q.dtype not in DTYPES or o["softcap"] or any(o[name] is not None for name in ("alibi", "sinks", "cu_seqlens_q")):
+    lacking = ("alibi", "sinks", "cu_seqlens_q", "page_table")
+    if q.dtype not in DTYPES or o["softcap"] or any(o[name] is not None for name in lacking):
         return None
     _count("gradients")
     if o["layout"] == "bshd":
@@ -470,20 +474,31 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                            alibi_slopes: Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False, block_table: Tensor | None = None) -> Any:
-    """flash_attn.flash_attn_varlen_func on the CPU: q [tokens, heads, dim], k and v [tokens, kv_heads, dim], packed. A
-    block_table (paged cache) is refused."""
-    if block_table is not None:
-        raise NotImplementedError("block_table is given; libattn has no paged cache")
+    """flash_attn.flash_attn_varlen_func on the CPU: q [tokens, heads, dim], k and v [tokens, kv_heads, dim], packed. With
+    block_table [batch, columns] k and v are [pages, page_tokens, kv_heads, dim], and cu_seqlens_k says the lengths."""
     options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    result = _attend(q, k, v, lse=return_attn_probs, layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, **options)
+    if block_table is None:
+        options.update(cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k)
+    else:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        options.update(kv_len=cu_seqlens_k.diff(), page_table=block_table)
+    result = _attend(q, k, v, lse=return_attn_probs, layout="thd", cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+                     **options)
     return (*result, None) if return_attn_probs else result
 
 
-def _append(cache, new, rows, lengths):
-    """Writes the tokens of `new` behind those of each sequence."""
-    at = lengths.long()[:, None] + torch.arange(new.shape[1])
-    cache[rows[:, None], at] = new.to(cache.dtype)
+def _append(cache, new, rows, lengths, table):
+    """Writes the tokens of `new` behind those of each sequence, in its row of the cache or in its pages."""
+    at, tokens = lengths.long()[:, None] + torch.arange(new.shape[1]), cache.shape[1]
+    rows = rows[:, None]
+    if table is not None:
+        if at.numel() and at.max() >= table.shape[1] * tokens:
+            raise ValueError(f"block_table has {table.shape[1]} columns of {tokens} tokens; with the new ones a sequence "
+                             f"has {at.max() + 1}")
+        rows, at = table.long().gather(1, at // tokens), at % tokens
+        if ((rows < 0) | (rows >= cache.shape[0])).any():  # PyTorch would take a negative one from the end
+            raise ValueError(f"block_table has {rows.tolist()} where new tokens go; each must be in 0..{cache.shape[0] - 1}")
+    cache[rows, at] = new.to(cache.dtype)
 
 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
@@ -496,22 +511,27 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
                             return_softmax_lse: bool = False) -> Any:
     """flash_attn.flash_attn_with_kvcache on the CPU: q [batch, queries, heads, dim] attends to the caches [batch, capacity,
     kv_heads, dim], of which sequence b holds cache_seqlens[b] tokens; k and v, if given, are appended first, in place.
+    With block_table [batch, columns] the caches are [pages, page_tokens, kv_heads, dim].
 
-    Rotary embeddings, left padding and paged caches are refused. cache_batch_idx copies the rows that it names.
+    Rotary embeddings and left padding are refused. cache_batch_idx copies the rows that it names.
     """
-    for name, given in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin), ("cache_leftpad", cache_leftpad),
-                        ("block_table", block_table)):
+    for name, given in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin), ("cache_leftpad", cache_leftpad)):
         if given is not None:
             raise NotImplementedError(f"{name} is given; libattn has no such cache")
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx is given with block_table; it must be None, as the table says where sequences lie")
     batch = q.shape[0]
     rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx.long()
     if cache_seqlens is None:
-        cache_seqlens = k_cache.shape[1]
+        cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32) if isinstance(cache_seqlens, int) else cache_seqlens
     if k is not None:
-        _append(k_cache, k, rows, lengths)
-        _append(v_cache, v, rows, lengths)
+        _append(k_cache, k, rows, lengths, block_table)
+        _append(v_cache, v, rows, lengths, block_table)
         lengths = lengths + k.shape[1]
     keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
     options = _flash_options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    return _attend(q, keys, values, lse=return_softmax_lse, layout="bshd", kv_len=lengths.to(torch.int32), **options)
+    if block_table is not None:
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    return _attend(q, keys, values, lse=return_softmax_lse, layout="bshd", kv_len=lengths.to(torch.int32),
+                   page_table=block_table, **options)

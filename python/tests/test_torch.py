@@ -308,8 +308,6 @@ def test_flash_attn_names():
     borders = torch.tensor([0, 7, 14], dtype=torch.int32), torch.tensor([0, 11, 22], dtype=torch.int32)
     packed = lt.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), *borders, 7, 11, causal=True)
     close(packed.view(2, 7, 4, 32), lt.flash_attn_func(q, k, v, causal=True), 1e-6)
-    with pytest.raises(NotImplementedError, match="paged"):
-        lt.flash_attn_varlen_func(q, k, v, *borders, 7, 11, block_table=q)
 
 
 def test_flash_attn_with_kvcache():
@@ -327,6 +325,62 @@ def test_flash_attn_with_kvcache():
     close(picked, flash_reference(q, k_cache, v_cache, causal=True, align="bottom_right", kv_len=[7, 7]))
     with pytest.raises(NotImplementedError, match="rotary_cos"):
         lt.flash_attn_with_kvcache(q, k_cache, v_cache, rotary_cos=q)
+
+
+def in_pages():
+    """(pages of keys, pages of values, the table, the same keys and values dense), 16 tokens a page."""
+    k, v = draw((6, 16, 2, 32), (6, 16, 2, 32), seed=5)
+    table = torch.tensor([[4, 1], [0, 5]], dtype=torch.int32)
+    return k, v, table, *(x[table.long()].flatten(1, 2) for x in (k, v))
+
+
+def test_operator_in_pages():
+    k, v, table, dense_k, dense_v = in_pages()
+    q, lengths = draw((2, 7, 4, 32))[0].transpose(1, 2), torch.tensor([29, 17], dtype=torch.int32)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        queries, k_t, v_t, dense_k_t, dense_v_t = (
+            x.to(dtype) for x in (q, *(x.transpose(1, 2) for x in (k, v, dense_k, dense_v))))
+        out = torch.ops.libattn.sdpa(queries, k_t, v_t, kv_len=lengths, page_table=table)
+        close(out, torch.ops.libattn.sdpa(queries, dense_k_t, dense_v_t, kv_len=lengths), 4 * torch.finfo(dtype).eps)
+        assert torch.equal(out, libattn.sdpa(queries, k_t, v_t, kv_len=lengths, page_table=table.long()))
+    torch.library.opcheck(torch.ops.libattn.sdpa, (q, k.transpose(1, 2), v.transpose(1, 2)),
+                          {"kv_len": lengths, "page_table": table})
+    grad = q.detach().requires_grad_()
+    out = torch.ops.libattn.sdpa(grad, k.transpose(1, 2), v.transpose(1, 2), kv_len=lengths, page_table=table)
+    with pytest.raises(NotImplementedError, match="in pages"):
+        out.sum().backward()
+
+
+def test_flash_attn_in_pages():
+    k, v, table, dense_k, dense_v = in_pages()
+    q, lengths = draw((2, 7, 4, 32))[0], torch.tensor([29, 17], dtype=torch.int32)
+    right = lt.flash_attn_with_kvcache(q, dense_k, dense_v, cache_seqlens=lengths, causal=True)
+    close(lt.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, causal=True), right, 1e-6)
+    close(lt.flash_attn_with_kvcache(q, k, v, block_table=table), lt.flash_attn_with_kvcache(q, dense_k, dense_v), 1e-6)
+    borders = torch.tensor([0, 7, 14], dtype=torch.int32), torch.tensor([0, 29, 46], dtype=torch.int32)
+    packed = lt.flash_attn_varlen_func(q.flatten(0, 1), k, v, *borders, 7, 29, block_table=table, causal=True)
+    close(packed.view(2, 7, 4, 32), right, 1e-6)
+    grad = q.flatten(0, 1).requires_grad_()
+    close(lt.flash_attn_varlen_func(grad, k, v, *borders, 7, 29, block_table=table, causal=True).detach(), packed, 1e-6)
+
+
+def test_flash_attn_appends_to_pages():
+    k, v, table, dense_k, dense_v = in_pages()
+    q, new_k, new_v = draw((2, 3, 4, 32), (2, 3, 2, 32), (2, 3, 2, 32))
+    lengths = torch.tensor([15, 29], dtype=torch.int32)  # across a border of pages, and to the end
+    right = lt.flash_attn_with_kvcache(q, dense_k, dense_v, new_k, new_v, cache_seqlens=lengths, causal=True)
+    options = {"block_table": table, "causal": True}
+    close(lt.flash_attn_with_kvcache(q, k, v, new_k, new_v, cache_seqlens=lengths, **options), right, 1e-6)
+    for pages, dense in ((k, dense_k), (v, dense_v)):
+        assert torch.equal(pages[table.long()].flatten(1, 2), dense)
+    before = k.clone()
+    for sentence, wrong, changed in (("has 2 columns of 16 tokens; with the new ones a sequence has 33", table, {}),
+                                     (r"each must be in 0\.\.5", torch.full_like(table, -1), {"cache_seqlens": 3}),
+                                     ("cache_batch_idx is given", table, {"cache_batch_idx": torch.tensor([0, 1])})):
+        with pytest.raises(ValueError, match=sentence):
+            lt.flash_attn_with_kvcache(q, k, v, new_k, new_v, **{"cache_seqlens": lengths + 1, "causal": True,
+                                                                 "block_table": wrong, **changed})
+    assert torch.equal(k, before)
 
 
 def test_compile_and_export(long):
