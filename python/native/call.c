@@ -509,7 +509,7 @@ static bool take_borders(call *c, int64_t total_q, int64_t total_k) {
   return true;
 }
 
-/* What page_table excludes and needs. */
+/* Refuses arguments that do not go with page_table. */
 static bool check_paged(const call *c) {
   if (c->set.score == ATTN_SCORE_PRECOMPUTED)
     return refuse(PyExc_ValueError, "page_table is given with score 'precomputed'; it must be None, as there is no k");
