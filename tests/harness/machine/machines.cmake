@@ -30,7 +30,7 @@ add_small(long_edge --suite edge --cases 20) # only with --long
 foreach(folder blas onednn)
   if(folder_kernels_${folder})
     list(JOIN folder_kernels_${folder} "," kernels)
-    add_small(small_${folder} --cases 40 --suite conformance --kernel ${kernels})
+    add_small(small_${folder} --cases 120 --suite conformance --kernel ${kernels})
   endif()
 endforeach()
 
