@@ -32,7 +32,7 @@ typedef struct bench_structure {
   uint64_t seed;
   attn_sequence seq; /* has queries and keys */
   bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages */
-  char reason[320];  /* of BROKEN and CANNOT_RUN */
+  char reason[320];  /* why, for BROKEN and CANNOT_RUN */
 } bench_structure;
 
 /* Sets s->dense, if the case has pages: views can then leave out, reorder and change keys, and the answers for them show

@@ -9,7 +9,7 @@
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/indexing.h"
 
-enum { NO_COLUMN = -1 }; /* of an output that has one number a row */
+enum { NO_COLUMN = -1 }; /* the column of an output that has one number a row */
 
 const char *const bench_status_names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR", NULL};
 

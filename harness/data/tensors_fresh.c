@@ -194,7 +194,7 @@ static void exchange_rows(const bench_tensors *t, swap s) {
 /* One head of a tensor, and the sequence that has the keys. */
 typedef struct head_keys {
   bench_tensor tensor;
-  int64_t start; /* of the head; in pages, of the head in page 0 */
+  int64_t start; /* where the head begins; in pages, where it begins in page 0 */
   int64_t b;
   attn_key_range keys;
 } head_keys;

@@ -9,7 +9,7 @@
 enum { LANE_VALUES = 1, FLOAT_QUERIES = true };
 
 #define LANES_TAKE(dtype) true
-#define LANE_DTYPES       "kernels/common/problem/dtypes.def" /* of K and V */
+#define LANE_DTYPES       "kernels/common/problem/dtypes.def" /* types of K and V */
 
 /* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes. */
 static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) { return load_elements(from, index, n); }

@@ -21,7 +21,7 @@
 enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 
 #define LANES_TAKE(dtype) ((dtype) == ATTN_BF16)
-#define LANE_DTYPES       "kernels/common/problem/bf16.def" /* of K and V */
+#define LANE_DTYPES       "kernels/common/problem/bf16.def" /* types of K and V */
 
 static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
   return load_pairs((const uint16_t *)from.data + index, n);

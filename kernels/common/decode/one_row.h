@@ -41,7 +41,7 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
                                            prefetch_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
-  const int values = columns * LANE_VALUES; /* of a lane's keys */
+  const int values = columns * LANE_VALUES; /* values of a lane's keys */
   const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;
   UNROLL
   for (int column = 0; column < dim; column += columns) {

@@ -101,7 +101,7 @@ static ALWAYS_INLINE void for_few_rows(void (*const call)(const few_rows *, int6
 /* A thread's memory for products, and the block of keys at work. */
 typedef struct products {
   float *q_tiles, *v_copy;
-  key_rows k, v; /* of the keys from `begin` on that lie in one run, or a copy of V of all keys */
+  key_rows k, v; /* rows of the keys from `begin` on that lie in one run, or a copy of V of all keys */
   prefetch_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
