@@ -156,16 +156,16 @@ static ALWAYS_INLINE int64_t end_of_run(const products *work, const row_block *b
   return min64(work->end, key + attn_run_keys(block->problem, block->seq, key));
 }
 
-/* K and V from key `key` on, until its run ends. */
-static key_rows k_rows_at(const row_block *block, int64_t key) {
-  const attn_problem *p = block->problem;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  return (key_rows){attn_k_storage(p, block->args), run.k, p->k_stride.s};
+static attn_key_run run_from(const row_block *block, int64_t key) {
+  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
 }
-static key_rows v_rows_at(const row_block *block, int64_t key) {
-  const attn_problem *p = block->problem;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  return (key_rows){attn_v_storage(p, block->args), run.v, p->v_stride.s};
+
+static key_rows k_rows_of(const row_block *block, attn_key_run run) {
+  return (key_rows){attn_k_storage(block->problem, block->args), run.k, block->problem->k_stride.s};
+}
+
+static key_rows v_rows_of(const row_block *block, attn_key_run run) {
+  return (key_rows){attn_v_storage(block->problem, block->args), run.v, block->problem->v_stride.s};
 }
 
 /* Copies V of the block's keys to rows of whole vectors, with zeros for keys that `row` may not see, unless that is
@@ -174,7 +174,7 @@ static key_rows copy_values(const products *work, const row_block *block, int64_
   const int64_t columns = block->acc_stride, dim_v = block->problem->dim_v;
   float *to = work->v_copy;
   for (int64_t key = work->begin, end; key < work->end; key = end) {
-    key_rows v = key == work->begin ? work->v : v_rows_at(block, key);
+    key_rows v = key == work->begin ? work->v : v_rows_of(block, run_from(block, key));
     end = end_of_run(work, block, key);
     for (int64_t j = key; j < end; j++, v.first += v.stride) {
       const bool used = row < 0 || row_sees(block, row, j);
@@ -191,8 +191,9 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->begin = begin;
   work->end = end;
   work->picks = picks;
-  work->k = k_rows_at(block, begin);
-  work->v = v_rows_at(block, begin);
+  const attn_key_run run = run_from(block, begin);
+  work->k = k_rows_of(block, run);
+  work->v = v_rows_of(block, run);
   work->next = prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy);
   const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
   if (!whole && !picks) work->v = copy_values(work, block, -1);
@@ -219,7 +220,7 @@ static few_rows few_rows_of(products *work, const row_block *block, int64_t tile
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   for (int64_t key = work->begin, end; key < work->end; key = end) {
     end = end_of_run(work, block, key);
-    const key_rows k = key == work->begin ? work->k : k_rows_at(block, key);
+    const key_rows k = key == work->begin ? work->k : k_rows_of(block, run_from(block, key));
     few_rows tile = few_rows_of(work, block, tile_row, k, key, end);
     for_few_rows(score_by_rows, &tile, rows, tile_row > 0);
   }
@@ -232,7 +233,7 @@ static void accumulate_rows(products *work, const row_block *block, int64_t tile
   for (int64_t i = 0; i < rows; i += step)
     for (int64_t key = work->begin, end; key < work->end; key = end) {
       const key_rows v = work->picks         ? copy_values(work, block, tile_row + i)
-                         : key > work->begin ? v_rows_at(block, key)
+                         : key > work->begin ? v_rows_of(block, run_from(block, key))
                                              : work->v;
       const bool copied = v.from.data == work->v_copy;
       end = copied ? work->end : end_of_run(work, block, key);
