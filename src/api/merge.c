@@ -15,7 +15,6 @@
 
 enum { BLOCK = 64 };
 
-static const double LN_2 = 0x1.62e42fefa39efp-1;
 static const attn_struct_layout partial_layout = {.name = "attn_partial",
                                                   .maker = "ATTN_STRUCT(attn_partial, ...)",
                                                   .bytes = sizeof(attn_partial),

@@ -11,7 +11,7 @@
 
 #include <math.h>
 
-static const double LOG2_E_DOUBLE = 0x1.71547652b82fep+0;
+static const double LOG2_E_DOUBLE = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa39efp-1;
 
 /* The factors of two states, and the reference of their sum. */
 typedef struct partial_weights {

@@ -14,6 +14,7 @@
 
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/partial.h"
 #include "register_tile.h"
 #include "row_block.h"
 
@@ -21,8 +22,6 @@ enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
 
 /* The most keys up to n that make whole panels: a tier's panels need not divide a power of two. */
 #define WHOLE_PANELS(n) ((n) / PANEL_KEYS * PANEL_KEYS)
-
-static const double LN_2 = 0x1.62e42fefa39efp-1;
 
 /* ---- Rows in ---- */
 
