@@ -318,7 +318,7 @@ stage_levels() {
   for level in 0 1 2 lto; do
     flags="-O$level"
     names=(bits check common error_limits flush layer layer_family merge mha nn_block nn_cache nn_layers nonfinite numerics
-      paying_threads plan product reference row score_steps stats structure timing)
+      paying_threads plan product reference rounds row score_steps stats structure timed_rows)
     [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" names=(bits check common plan)
     say "-- $flags"
     quietly "$logs/build-levels-configure.log" cmake --preset release -B build-levels -DATTN_GBENCH=OFF \

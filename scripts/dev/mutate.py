@@ -56,19 +56,20 @@ AREAS = (
                   " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
                   " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer timing check common"
-                        " fault_memory cheats structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row rates verdict setup timing goals check layer fault_memory cheats cli"),
-    ("harness/goals/*", "goals timing fault_memory cli"),
+    ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
+                        " check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats row rates verdict setup rounds timed_rows paired measured_goals check layer fault_memory"
+                         " cheats cli"),
+    ("harness/goals/*", "goals measured_goals fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
     ("harness/report/*", "journal row merging faults fault_memory shards cli"),
     ("harness/commands/merge.c", "merging fault_memory shards"),
-    ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
+    ("harness/compare/*", "verdict sides stats paired rounds comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tune fault_memory cli"),
-    ("harness/data/*", "tensors outputs npy every_element timing guard_pages layer reference check cheats mutants cli"),
+    ("harness/data/*", "tensors outputs npy every_element timed_rows guard_pages layer reference check cheats mutants cli"),
     ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
-    ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
+    ("harness/*", "axes row npy setup goals timed_rows layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),
 )
 # Default of --files: the library, its kernels, and the code of the harness that checks.

@@ -177,7 +177,7 @@ class Runs(unittest.TestCase):
                 return code, said.getvalue(), list(csv.DictReader(file))
 
     def test_the_files_own_test_kills_most_of_a_sample(self):
-        code, said, rows = self.run_sample("stats timing", "--sample", "6")
+        code, said, rows = self.run_sample("stats rounds", "--sample", "6")
         self.assertEqual((code, len(rows)), (0, 6), said)
         self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
 
