@@ -150,7 +150,7 @@ static double count_needed_keys(const attn_problem *p, const attn_args *args, co
   return count;
 }
 
-static double element_bytes(attn_dtype dtype) { return (double)attn_dtype_bytes(dtype); }
+static double row_bytes(attn_dtype dtype, int64_t dim) { return (double)attn_elements_bytes(dtype, dim); }
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   const int64_t batches = different_batches(p);
@@ -161,12 +161,11 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
     keys += count_needed_keys(p, args, &s, b);
     outputs += (double)(p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q); /* rows beyond q_len are written as zeros */
   }
-  const double q = element_bytes(p->dtype_q), kv = element_bytes(p->dtype_kv), o = element_bytes(p->dtype_o);
   const double alike = batches ? (double)p->batch / (double)batches : 0;
   const double heads = alike * (double)p->heads_q;
-  const double out = outputs * heads * (double)p->dim_v * o + alike * keys * (double)p->dim_v * kv;
+  const double out = outputs * heads * row_bytes(p->dtype_o, p->dim_v) + alike * keys * row_bytes(p->dtype_kv, p->dim_v);
   if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, args);
-  return out + queries * heads * (double)p->dim_qk * q + alike * keys * (double)p->dim_qk * kv;
+  return out + queries * heads * row_bytes(p->dtype_q, p->dim_qk) + alike * keys * row_bytes(p->dtype_kv, p->dim_qk);
 }
 
 /* Flop/s of a typical core, by tier and algorithm. */

@@ -222,7 +222,7 @@ static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *s
   const bool paged = p->uses & ATTN_USE_PAGES;
   const int64_t keys = paged ? p->page_tokens : tokens(p, p->seq_k, p->total_k);
   const int64_t batch = paged ? p->pages : tokens(p, p->batch, 1);
-  char *copy = malloc((size_t)(batch * p->heads_kv * keys * p->dim_v) * attn_dtype_bytes(p->dtype_kv) + 1);
+  char *copy = malloc((size_t)attn_elements_bytes(p->dtype_kv, batch * p->heads_kv * keys * p->dim_v) + 1);
   int64_t n = 0;
   for (int64_t h = 0; copy && h < batch * p->heads_kv; h++) {
     const int64_t at = h / p->heads_kv * p->v_stride.b + h % p->heads_kv * p->v_stride.h;

@@ -147,7 +147,7 @@ static void equalise_scores(bench_view *v) {
   if (p->score == ATTN_SCORE_PRECOMPUTED)
     memset((void *)(uintptr_t)v->args.scores, 0, (size_t)pairs * sizeof(float));
   else
-    memset((void *)(uintptr_t)v->args.k, 0, (size_t)(p->seq_k * p->dim_qk) * attn_dtype_bytes(p->dtype_kv));
+    memset((void *)(uintptr_t)v->args.k, 0, (size_t)attn_elements_bytes(p->dtype_kv, p->seq_k * p->dim_qk));
   for (int64_t n = 0; attn_uses(p, ATTN_USE_BIAS) && n < pairs; n++) bias[n] = bias[n] == -INFINITY ? -INFINITY : 0;
   p->uses &= ~(uint32_t)(ATTN_USE_ALIBI | ATTN_USE_SINKS);
 }
@@ -157,8 +157,8 @@ static void make_probe(bench_view *v) {
   attn_problem *p = &v->problem;
   const int64_t keys = p->seq_k;
   bench_view_copy_keys(v, NULL);
-  void *one_hot = bench_view_allocate(v, keys * keys, attn_dtype_bytes(p->dtype_kv));
-  v->args.q = bench_view_allocate(v, p->heads_q * p->seq_q * p->dim_qk, attn_dtype_bytes(p->dtype_q));
+  void *one_hot = bench_view_allocate(v, attn_elements_bytes(p->dtype_kv, keys * keys), 1);
+  v->args.q = bench_view_allocate(v, attn_elements_bytes(p->dtype_q, p->heads_q * p->seq_q * p->dim_qk), 1);
   if (v->out_of_memory) return;
   p->q_stride = (attn_strides){0, p->seq_q * p->dim_qk, p->dim_qk, 1};
   equalise_scores(v);

@@ -13,6 +13,10 @@ static const void *shift(const void *data, int64_t elements, size_t bytes) {
   return data ? (const char *)data + elements * (int64_t)bytes : NULL;
 }
 
+static const void *shift_elements(const void *data, attn_dtype dtype, int64_t elements) {
+  return data ? attn_element_at(data, dtype, elements) : NULL;
+}
+
 void *bench_view_allocate(bench_view *v, int64_t count, size_t bytes) {
   const size_t rounded = ((size_t)count * bytes + 63) / 64 * 64;
   void *memory = attn_aligned_alloc(64, rounded ? rounded : 64);
@@ -46,17 +50,19 @@ static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
   const attn_problem *p = &s->tensors->problem;
   const attn_args *a = &s->tensors->args;
   const int64_t keys = s->seq.len_k, dim = of_k ? p->dim_qk : p->dim_v;
-  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
+  const attn_dtype dtype = p->dtype_kv;
+  const int64_t elements = p->heads_kv * keys * dim;
   const attn_key_range used = attn_keys_of_sequence(p, a, &s->seq, s->seq.b);
   const attn_strides from = of_k ? p->k_stride : p->v_stride;
-  char *copy = bench_view_allocate(&s->dense, p->heads_kv * keys * dim, bytes);
-  if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)(p->heads_kv * keys * dim) * bytes);
+  char *copy = bench_view_allocate(&s->dense, attn_elements_bytes(dtype, elements), 1);
+  if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)attn_elements_bytes(dtype, elements));
   for (int64_t h = 0; copy && h < p->heads_kv; h++)
     for (int64_t j = used.begin; j < used.end; j++) {
       const attn_key_run run = attn_key_run_at(p, a, &s->seq, h * attn_group(p), j);
       for (int64_t d = 0; d < dim; d++)
-        memcpy(copy + (size_t)((h * keys + j) * dim + d) * bytes,
-               shift(of_k ? a->k : a->v, (of_k ? run.k : run.v) + d * from.d, bytes), bytes);
+        memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * dim + d),
+               attn_element_at(of_k ? a->k : a->v, dtype, (of_k ? run.k : run.v) + d * from.d),
+               (size_t)attn_elements_bytes(dtype, 1));
     }
   *stride = (attn_strides){p->heads_kv * keys * dim, keys * dim, dim, 1};
   return copy;
@@ -75,14 +81,14 @@ static attn_args args_of_sequence(const bench_structure *s) {
   const attn_problem *whole = &s->tensors->problem;
   const int64_t b = s->seq.b;
   attn_args a = s->tensors->args;
-  a.q = shift(a.q, attn_q_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_q));
+  a.q = shift_elements(a.q, whole->dtype_q, attn_q_offset(whole, &s->seq, b, 0, 0));
   if (attn_uses(whole, ATTN_USE_PAGES)) {
     a.k = s->dense.args.k;
     a.v = s->dense.args.v;
   } else {
     const attn_key_run run = attn_key_run_at(whole, &a, &s->seq, 0, 0);
-    a.k = shift(a.k, run.k, attn_dtype_bytes(whole->dtype_kv));
-    a.v = shift(a.v, run.v, attn_dtype_bytes(whole->dtype_kv));
+    a.k = shift_elements(a.k, whole->dtype_kv, run.k);
+    a.v = shift_elements(a.v, whole->dtype_kv, run.v);
   }
   a.bias = shift(a.bias, b * whole->bias_stride.b, sizeof(float));
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
@@ -121,9 +127,9 @@ bench_view bench_view_of_kv_head(const bench_structure *s) {
   attn_args *a = &view.args;
   const int64_t kv_head = bench_structure_pick(s, BENCH_PICK_HEAD, p->heads_kv);
   const int64_t group = attn_group(p), h = kv_head * group;
-  a->q = shift(a->q, h * p->q_stride.h, attn_dtype_bytes(p->dtype_q));
-  a->k = shift(a->k, kv_head * p->k_stride.h, attn_dtype_bytes(p->dtype_kv));
-  a->v = shift(a->v, kv_head * p->v_stride.h, attn_dtype_bytes(p->dtype_kv));
+  a->q = shift_elements(a->q, p->dtype_q, h * p->q_stride.h);
+  a->k = shift_elements(a->k, p->dtype_kv, kv_head * p->k_stride.h);
+  a->v = shift_elements(a->v, p->dtype_kv, kv_head * p->v_stride.h);
   a->score_weight = shift(a->score_weight, h * p->score_weight_stride_h, sizeof(float));
   a->alibi_slopes = shift(a->alibi_slopes, h, sizeof(float));
   a->sinks = shift(a->sinks, h, sizeof(float));
@@ -136,7 +142,7 @@ bench_view bench_view_of_kv_head(const bench_structure *s) {
 
 void bench_view_keep_rows(bench_view *v, int64_t first, int64_t count) {
   attn_problem *p = &v->problem;
-  v->args.q = shift(v->args.q, first * p->q_stride.s, attn_dtype_bytes(p->dtype_q));
+  v->args.q = shift_elements(v->args.q, p->dtype_q, first * p->q_stride.s);
   v->args.row_len = shift(v->args.row_len, first, sizeof(int32_t));
   shift_pairs(v, 0, first, 0);
   p->seq_q = count;
@@ -159,8 +165,8 @@ static void cut_row_lengths(bench_view *v, int64_t first) {
 
 void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t step) {
   attn_problem *p = &v->problem;
-  v->args.k = shift(v->args.k, first * p->k_stride.s, attn_dtype_bytes(p->dtype_kv));
-  v->args.v = shift(v->args.v, first * p->v_stride.s, attn_dtype_bytes(p->dtype_kv));
+  v->args.k = shift_elements(v->args.k, p->dtype_kv, first * p->k_stride.s);
+  v->args.v = shift_elements(v->args.v, p->dtype_kv, first * p->v_stride.s);
   shift_pairs(v, 0, 0, first);
   p->k_stride.s *= step;
   p->v_stride.s *= step;
@@ -201,7 +207,8 @@ static const void *copy_array(bench_view *v, const void *data, array a, const in
 
 static const void *copy_rows(bench_view *v, const void *data, attn_strides *stride, int64_t dim, const int64_t *order) {
   const attn_problem *p = &v->problem;
-  const array a = {p->heads_kv, p->seq_k, dim, {stride->h, stride->s, stride->d}, attn_dtype_bytes(p->dtype_kv)};
+  const array a = {
+      p->heads_kv, p->seq_k, dim, {stride->h, stride->s, stride->d}, (size_t)attn_elements_bytes(p->dtype_kv, 1)};
   *stride = (attn_strides){p->heads_kv * p->seq_k * dim, p->seq_k * dim, dim, 1};
   return copy_array(v, data, a, order, NULL);
 }
@@ -272,7 +279,7 @@ static bool allocate_outputs(bench_view *v) {
   const int64_t rows = p->heads_q * p->seq_q;
   p->o_stride = (attn_strides){rows * p->dim_v, p->seq_q * p->dim_v, p->dim_v, 1};
   p->lse_stride = (attn_strides){rows, p->seq_q, 1, 1};
-  v->args.o = allocate_poisoned(v, rows * p->dim_v, attn_dtype_bytes(p->dtype_o));
+  v->args.o = allocate_poisoned(v, attn_elements_bytes(p->dtype_o, rows * p->dim_v), 1);
   v->args.lse = allocate_poisoned(v, rows, sizeof(float));
   return !v->out_of_memory;
 }
@@ -313,7 +320,7 @@ typedef struct output_place {
 static const void *view_element(const bench_view *v, output_place at) {
   const int64_t row = (at.h - v->head) * v->problem.seq_q + at.i - v->row;
   if (at.d < 0) return &v->args.lse[row];
-  return (const char *)v->args.o + (row * v->problem.dim_v + at.d) * (int64_t)attn_dtype_bytes(v->problem.dtype_o);
+  return attn_element_at(v->args.o, v->problem.dtype_o, row * v->problem.dim_v + at.d);
 }
 
 static const void *case_element(const bench_structure *s, output_place at) {
@@ -321,7 +328,7 @@ static const void *case_element(const bench_structure *s, output_place at) {
   const attn_args *args = &s->tensors->args;
   if (at.d < 0) return &args->lse[attn_lse_offset(whole, &s->seq, s->seq.b, at.h, at.i)];
   const int64_t element = attn_o_offset(whole, &s->seq, s->seq.b, at.h, at.i) + at.d * whole->o_stride.d;
-  return (const char *)args->o + element * (int64_t)attn_dtype_bytes(whole->dtype_o);
+  return attn_element_at(args->o, whole->dtype_o, element);
 }
 
 static double view_value(const bench_view *v, output_place at) {
@@ -345,7 +352,7 @@ static bench_outcome broken(bench_structure *s, const char *what, output_place a
 static bench_outcome same_bits(bench_structure *s, const bench_view *v, int64_t h, int64_t i, const char *what) {
   for (int64_t d = attn_uses(&s->tensors->problem, ATTN_USE_LSE) ? -1 : 0; d < v->problem.dim_v; d++) {
     const output_place at = {v->head + h, v->row + i, d};
-    const size_t bytes = d < 0 ? sizeof(float) : attn_dtype_bytes(v->problem.dtype_o);
+    const size_t bytes = (size_t)attn_elements_bytes(d < 0 ? ATTN_F32 : v->problem.dtype_o, 1);
     if (memcmp(view_element(v, at), case_element(s, at), bytes))
       return broken(s, what, at, view_value(v, at), case_value(s, at));
   }

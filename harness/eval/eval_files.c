@@ -107,7 +107,7 @@ bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype) {
   npy_array *array = &loader->file[which];
   if (!is_float(loader, array->type))
     return fail_type(loader, which, "floats are wanted: float16, float32, float64, or bfloat16 as uint16 with --dtype bf16");
-  void *data = new_elements(loader, which, attn_dtype_bytes(dtype));
+  void *data = new_elements(loader, which, (size_t)attn_elements_bytes(dtype, 1));
   if (!data) return false;
   for (int64_t i = 0; i < array->count; i++) {
     const double value = load_value(array, i);
@@ -115,7 +115,7 @@ bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype) {
     if (!isfinite(value) || isfinite(attn_oracle_load(data, dtype, i))) continue;
     free(data);
     return eval_fail(loader, "%s %s: element %lld is %g, which is too large for %d-bit floats", eval_option(which),
-                     loader->options->path[which], (long long)i, value, 8 * (int)attn_dtype_bytes(dtype));
+                     loader->options->path[which], (long long)i, value, (int)attn_elements_bytes(dtype, 8));
   }
   return replace(array, data, npy_type_of(dtype));
 }

@@ -328,7 +328,7 @@ static bool save(const eval_input *input, const saved_output *output, const char
   if (!path) return true;
   array.dims = eval_output_shape(input, output->dim, array.shape);
   for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
-  array.data = copy(output->data, (size_t)array.count * attn_dtype_bytes(output->dtype));
+  array.data = copy(output->data, (size_t)attn_elements_bytes(output->dtype, array.count));
   if (!array.data) return fprintf(stderr, "attnbench eval: %s: no memory for a copy of the output\n", path), false;
   fill_unused_tokens(input, output, array.data);
   const bool saved = npy_write(path, &array);

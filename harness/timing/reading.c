@@ -36,31 +36,30 @@ static const size_t AHEAD = 4096; /* bytes: a page of one tensor while the other
 
 static size_t ahead_of(int order) { return order == PREFETCHED ? AHEAD : 0; }
 
-/* Runs of heads x rows x columns elements of `size` bytes. False if there are gaps within the rows of a head. */
-static bool join(const char *first, attn_strides stride, int64_t size, int64_t heads, int64_t rows, int64_t columns,
+/* Runs of heads x rows x columns elements. False if there are gaps within the rows of a head. */
+static bool join(const char *first, attn_strides stride, attn_dtype dtype, int64_t heads, int64_t rows, int64_t columns,
                  runs *r) {
-  *r = (runs){.data = first, .bytes = rows * columns * size, .count = heads, .stride = stride.h * size};
+  const int64_t bytes = attn_elements_bytes(dtype, rows * columns);
+  *r = (runs){.data = first, .bytes = bytes, .count = heads, .stride = attn_elements_bytes(dtype, stride.h)};
   if (r->bytes == 0 || heads == 0) return *r = (runs){.data = first}, true;
   if (columns > 1 && stride.d != 1) return false;
   if (stride.h == columns && (rows == 1 || stride.s == heads * columns)) /* heads of a token, then tokens */
-    return *r = (runs){.data = first, .bytes = heads * rows * columns * size, .count = 1}, true;
+    return *r = (runs){.data = first, .bytes = heads * bytes, .count = 1}, true;
   if (rows > 1 && stride.s != columns) return false;
   if (heads > 1 && stride.h == rows * columns) r->bytes *= heads, r->count = 1;
   return true;
 }
-
-static const char *place(const void *tensor, int64_t offset, int64_t size) { return (const char *)tensor + offset * size; }
 
 /* K and V of a key run, from key `first` on. */
 static bool find_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, couple *c) {
   const attn_problem *p = &t->problem;
   const attn_args *args = &t->args;
   const attn_key_run run = attn_key_run_at(p, args, seq, 0, first);
-  const int64_t kv = (int64_t)attn_dtype_bytes(p->dtype_kv);
+  const attn_dtype kv = p->dtype_kv;
   *c = (couple){0};
-  return join(place(args->v, run.v, kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c->side[1]) &&
+  return join(attn_element_at(args->v, kv, run.v), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c->side[1]) &&
          (p->score == ATTN_SCORE_PRECOMPUTED ||
-          join(place(args->k, run.k, kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c->side[0]));
+          join(attn_element_at(args->k, kv, run.k), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c->side[0]));
 }
 
 /* Q (or S) and O of a sequence. */
@@ -68,18 +67,19 @@ static bool find_rows(const bench_tensors *t, const attn_sequence *seq, attn_key
   const attn_problem *p = &t->problem;
   const attn_args *args = &t->args;
   const int64_t b = seq->b, rows = seq->len_q;
-  const int64_t q = (int64_t)attn_dtype_bytes(p->dtype_q), o = (int64_t)attn_dtype_bytes(p->dtype_o);
+  const attn_dtype q = p->dtype_q, o = p->dtype_o;
   *c = (couple){0};
-  if (!join(place(args->o, attn_o_offset(p, seq, b, 0, 0), o), p->o_stride, o, p->heads_q, attn_rows(p, seq), p->dim_v,
-            &c->side[1]))
+  if (!join(attn_element_at(args->o, o, attn_o_offset(p, seq, b, 0, 0)), p->o_stride, o, p->heads_q, attn_rows(p, seq),
+            p->dim_v, &c->side[1]))
     return false;
   if (p->score == ATTN_SCORE_PRECOMPUTED) {
     const attn_score_strides *s = &p->scores_stride;
     return join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, used.begin)),
-                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, sizeof(float), p->heads_q, rows, used.end - used.begin,
+                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, ATTN_F32, p->heads_q, rows, used.end - used.begin,
                 &c->side[0]);
   }
-  return join(place(args->q, attn_q_offset(p, seq, b, 0, 0), q), p->q_stride, q, p->heads_q, rows, p->dim_qk, &c->side[0]);
+  return join(attn_element_at(args->q, q, attn_q_offset(p, seq, b, 0, 0)), p->q_stride, q, p->heads_q, rows, p->dim_qk,
+              &c->side[0]);
 }
 
 /* Calls add(context, couple) for what a sequence reads: its key runs in their order, then its rows. False if something

@@ -66,7 +66,7 @@ static inline void matmul_choose_blocks(const attn_problem *p, matmul_layout *m)
 /* False if a size overflows. */
 static inline bool matmul_layout_of(const attn_problem *p, matmul_layout *m) {
   *m = (matmul_layout){.in_place = matmul_in_place(p),
-                       .element_bytes = attn_dtype_bytes(p->dtype_kv),
+                       .element_bytes = (size_t)attn_elements_bytes(p->dtype_kv, 1),
                        .q_stride = p->dim_qk,
                        .acc_stride = round_up(p->dim_v, STEPS_LANES)};
   matmul_choose_blocks(p, m);

@@ -15,14 +15,18 @@
 
 static const attn_strides attn_identity_strides = {.s = -1, .d = 1};
 
-static inline size_t attn_identity_elements(int64_t n) { return (size_t)(2 * n - 1); }
+static inline int64_t attn_identity_elements(int64_t n) { return 2 * n - 1; }
 
-/* Fills attn_identity_elements(n) elements and returns the address of element (0, 0). n >= 1. */
+static inline size_t attn_identity_bytes(int64_t n, attn_dtype dtype) {
+  return (size_t)attn_elements_bytes(dtype, attn_identity_elements(n));
+}
+
+/* Fills attn_identity_bytes() and returns the address of element (0, 0). n >= 1. */
 static inline const char *attn_identity_fill(void *elements, int64_t n, attn_dtype dtype) {
   assert(n >= 1);
-  memset(elements, 0, attn_identity_elements(n) * attn_dtype_bytes(dtype));
+  memset(elements, 0, attn_identity_bytes(n, dtype));
   attn_store_f32(elements, dtype, n - 1, 1.0f);
-  return (const char *)elements + (size_t)(n - 1) * attn_dtype_bytes(dtype);
+  return attn_element_at(elements, dtype, n - 1);
 }
 
 #endif

@@ -66,7 +66,7 @@ static attn_status pack_projection(const projection *part, const attn_mha_weight
       .struct_size = sizeof weights,
       .depth = part->depth,
       .columns = part->columns,
-      .weight = (const char *)part->weight + first * (int64_t)attn_dtype_bytes(w->dtype),
+      .weight = attn_element_at(part->weight, w->dtype, first),
       .stride_depth = in_out ? part->all : 1,
       .stride_column = in_out ? 1 : part->depth,
       .dtype = w->dtype,
@@ -106,7 +106,7 @@ static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? need
 
 /* In whole cache lines. */
 static size_t identity_floats(const attn_mha *layer) {
-  return layer->weights ? (attn_identity_elements(layer->problem.attention.seq_k) + 15) / 16 * 16 : 0;
+  return layer->weights ? (size_t)round_up(attn_identity_elements(layer->problem.attention.seq_k), 16) : 0;
 }
 
 /* [Q][K][V][O][memory of one product or plan at a time; if weights are wanted, the identity and then the plan's memory] */

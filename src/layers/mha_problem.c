@@ -157,7 +157,7 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   projection list[PROJECTIONS];
   attn_mha_projections(p, w, list);
   for (int i = 0; i < PROJECTIONS; i++) {
-    const size_t align = attn_dtype_bytes(w->dtype);
+    const size_t align = attn_dtype_alignment(w->dtype);
     REQUIRE(list[i].weight, "attn_mha_weights.%s is NULL; it must point to %" PRId64 " x %" PRId64 " weights", list[i].name,
             list[i].depth, list[i].columns);
     REQUIRE((uintptr_t)list[i].weight % align == 0,

@@ -137,7 +137,7 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
   if (!attn_dtype_exists(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
                      (int)w->dtype);
-  if (!w->weight || (uintptr_t)w->weight % attn_dtype_bytes(w->dtype))
+  if (!w->weight || (uintptr_t)w->weight % attn_dtype_alignment(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
                      w->weight);
   if ((uintptr_t)w->bias % sizeof(float))

@@ -16,7 +16,6 @@ struct attn_kv_cache {
   attn_options options;
   char kernel[64]; /* copies of options.kernel and max_isa: the caller may free the strings */
   char max_isa[32];
-  size_t element_bytes;
   char *k, *v;
   int32_t *lengths, *counts; /* [batch] each: tokens cached, tokens of the step */
   attn_plan *plan;           /* for steps of planned_tokens; NULL before the first */
@@ -76,6 +75,10 @@ static attn_status make_plan(attn_kv_cache *cache, int64_t tokens) {
   return ATTN_OK;
 }
 
+static size_t row_bytes(const attn_kv_cache_shape *shape, int64_t dim) {
+  return (size_t)attn_elements_bytes(shape->dtype, dim);
+}
+
 static attn_status create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
   attn_kv_cache *cache = calloc(1, sizeof *cache);
   if (!cache) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_cache needs %zu bytes", sizeof *cache);
@@ -83,10 +86,9 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
   cache->options = *options;
   cache->options.kernel = keep(cache->kernel, sizeof cache->kernel, cache->options.kernel);
   cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
-  cache->element_bytes = attn_dtype_bytes(shape->dtype);
   const size_t rows = (size_t)(shape->batch * shape->heads_kv * shape->capacity);
-  cache->k = attn_nn_allocate("the cache of keys", rows * (size_t)shape->dim_qk * cache->element_bytes);
-  cache->v = attn_nn_allocate("the cache of values", rows * (size_t)shape->dim_v * cache->element_bytes);
+  cache->k = attn_nn_allocate("the cache of keys", rows * row_bytes(shape, shape->dim_qk));
+  cache->v = attn_nn_allocate("the cache of values", rows * row_bytes(shape, shape->dim_v));
   cache->lengths = calloc((size_t)shape->batch, sizeof *cache->lengths);
   cache->counts = calloc((size_t)shape->batch, sizeof *cache->counts);
   attn_status status;
@@ -143,12 +145,12 @@ static attn_status check_step(attn_kv_cache *cache, int64_t tokens, const int32_
 /* Appends the step's rows of one tensor to the cached ones. */
 static void append(const attn_kv_cache *cache, int64_t tokens, const char *rows, int64_t dim, char *cached) {
   const attn_kv_cache_shape *s = &cache->shape;
-  const size_t row_bytes = (size_t)dim * cache->element_bytes;
+  const size_t bytes = row_bytes(s, dim);
   for (int64_t b = 0; b < s->batch; b++)
     for (int64_t h = 0; h < s->heads_kv; h++) {
       const int64_t head = b * s->heads_kv + h;
-      memcpy(cached + (size_t)(head * s->capacity + cache->lengths[b]) * row_bytes,
-             rows + (size_t)(head * tokens) * row_bytes, (size_t)cache->counts[b] * row_bytes);
+      memcpy(cached + (size_t)(head * s->capacity + cache->lengths[b]) * bytes, rows + (size_t)(head * tokens) * bytes,
+             (size_t)cache->counts[b] * bytes);
     }
 }
 

@@ -30,8 +30,7 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   status = attn_problem_validate(&p);
   if (status != ATTN_OK || p.batch == 0 || p.seq_q == 0 || p.seq_k == 0) return status;
   REQUIRE(weights, "weights is NULL; it must point to batch x heads_q x seq_q x seq_k floats");
-  void *identity =
-      attn_nn_allocate("the identity as values", attn_identity_elements(p.seq_k) * attn_dtype_bytes(p.dtype_kv));
+  void *identity = attn_nn_allocate("the identity as values", attn_identity_bytes(p.seq_k, p.dtype_kv));
   if (!identity) return ATTN_OUT_OF_MEMORY;
   a.v = attn_identity_fill(identity, p.seq_k, p.dtype_kv);
   a.o = weights;

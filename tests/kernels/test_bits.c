@@ -39,7 +39,7 @@ static attn_problem uneven_problem(const char *kernel) {
 
 /* Element `index` of a tensor; all tensors of these problems have the type of q. */
 static void *element(const attn_problem *p, const void *tensor, int64_t index) {
-  return (char *)(uintptr_t)tensor + (size_t)index * attn_dtype_bytes(p->dtype_q);
+  return (void *)(uintptr_t)attn_element_at(tensor, p->dtype_q, index);
 }
 
 static void assert_same_outputs(const char *kernel, const char *what, const test_data *a, const test_data *b) {
@@ -181,7 +181,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
       for (int64_t h = 0; h < p.heads_q; h++) {
         const int64_t o = b * p.o_stride.b + h * p.o_stride.h, lse = b * p.lse_stride.b + h * p.lse_stride.h;
         if (memcmp(element(&p, alone.args.o, o), element(&p, all.args.o, o + start * p.o_stride.s),
-                   (size_t)(count * p.dim_v) * attn_dtype_bytes(p.dtype_o)) ||
+                   (size_t)attn_elements_bytes(p.dtype_o, count * p.dim_v)) ||
             memcmp(alone.args.lse + lse, all.args.lse + lse + start, (size_t)count * sizeof(float)))
           fail_msg("%s: the bits of rows %d..+%d depend on other rows", kernel, (int)start, (int)count);
       }
@@ -214,9 +214,9 @@ static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn
     for (int64_t h = 0; h < p.heads_q; h++) {
       const int64_t from = b * p.heads_kv + h / group, to = b * p.heads_q + h;
       memcpy(element(&p, copies.args.k, to * k_head), element(&p, grouped.args.k, from * k_head),
-             (size_t)k_head * attn_dtype_bytes(p.dtype_kv));
+             (size_t)attn_elements_bytes(p.dtype_kv, k_head));
       memcpy(element(&p, copies.args.v, to * v_head), element(&p, grouped.args.v, from * v_head),
-             (size_t)v_head * attn_dtype_bytes(p.dtype_kv));
+             (size_t)attn_elements_bytes(p.dtype_kv, v_head));
     }
   const void *own_q = copies.args.q;
   copies.args.q = grouped.args.q;

@@ -24,7 +24,7 @@ static int64_t place_of(int64_t n, int64_t pages, bool shuffled) { return shuffl
 
 static void copy_page(const attn_problem *dense, const paged *to, int64_t b, int64_t at) {
   const attn_problem *p = &to->problem;
-  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
+  const size_t bytes = (size_t)attn_elements_bytes(p->dtype_kv, 1);
   const int64_t page = to->table[b * p->page_table_stride + at];
   for (int64_t h = 0; h < p->heads_kv; h++)
     for (int64_t i = 0; i < p->page_tokens && at * p->page_tokens + i < to->args.kv_len[b]; i++) {
@@ -50,7 +50,7 @@ static paged paged_copy(const attn_problem *dense, const attn_args *args, int64_
   attn_problem_set_pages(&to.problem, tokens, pages);
   assert_int_equal(to.problem.page_table_stride, of_each);
   set_layout(&to.problem, !shuffled);
-  const size_t page_bytes = (size_t)(tokens * dense->heads_kv) * attn_dtype_bytes(dense->dtype_kv);
+  const size_t page_bytes = (size_t)attn_elements_bytes(dense->dtype_kv, tokens * dense->heads_kv);
   to.k = malloc((size_t)pages * page_bytes * (size_t)dense->dim_qk);
   to.v = malloc((size_t)pages * page_bytes * (size_t)dense->dim_v);
   to.table = malloc((size_t)(dense->batch * of_each) * sizeof *to.table);
@@ -205,7 +205,7 @@ static void packed_queries_over_pages(const char *kernel) {
       all.args.q_len = NULL;
       all.args.cu_seqlens_q = cu;
       packed.seq_q = 7;
-      const size_t bytes = (size_t)cu[SEQUENCES] * HEADS * DIM * attn_dtype_bytes(packed.dtype_o);
+      const size_t bytes = (size_t)attn_elements_bytes(packed.dtype_o, cu[SEQUENCES] * HEADS * DIM);
       all.args.o = malloc(bytes);
       assert_non_null(all.args.o);
       test_ok(test_run(&packed, &all.args, &options));
@@ -215,13 +215,13 @@ static void packed_queries_over_pages(const char *kernel) {
         one.batch = 1;
         one.total_q = one.seq_q = queries[b];
         const int32_t own[] = {0, queries[b]};
-        const int64_t first = (int64_t)cu[b] * HEADS * DIM * (int64_t)attn_dtype_bytes(packed.dtype_o);
+        const int64_t first = attn_elements_bytes(packed.dtype_o, cu[b] * HEADS * DIM);
         attn_args args = all.args;
         args.cu_seqlens_q = own;
         args.kv_len = &keys[b];
         args.page_table = pages.table + b * packed.page_table_stride;
         args.q = (const char *)args.q + first;
-        const size_t own_bytes = (size_t)queries[b] * HEADS * DIM * attn_dtype_bytes(packed.dtype_o);
+        const size_t own_bytes = (size_t)attn_elements_bytes(packed.dtype_o, queries[b] * HEADS * DIM);
         args.o = malloc(own_bytes);
         assert_non_null(args.o);
         test_ok(test_run(&one, &args, &options));

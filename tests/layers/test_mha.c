@@ -112,7 +112,7 @@ static void make_weights(layer *l) {
                 o = s->heads_q * s->dim_v;
   const int64_t count[] = {s->width * q, s->width_memory * k, s->width_memory * v, o * s->width_out};
   const int64_t columns[] = {q, k, v, s->width_out};
-  const size_t element = attn_dtype_bytes(s->dtype);
+  const size_t element = (size_t)attn_elements_bytes(s->dtype, 1);
   int64_t all = 0, biases = 0;
   for (int i = 0; i < 4; i++) all += count[i];
   for (int i = 0; i < 4; i++) biases += columns[i];

@@ -36,7 +36,7 @@ static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
   float *values = test_allocate(count * sizeof *values);
   test_fill(values, count, seed);
   if (dtype == ATTN_F32) return values;
-  void *narrow = test_allocate(count * attn_dtype_bytes(dtype));
+  void *narrow = test_allocate((size_t)attn_elements_bytes(dtype, (int64_t)count));
   for (size_t i = 0; i < count; i++) attn_store_f32(narrow, dtype, (int64_t)i, values[i]);
   free(values);
   return narrow;
@@ -44,7 +44,8 @@ static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
 
 test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
   test_data data = {.args = inputs->args};
-  data.o_bytes = attn_dtype_bytes(p->dtype_o) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
+  data.o_bytes =
+      (size_t)attn_elements_bytes(p->dtype_o, (int64_t)span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride));
   data.args.o = memset(test_allocate(data.o_bytes), UNWRITTEN, data.o_bytes);
   data.args.lse = NULL;
   if (!(p->uses & ATTN_USE_LSE)) return data;

@@ -89,7 +89,7 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
  * Prefetches as many lines as it reads. */
 static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind, prefetch_lines *next) {
   const int sums = DECODE_KNOBS.score_sums, columns = sums / kind.rows, group = keys_at_once(kind),
-            line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+            line = attn_elements_in(kind.dtype, LINE_BYTES);
   vec sum[MOST_SCORE_SUMS];
   int64_t key[MOST_SCORE_SUMS];
   UNROLL
@@ -184,7 +184,7 @@ static ALWAYS_INLINE void find_columns(const few_rows *t, int64_t j, int64_t col
 /* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Prefetches as many lines as it reads. */
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          prefetch_lines *next) {
-  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), values = vecs * VEC_LANES * LANE_VALUES;
+  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES), values = vecs * VEC_LANES * LANE_VALUES;
   const int pairs = values > two_lines ? values / two_lines : 1; /* of lines, each time that as many have been read */
   const int between = values < two_lines ? two_lines / values : 1;
   const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
@@ -230,8 +230,9 @@ static inline float score_factor(const attn_problem *p) { return p->scale * LOG2
 
 /* The lines of rows of `dim` elements. */
 static line_rows block_lines(key_rows rows, int64_t dim) {
-  const int64_t bytes = (int64_t)attn_dtype_bytes(rows.from.dtype);
-  return (line_rows){(const char *)rows.from.data + rows.first * bytes, dim * bytes, rows.stride * bytes};
+  const attn_dtype dtype = rows.from.dtype;
+  return (line_rows){attn_element_at(rows.from.data, dtype, rows.first), attn_elements_bytes(dtype, dim),
+                     attn_elements_bytes(dtype, rows.stride)};
 }
 
 #endif

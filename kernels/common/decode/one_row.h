@@ -16,7 +16,7 @@
 /* S of a block of keys that begin at element `key` of K. Key by key, because memory is read fastest in its own order. */
 static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
                                       float *score, prefetch_lines *next) {
-  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
   int64_t key = k.first;
   NO_UNROLL
   for (int at = 0; at < DECODE_KEYS; at += VEC_LANES) {
@@ -39,7 +39,7 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, 
 /* acc += P V for the same keys, as many columns at a time as there are registers for. */
 static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int dim, const few_kind kind, float *acc,
                                            prefetch_lines *next) {
-  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
   const int values = columns * LANE_VALUES; /* values of a lane's keys */
   const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;

@@ -125,8 +125,8 @@ static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v,
  * Zen 4 takes up to 1.7 times as long with prefetches. */
 static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
-  const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-  const double bytes = elements * (double)attn_dtype_bytes(p->dtype_kv);
+  const double key_bytes = (double)attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v);
+  const double bytes = (double)(p->batch * p->heads_kv) * (double)p->seq_k * key_bytes;
   if (DECODE_KNOBS.prefetches_twice && dense && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond) return PREFETCH_TWICE;
   return one_row && bytes <= cpu->none_up_to ? PREFETCH_NONE : PREFETCH_ONCE;
 }

@@ -39,7 +39,7 @@ static ALWAYS_INLINE int wide_vecs(const int rows) {
 static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int64_t last, const few_kind kind,
                                           const int vecs, const int at_once, prefetch_lines *next) {
   enum { PARTS = 16 };
-  const int tile = wide_rows(kind.rows), two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int tile = wide_rows(kind.rows), two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
   const int share = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* of a pair of lines, for each lane */
   int due = 0;
   NO_UNROLL

@@ -29,7 +29,24 @@ static inline attn_dtype_info attn_dtype_of(attn_dtype dtype) {
   return types[dtype];
 }
 
-static inline size_t attn_dtype_bytes(attn_dtype dtype) { return attn_dtype_of(dtype).bytes; }
 static inline bool attn_dtype_exists(attn_dtype dtype) { return (unsigned)dtype < ATTN_DTYPE_COUNT; }
+
+/* All that counts bytes of elements goes through these, so that a type may store several elements together. */
+
+/* Bytes of elements that stand one behind the other; a distance may be negative. */
+static inline int64_t attn_elements_bytes(attn_dtype dtype, int64_t count) {
+  return count * (int64_t)attn_dtype_of(dtype).bytes;
+}
+
+/* How many elements so many bytes hold. */
+static inline int attn_elements_in(attn_dtype dtype, int bytes) { return bytes / (int)attn_dtype_of(dtype).bytes; }
+
+/* The address of element `index`. */
+static inline const char *attn_element_at(const void *data, attn_dtype dtype, int64_t index) {
+  return (const char *)data + attn_elements_bytes(dtype, index);
+}
+
+/* Bytes to which data of the type has to be aligned. */
+static inline size_t attn_dtype_alignment(attn_dtype dtype) { return attn_dtype_of(dtype).bytes; }
 
 #endif

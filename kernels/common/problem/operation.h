@@ -47,7 +47,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
   const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen && !paged ? p->total_k : p->seq_k;
   const int64_t page_entries = paged && p->page_tokens > 0 ? ceil_div(p->seq_k, p->page_tokens) : 0;
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
-#define FLOATS(type) .dtype = (type), .element_bytes = attn_dtype_bytes(type)
+#define FLOATS(type) .dtype = (type), .element_bytes = (size_t)attn_elements_bytes(type, 1)
 #define INTEGERS     .element_bytes = sizeof(int32_t)
 #define BYTES        .element_bytes = 1
 #define ROWS(heads, tokens, dim, strides) \

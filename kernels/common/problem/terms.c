@@ -69,10 +69,12 @@ static double beyond(double log2_bytes, double from, double to) {
 
 static double mean_dim(const attn_problem *p) { return (double)(p->dim_qk + p->dim_v) / 2; }
 
+/* Bytes of a key and its value. */
+static double key_bytes(const attn_problem *p) { return (double)attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v); }
+
 static void add_cache_terms(const attn_problem *p, double keys, double packed_bytes, double terms[CACHE_TERM_COUNT]) {
   static const double borders[CACHE_TERM_COUNT][2] = {{16, 18}, {19, 21}, {23, 25}, {19, 20}, {20, 21}, {21, 23}};
-  const double elements = keys * mean_dim(p);
-  const double bytes = 2 * (double)p->heads_kv * elements * (double)attn_dtype_bytes(p->dtype_kv);
+  const double elements = keys * mean_dim(p), bytes = (double)p->heads_kv * keys * key_bytes(p);
   const double kv = log2(bytes), all = log2(bytes + packed_bytes);
   for (int i = 0; i < CACHE_TERM_COUNT; i++) terms[i] = elements * beyond(i < 3 ? kv : all, borders[i][0], borders[i][1]);
 }
@@ -242,8 +244,7 @@ void attn_tile_terms(const attn_problem *p, const tile_walk *walk, double *t) {
   t[TILE_biased] = if_used(p, ATTN_USE_BIAS, scores);
   t[TILE_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
   t[TILE_capped] = p->softcap > 0 ? scores : 0;
-  add_cache_terms(p, c.keys, walk->copies ? c.keys * mean_dim(p) * (double)attn_dtype_bytes(p->dtype_kv) : 0,
-                  t + TILE_beyond_64k);
+  add_cache_terms(p, c.keys, walk->copies ? c.keys * key_bytes(p) / 2 : 0, t + TILE_beyond_64k);
   for (int i = 0; i < TILE_TERM_COUNT; i++) t[i] *= c.heads;
   t[TILE_call] = 1;
 }

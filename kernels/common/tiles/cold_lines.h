@@ -29,12 +29,13 @@ typedef struct cold_lines {
 } cold_lines;
 
 static line_walk walk_of(const row_source *from, int64_t rows) {
-  const int64_t bytes = (int64_t)attn_dtype_bytes(from->from.dtype), lines = ceil_div(from->columns * bytes, LINE_BYTES);
-  return (line_walk){.next = (uintptr_t)from->from.data + (uintptr_t)(from->offset * bytes),
+  const attn_dtype dtype = from->from.dtype;
+  const int64_t lines = ceil_div(attn_elements_bytes(dtype, from->columns), LINE_BYTES);
+  return (line_walk){.next = (uintptr_t)attn_element_at(from->from.data, dtype, from->offset),
                      .rows = from->from.data && lines > 0 ? rows : 0,
                      .left = lines,
                      .row = lines,
-                     .gap = (uintptr_t)(from->row_stride * bytes - lines * LINE_BYTES)};
+                     .gap = (uintptr_t)(attn_elements_bytes(dtype, from->row_stride) - lines * LINE_BYTES)};
 }
 
 static inline void prefetch_walk(line_walk *walk) {
