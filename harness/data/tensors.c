@@ -21,7 +21,7 @@ static void describe(const attn_problem *p, bench_buffer *t) {
     const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
     t[i] = (bench_buffer){.name = o.name,
                           .present = o.present,
-                          .output = attn_operations[ATTN_FORWARD].outputs >> i & 1,
+                          .output = attn_is_output(p, (attn_operand_id)i),
                           .single = o.single,
                           .element_bytes = o.element_bytes,
                           .dtype = o.dtype};

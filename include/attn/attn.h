@@ -96,6 +96,11 @@ typedef enum attn_dtype {
   ATTN_BF16,    /**< bfloat16: the upper half of a float32 */
 } attn_dtype;
 
+/** The operation that a problem asks for: what is computed from which arguments. */
+typedef enum attn_operation {
+  ATTN_FORWARD = 0, /**< Attention: o, and lse where the problem has it, from all other arguments. */
+} attn_operation;
+
 /** How a score s of query q and key k is computed. Only dot scores are scaled. */
 typedef enum attn_score {
   /** scale * sum_d q_d k_d (Vaswani et al. 2017, section 3.2.1) */
@@ -192,6 +197,8 @@ typedef struct attn_problem {
   int64_t page_tokens;       /**< With PAGES: tokens of a page, a multiple of 16 in 16..1024. */
   int64_t pages;             /**< With PAGES: pages that k and v hold; page_table may name 0..pages-1. */
   int64_t page_table_stride; /**< Entries from one sequence's page_table to the next one's; 0 = shared. */
+
+  attn_operation operation; /**< What is computed; default ATTN_FORWARD. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -472,6 +479,9 @@ ATTN_API const attn_kernel_info *attn_kernel_get(int index);
 
 /** The kernel of that name; NULL if there is none. */
 ATTN_API const attn_kernel_info *attn_kernel_find(const char *name);
+
+/** The operation that the kernel computes; ATTN_FORWARD for NULL. */
+ATTN_API attn_operation attn_kernel_operation(const attn_kernel_info *kernel);
 
 /** Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. The text belongs to this thread and is
  * valid until the next call. Like a failing call, this function and attn_kernel_rejects() may change attn_last_error(). */

@@ -117,15 +117,10 @@ typedef struct attn_library_hooks {
   void (*end_run)(void);
 } attn_library_hooks;
 
-/** The operation that a kernel computes. */
-typedef enum attn_operation {
-  ATTN_FORWARD /**< Attention: o, and lse where the problem has it, from all other arguments. */
-} attn_operation;
-
 /** A kernel: what is known about it, and its functions. */
 typedef struct attn_kernel {
   attn_kernel_info info;    /**< The info that attn_kernel_find() returns. */
-  attn_operation operation; /**< 0, unless it computes something else than attention. */
+  attn_operation operation; /**< That of the problems that it takes; 0 = ATTN_FORWARD. */
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.

@@ -8,7 +8,10 @@
 #include "src/api/layouts.h"
 #include "src/api/problem.h"
 
-static attn_status check_pointer(const attn_operand *o, const void *pointer) {
+static attn_status check_pointer(attn_operation operation, const attn_operand *o, const void *pointer) {
+  REQUIRE(!pointer || o->of_operation,
+          "attn_args.%s is given, but operation '%s' neither reads nor writes it; leave %s NULL", o->name,
+          attn_operations[operation].name, o->name);
   REQUIRE(!pointer || o->present, "attn_args.%s is given, but the problem does not have %s; set it or leave %s NULL",
           o->name, o->use, o->name);
   if (!o->present || !o->needed) return ATTN_OK;
@@ -26,7 +29,8 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->lse || a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
                       a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table;
-  return given && !others && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
+  return given && !others && p->operation == ATTN_FORWARD && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED &&
+         p->align != ATTN_ALIGN_OFFSET;
 }
 
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
@@ -34,7 +38,7 @@ static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
   UNROLL
   for (int i = 0; i < ATTN_OPERANDS; i++) {
     const attn_operand operand = attn_operand_of(p, (attn_operand_id)i);
-    const attn_status status = check_pointer(&operand, attn_operand_at(&operand, a));
+    const attn_status status = check_pointer(p->operation, &operand, attn_operand_at(&operand, a));
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
@@ -120,7 +124,7 @@ static attn_status check_apart(const span *out, const span *in) {
 
 /* Rows that are written, against rows that are read and those written before them. */
 static attn_status check_overlap(const attn_problem *p, const attn_args *a) {
-  const uint32_t outputs = attn_operations[ATTN_FORWARD].outputs;
+  const uint32_t outputs = attn_operations[p->operation].outputs;
   span rows[ATTN_ROW_OPERANDS];
   uint32_t there = 0;
   UNROLL

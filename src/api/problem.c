@@ -5,6 +5,7 @@
 
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/operation.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
@@ -119,6 +120,8 @@ static attn_status check_sizes(const attn_problem *p) {
 }
 
 static attn_status check_enums(const attn_problem *p) {
+  REQUIRE(attn_operation_exists(p->operation), "attn_problem.operation is %d; it must be in 0..%d, 0 being ATTN_FORWARD",
+          (int)p->operation, attn_operation_count - 1);
   REQUIRE(attn_dtype_exists(p->dtype_kv), "attn_problem.dtype_kv is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)p->dtype_kv);
   REQUIRE(p->dtype_q == ATTN_F32 || p->dtype_q == p->dtype_kv,
           "attn_problem.dtype_q is %d with dtype_kv %d; it must be ATTN_F32 or equal to dtype_kv", (int)p->dtype_q,
@@ -169,54 +172,14 @@ static attn_status check_uses(const attn_problem *p) {
 
 /* ---- Strides ---- */
 
-static attn_tensor row_tensor(const attn_problem *p, const char *field, attn_strides stride, int64_t heads, bool queries,
-                              int64_t dim) {
-  bool varlen = p->uses & ATTN_USE_VARLEN;
-  int64_t seq = queries ? p->seq_q : p->seq_k, total = queries ? p->total_q : p->total_k;
-  if (!queries && (p->uses & ATTN_USE_PAGES))
-    return (attn_tensor){
-        .field = field,
-        .axes = {{'b', p->pages, stride.b}, {'h', heads, stride.h}, {'s', p->page_tokens, stride.s}, {'d', dim, stride.d}}};
-  return (attn_tensor){.field = field,
-                       .axes = {{'b', varlen ? 1 : p->batch, stride.b},
-                                {'h', heads, stride.h},
-                                {'s', varlen ? total : seq, stride.s},
-                                {'d', dim, stride.d}}};
-}
-
-static attn_tensor score_tensor(const attn_problem *p, const char *field, attn_score_strides stride) {
-  return (attn_tensor){
-      .field = field,
-      .axes = {
-          {'b', p->batch, stride.b}, {'h', p->heads_q, stride.h}, {'q', p->seq_q, stride.q}, {'k', p->seq_k, stride.k}}};
-}
-
+/* Of all tensors that the operation reads or writes. */
 static attn_status check_strides(const attn_problem *p) {
-  attn_tensor tensors[9];
-  int count = 0;
-  if (p->score != ATTN_SCORE_PRECOMPUTED) {
-    tensors[count++] = row_tensor(p, "attn_problem.q_stride", p->q_stride, p->heads_q, true, p->dim_qk);
-    tensors[count++] = row_tensor(p, "attn_problem.k_stride", p->k_stride, p->heads_kv, false, p->dim_qk);
-  } else {
-    tensors[count++] = score_tensor(p, "attn_problem.scores_stride", p->scores_stride);
-  }
-  tensors[count++] = row_tensor(p, "attn_problem.v_stride", p->v_stride, p->heads_kv, false, p->dim_v);
-  tensors[count] = row_tensor(p, "attn_problem.o_stride", p->o_stride, p->heads_q, true, p->dim_v);
-  tensors[count++].output = true;
-  if (p->uses & ATTN_USE_LSE) {
-    tensors[count] = row_tensor(p, "attn_problem.lse_stride", p->lse_stride, p->heads_q, true, 1);
-    tensors[count++].output = true;
-  }
-  if (p->uses & ATTN_USE_SCORE_WEIGHT)
-    tensors[count++] = (attn_tensor){.field = "attn_problem.score_weight_stride_h",
-                                     .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
-  if (p->uses & ATTN_USE_PAGES)
-    tensors[count++] = (attn_tensor){.field = "attn_problem.page_table_stride",
-                                     .axes = {{'b', p->batch, p->page_table_stride}, {'p', p->seq_k / p->page_tokens, 1}}};
-  if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "attn_problem.bias_stride", p->bias_stride);
-  if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "attn_problem.mask_stride", p->mask_stride);
-  for (int i = 0; i < count; i++) {
-    const attn_status status = attn_check_strides(&tensors[i]);
+  for (int i = 0; i < ATTN_OPERANDS; i++) {
+    const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
+    attn_tensor tensor = {.field = o.field, .output = attn_is_output(p, (attn_operand_id)i)};
+    if (!o.present || o.ignored || !*o.axes) continue;
+    for (int k = 0; k < 4; k++) tensor.axes[k] = (attn_axis){o.axes[k], o.extent[k], o.stride[k]};
+    const attn_status status = attn_check_strides(&tensor);
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;

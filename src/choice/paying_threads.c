@@ -84,7 +84,9 @@ int attn_paying_threads(const attn_tuning *tuning, const attn_kernel *kernel, co
 static const attn_kernel *flash_of(const char *isa) {
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++)
-    if (strcmp(kernel->info.isa, isa) == 0 && strcmp(kernel->info.algorithm, "flash") == 0) return kernel;
+    if (strcmp(kernel->info.isa, isa) == 0 && strcmp(kernel->info.algorithm, "flash") == 0 &&
+        kernel->operation == ATTN_FORWARD)
+      return kernel;
   return NULL;
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/common/problem/operation.h"
 #include "kernels/plugin/own_plugin.h"
 #include "src/registry/library_hooks.h"
 #include "src/registry/plugin.h"
@@ -139,8 +140,11 @@ const attn_kernel *attn_registry_find(const char *name) {
 }
 
 const char *attn_kernel_refusal(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
-  if (kernel->operation != ATTN_FORWARD) return "it computes something else than attention";
-  return kernel->rejects(problem, buffer, buffer_bytes);
+  if (kernel->operation == problem->operation) return kernel->rejects(problem, buffer, buffer_bytes);
+  snprintf(buffer, buffer_bytes, "it computes %s, not %s",
+           attn_operation_exists(kernel->operation) ? attn_operations[kernel->operation].what : "something else",
+           attn_operations[problem->operation].what);
+  return buffer;
 }
 
 /* product_built.def goes from low to high. */
@@ -187,6 +191,11 @@ const attn_kernel_info *attn_kernel_get(int index) {
 const attn_kernel_info *attn_kernel_find(const char *name) {
   attn_plugins_load_named();
   return identified(attn_registry_find(name));
+}
+
+attn_operation attn_kernel_operation(const attn_kernel_info *info) {
+  const attn_kernel *kernel = info ? attn_registry_find(info->name) : NULL;
+  return kernel ? kernel->operation : ATTN_FORWARD;
 }
 
 const char *attn_kernel_file(const attn_kernel_info *kernel) {

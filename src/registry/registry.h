@@ -11,7 +11,7 @@
 const attn_kernel *attn_registry_get(int index);
 const attn_kernel *attn_registry_find(const char *name);
 
-/* NULL: the kernel computes attention and takes the problem. Else the reason: static text, or in `buffer`. */
+/* NULL: the kernel computes the problem's operation and takes the problem. Else the reason: static text, or in `buffer`. */
 const char *attn_kernel_refusal(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes);
 
 /* The products of dense layers: the tiers' from high to low, then those of libraries. NULL beyond the last. */

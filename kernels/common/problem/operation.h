@@ -26,19 +26,41 @@ typedef struct attn_operand {
   size_t member;    /* its offset there */
   const char *use;  /* what makes the problem have it */
   size_t element_bytes;
-  attn_dtype dtype; /* where elements are floats */
-  bool single;      /* a row is one number and has no columns: extent[3] is 1 */
-  bool present;     /* the problem has it, */
-  bool needed;      /* and if so a call needs its pointer: it is not empty, and is read or written */
+  attn_dtype dtype;  /* where elements are floats */
+  bool single;       /* a row is one number and has no columns: extent[3] is 1 */
+  bool of_operation; /* the problem's operation reads or writes it */
+  bool present;      /* so it does, and the problem has it, */
+  bool ignored;      /* but does not read it */
+  bool needed;       /* and if so a call needs its pointer: it is not empty, and is read or written */
   int64_t extent[4], stride[4];
+  const char *axes;  /* the names of extent[0] to [3]; "" where the problem has no strides of it */
+  const char *field; /* "attn_problem.lse_stride", which has strides of it, */
+  size_t field_at;   /* and its offset there */
 } attn_operand;
 
-/* Bit n of `outputs`: the operation writes operand n. */
-static const struct {
-  uint32_t outputs;
-} attn_operations[] = {
-    [ATTN_FORWARD] = {.outputs = 1u << ATTN_OPERAND_O | 1u << ATTN_OPERAND_LSE},
-};
+/* What an operation reads and writes: bit n is operand n. */
+typedef struct attn_operation_info {
+  const char *name; /* "forward" */
+  const char *what; /* in sentences: "attention" */
+  uint32_t inputs, outputs;
+  uint32_t linear_in_v; /* outputs that are multiplied by c where V is */
+} attn_operation_info;
+
+extern const attn_operation_info attn_operations[]; /* [attn_operation_count], by attn_operation */
+extern const int attn_operation_count;
+
+static inline bool attn_operation_exists(attn_operation operation) {
+  return (unsigned)operation < (unsigned)attn_operation_count;
+}
+
+/* The output that an operation is there for: the first one in tensors.def. */
+static inline attn_operand_id attn_first_output(const attn_problem *p) {
+  return (attn_operand_id)__builtin_ctz(attn_operations[p->operation].outputs);
+}
+
+static inline bool attn_is_output(const attn_problem *p, attn_operand_id which) {
+  return attn_operations[p->operation].outputs >> which & 1;
+}
 
 static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_operand_id which) {
   const bool varlen = attn_uses(p, ATTN_USE_VARLEN), precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
@@ -47,20 +69,29 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
   const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen && !paged ? p->total_k : p->seq_k;
   const int64_t page_entries = paged && p->page_tokens > 0 ? ceil_div(p->seq_k, p->page_tokens) : 0;
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
-#define FLOATS(type) .dtype = (type), .element_bytes = (size_t)attn_elements_bytes(type, 1)
-#define INTEGERS     .element_bytes = sizeof(int32_t)
-#define BYTES        .element_bytes = 1
-#define ROWS(heads, tokens, dim, strides) \
-  .extent = {batch, heads, tokens, dim}, .stride = { varlen ? 0 : (strides).b, (strides).h, (strides).s, (strides).d }
+  const attn_operation_info *operation = &attn_operations[p->operation];
+  const bool of_operation = (operation->inputs | operation->outputs) >> which & 1;
+#define FLOATS(type)           .dtype = (type), .element_bytes = (size_t)attn_elements_bytes(type, 1)
+#define INTEGERS               .element_bytes = sizeof(int32_t)
+#define BYTES                  .element_bytes = 1
+#define STRIDES(names, member) .axes = names, .field = "attn_problem." #member, .field_at = offsetof(attn_problem, member)
+#define ROWS(heads, tokens, dim, strides)                                                                                 \
+  .extent = {batch, heads, tokens, dim}, .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, \
+  STRIDES("bhsd", strides)
 #define CACHE(dim, strides)                                                              \
   .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
-  .stride = {varlen && !paged ? 0 : (strides).b, (strides).h, (strides).s, (strides).d}
-#define NUMBERS(heads, tokens, strides) \
-  .single = true, .extent = {batch, heads, tokens, 1}, .stride = {varlen ? 0 : (strides).b, (strides).h, (strides).s, 1}
-#define PAIRS(strides) \
-  .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k}, .stride = {(strides).b, (strides).h, (strides).q, (strides).k}
-#define TABLE(rows, columns, row_stride) .extent = {1, 1, rows, columns}, .stride = {0, 0, row_stride, 1}
-#define USES(use)                        attn_uses(p, ATTN_USE_##use)
+  .stride = {varlen && !paged ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, STRIDES("bhsd", strides)
+#define NUMBERS(heads, tokens, strides)                \
+  .single = true, .extent = {batch, heads, tokens, 1}, \
+  .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, STRIDES("bhsd", strides)
+#define PAIRS(strides)                                                                                                      \
+  .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k}, .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, \
+  STRIDES("bhqk", strides)
+#define LIST(rows, columns, row_stride) .axes = "", .extent = {1, 1, rows, columns}, .stride = { 0, 0, row_stride, 1 }
+#define TABLE(names, rows, columns, row_stride) \
+  .extent = {1, 1, rows, columns}, .stride = {0, 0, p->row_stride, 1}, STRIDES(names, row_stride)
+#define GIVEN(read) true, .ignored = !(read)
+#define USES(use)   attn_uses(p, ATTN_USE_##use)
 #define TENSOR(constant, field, type, shape, has, not_empty, words) \
   case ATTN_OPERAND_##constant:                                     \
     return (attn_operand){.name = #field,                           \
@@ -68,13 +99,17 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
                           .use = words,                             \
                           type,                                     \
                           shape,                                    \
-                          .present = (has),                         \
+                          .of_operation = of_operation,             \
+                          .present = of_operation && has,           \
                           .needed = p->batch > 0 && (not_empty) > 0};
   switch (which) {
 #include "tensors.def"
     default: return (attn_operand){0};
   }
 #undef FLOATS
+#undef STRIDES
+#undef LIST
+#undef GIVEN
 #undef INTEGERS
 #undef BYTES
 #undef ROWS

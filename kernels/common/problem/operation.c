@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* What each operation reads and writes. */
+#include "kernels/common/problem/operation.h"
+
+#define BIT(operand) (UINT32_C(1) << ATTN_OPERAND_##operand)
+/* What scores are made of and masked by, and where rows and keys stand. */
+#define SCORED                                                                                                           \
+  (BIT(Q) | BIT(K) | BIT(BIAS) | BIT(MASK) | BIT(SCORES) | BIT(SCORE_WEIGHT) | BIT(KV_LEN) | BIT(Q_LEN) | BIT(ROW_LEN) | \
+   BIT(CU_SEQLENS_Q) | BIT(CU_SEQLENS_K) | BIT(OFFSETS) | BIT(ALIBI_SLOPES) | BIT(PAGE_TABLE))
+
+const attn_operation_info attn_operations[] = {
+    [ATTN_FORWARD] = {.name = "forward",
+                      .what = "attention",
+                      .inputs = SCORED | BIT(V) | BIT(SINKS),
+                      .outputs = BIT(O) | BIT(LSE),
+                      .linear_in_v = BIT(O)},
+};
+
+const int attn_operation_count = sizeof attn_operations / sizeof *attn_operations;
