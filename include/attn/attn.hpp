@@ -564,6 +564,8 @@ class kernel {
   const char *name() const noexcept { return info_->name; }
   /** The C library's facts about it. */
   const attn_kernel_info *operator->() const noexcept { return info_; }
+  /** The operation that it computes. */
+  attn_operation operation() const noexcept { return attn_kernel_operation(info_); }
   /** Why this CPU cannot run it, or nothing. */
   std::optional<std::string> unusable() const { return reason(attn_kernel_unusable(info_)); }
   /** Why it cannot take the problem here, or nothing. */

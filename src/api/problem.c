@@ -172,7 +172,7 @@ static attn_status check_uses(const attn_problem *p) {
 
 /* ---- Strides ---- */
 
-/* Of all tensors that the operation reads or writes. */
+/* The strides of all tensors that the operation reads or writes. */
 static attn_status check_strides(const attn_problem *p) {
   for (int i = 0; i < ATTN_OPERANDS; i++) {
     const attn_operand o = attn_operand_of(p, (attn_operand_id)i);

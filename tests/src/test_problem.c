@@ -96,6 +96,7 @@ TEST(setters_set_what_they_say) {
   X(half_kv, p->dtype_kv = ATTN_F16)                                                                          \
   X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                      \
   X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \
+  X(q_of_precomputed_unread, (p->score = ATTN_SCORE_PRECOMPUTED, p->q_stride.b = INT64_MAX))                  \
   X(additive, (p->score = ATTN_SCORE_ADDITIVE, p->uses = ATTN_USE_SCORE_WEIGHT))                              \
   X(gaussian_unweighted, p->score = ATTN_SCORE_GAUSSIAN)                                                      \
   X(pages, attn_problem_set_pages(p, 1024, 0))                                                                \
@@ -143,6 +144,8 @@ TEST(legal_problems_are_accepted) {
   X(dtype_q, p->dtype_q = ATTN_F16, "dtype_q", "1", "equal to dtype_kv")                                                    \
   X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
   X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
+  X(operation, p->operation = (attn_operation)1, "operation", "is 1", "ATTN_FORWARD")                                       \
+  X(operation_negative, p->operation = (attn_operation)-1, "operation", "-1", "ATTN_FORWARD")                               \
   X(score, p->score = (attn_score)4, "score", "4", "ATTN_SCORE_DOT")                                                        \
   X(score_negative, p->score = (attn_score)-1, "score", "-1", "ATTN_SCORE_DOT")                                             \
   X(align, p->align = (attn_align)3, "align", "3", "ATTN_ALIGN_TOP_LEFT")                                                   \

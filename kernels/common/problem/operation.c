@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* What each operation reads and writes. */
+/* Operations: the tensors that each reads and writes. */
 #include "kernels/common/problem/operation.h"
 
 #define BIT(operand) (UINT32_C(1) << ATTN_OPERAND_##operand)
-/* What scores are made of and masked by, and where rows and keys stand. */
+/* The inputs of scores: operands, masks, and where rows and keys stand. */
 #define SCORED                                                                                                           \
   (BIT(Q) | BIT(K) | BIT(BIAS) | BIT(MASK) | BIT(SCORES) | BIT(SCORE_WEIGHT) | BIT(KV_LEN) | BIT(Q_LEN) | BIT(ROW_LEN) | \
    BIT(CU_SEQLENS_Q) | BIT(CU_SEQLENS_K) | BIT(OFFSETS) | BIT(ALIBI_SLOPES) | BIT(PAGE_TABLE))

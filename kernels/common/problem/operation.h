@@ -38,7 +38,7 @@ typedef struct attn_operand {
   size_t field_at;   /* and its offset there */
 } attn_operand;
 
-/* What an operation reads and writes: bit n is operand n. */
+/* The tensors that an operation reads and writes: bit n is operand n. */
 typedef struct attn_operation_info {
   const char *name; /* "forward" */
   const char *what; /* in sentences: "attention" */
