@@ -445,27 +445,43 @@ def replace_sdpa() -> Iterator[None]:
 # ---- FlashAttention's names ------------------------------------------------------------------------------------------
 
 
-def _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes):
+def _flash_options(dropout_p, softmax_scale, causal, window_size, softcap):
     """Causal masks and windows are aligned bottom-right, as flash-attn does from version 2.1 on."""
     if dropout_p > 0:
         raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
-    if alibi_slopes is not None and alibi_slopes.ndim == 2:
-        if alibi_slopes.shape[0] != 1:
-            raise ValueError("alibi_slopes has a slope for each batch and head; libattn takes [heads]")
-        alibi_slopes = alibi_slopes[0]
-    left, right = window_size
+    left, right = map(int, window_size)
     return {"scale": softmax_scale, "causal": causal, "align": "bottom_right", "window_left": left, "window_right": right,
-            "softcap": softcap, "alibi": alibi_slopes}
+            "softcap": softcap}
+
+
+def _attend_by_slopes(slopes, batch, attend):
+    """attend(sequences, alibi): a slice of the batch and slopes [heads], which is what libattn takes. Sequences whose slopes
+    [batch, heads] differ are computed one by one."""
+    if slopes is None or slopes.ndim == 1:
+        return attend(slice(0, batch), slopes)
+    if slopes.shape[0] not in (1, batch):
+        raise ValueError(f"alibi_slopes has batch {slopes.shape[0]}; q has {batch}")
+    if (slopes == slopes[:1]).all():
+        return attend(slice(0, batch), slopes[0])
+    parts = [attend(slice(b, b + 1), slopes[b]) for b in range(batch)]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    out, lse = zip(*parts)
+    return torch.cat(out), torch.cat(lse, 0 if lse[0].ndim == 3 else 1)
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
                     causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
                     alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False) -> Any:
-    """flash_attn.flash_attn_func on the CPU: q [batch, queries, heads, dim], k and v [batch, keys, kv_heads, dim]. With
-    return_attn_probs (out, lse [batch, heads, queries], None): libattn holds no probabilities. Every result is
-    deterministic."""
-    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    result = _attend(q, k, v, lse=return_attn_probs, layout="bshd", **options)
+    """flash_attn.flash_attn_func on the CPU: q [batch, queries, heads, dim], k and v [batch, keys, kv_heads, dim];
+    alibi_slopes [heads] or [batch, heads]. With return_attn_probs (out, lse [batch, heads, queries], None): libattn holds no
+    probabilities. Every result is deterministic."""
+    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap)
+
+    def attend(rows, alibi):
+        return _attend(q[rows], k[rows], v[rows], lse=return_attn_probs, layout="bshd", alibi=alibi, **options)
+
+    result = _attend_by_slopes(alibi_slopes, q.shape[0], attend)
     return (*result, None) if return_attn_probs else result
 
 
@@ -476,15 +492,53 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
                            return_attn_probs: bool = False, block_table: Tensor | None = None) -> Any:
     """flash_attn.flash_attn_varlen_func on the CPU: q [tokens, heads, dim], k and v [tokens, kv_heads, dim], packed. With
     block_table [batch, columns] k and v are [pages, page_tokens, kv_heads, dim], and cu_seqlens_k says the lengths."""
-    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-    if block_table is None:
-        options.update(cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k)
-    else:
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        options.update(kv_len=cu_seqlens_k.diff(), page_table=block_table)
-    result = _attend(q, k, v, lse=return_attn_probs, layout="thd", cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-                     **options)
+    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap)
+
+    batch = len(cu_seqlens_q) - 1
+
+    def pick(packed, borders, rows):
+        """(tokens of these sequences, where each begins among them)"""
+        if rows == slice(0, batch):
+            return packed, borders
+        first, end = borders[rows.start], borders[rows.stop]
+        return packed[first:end if rows.stop < batch else None], borders[rows.start:rows.stop + 1] - first
+
+    def attend(rows, alibi):
+        queries, borders = pick(q, cu_seqlens_q, rows)
+        if block_table is None:
+            (keys, borders_k), (values, _) = (pick(x, cu_seqlens_k, rows) for x in (k, v))
+            options.update(cu_seqlens_k=borders_k, max_seqlen_k=max_seqlen_k)
+        else:
+            keys, values = k.transpose(1, 2), v.transpose(1, 2)
+            options.update(kv_len=cu_seqlens_k.diff()[rows], page_table=block_table[rows])
+        return _attend(queries, keys, values, lse=return_attn_probs, layout="thd", alibi=alibi, cu_seqlens_q=borders,
+                       max_seqlen_q=max_seqlen_q, **options)
+
+    result = _attend_by_slopes(alibi_slopes, batch, attend)
     return (*result, None) if return_attn_probs else result
+
+
+def _rotate(x, positions, cos, sin, interleaved):
+    """x [batch, tokens, heads, dim] turned by the angles of `positions` [batch, tokens], rows of the tables [rows, pairs]
+    (Su et al. 2021, https://arxiv.org/abs/2104.09864): columns 0 and 1, 2 and 3, ... are a pair if interleaved, else 0 and
+    pairs, 1 and pairs + 1, ...; columns from 2 pairs on stay."""
+    if positions.numel() and positions.max() >= cos.shape[0]:
+        raise ValueError(f"rotary_cos has {cos.shape[0]} rows; the last token is at position {positions.max()}")
+    width = 2 * cos.shape[1]
+    head, tail = x[..., :width].float(), x[..., width:]
+    a, b = (head[..., ::2], head[..., 1::2]) if interleaved else head.chunk(2, -1)
+    c, s = (table[positions].float().unsqueeze(2) for table in (cos, sin))
+    turned = a * c - b * s, a * s + b * c
+    turned = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat((turned.to(x.dtype), tail), -1)
+
+
+def _check_room(cache, lengths, table):
+    """Every sequence must fit into its row of the cache or its pages."""
+    tokens, columns = cache.shape[1], 1 if table is None else table.shape[1]
+    if lengths.numel() and lengths.max() > tokens * columns:
+        holds = f"k_cache has {tokens}" if table is None else f"block_table has {columns} columns of {tokens}"
+        raise ValueError(f"{holds} tokens; with the new ones a sequence has {lengths.max()}")
 
 
 def _append(cache, new, rows, lengths, table):
@@ -492,9 +546,6 @@ def _append(cache, new, rows, lengths, table):
     at, tokens = lengths.long()[:, None] + torch.arange(new.shape[1]), cache.shape[1]
     rows = rows[:, None]
     if table is not None:
-        if at.numel() and at.max() >= table.shape[1] * tokens:
-            raise ValueError(f"block_table has {table.shape[1]} columns of {tokens} tokens; with the new ones a sequence "
-                             f"has {at.max() + 1}")
         rows, at = table.long().gather(1, at // tokens), at % tokens
         if ((rows < 0) | (rows >= cache.shape[0])).any():  # PyTorch would take a negative one from the end
             raise ValueError(f"block_table has {rows.tolist()} where new tokens go; each must be in 0..{cache.shape[0] - 1}")
@@ -513,25 +564,38 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     kv_heads, dim], of which sequence b holds cache_seqlens[b] tokens; k and v, if given, are appended first, in place.
     With block_table [batch, columns] the caches are [pages, page_tokens, kv_heads, dim].
 
-    Rotary embeddings and left padding are refused. cache_batch_idx copies the rows that it names.
+    rotary_cos, rotary_sin [positions, pairs]: q and k are turned first, k and the queries of a causal mask or a window at
+    positions from cache_seqlens[b] on, other queries at cache_seqlens[b]. cache_leftpad [batch]: the tokens before it are
+    masked. cache_batch_idx copies the rows that it names. alibi_slopes: [heads] or [batch, heads].
     """
-    for name, given in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin), ("cache_leftpad", cache_leftpad)):
-        if given is not None:
-            raise NotImplementedError(f"{name} is given; libattn has no such cache")
-    if block_table is not None and cache_batch_idx is not None:
-        raise ValueError("cache_batch_idx is given with block_table; it must be None, as the table says where sequences lie")
+    for name, given in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
+        if block_table is not None and given is not None:
+            raise ValueError(f"{name} is given with block_table; it must be None, as the table says where sequences lie")
     batch = q.shape[0]
     rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx.long()
     if cache_seqlens is None:
         cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32) if isinstance(cache_seqlens, int) else cache_seqlens
+    options = _flash_options(0.0, softmax_scale, causal, window_size, softcap)
+    new = 0 if k is None else k.shape[1]
+    _check_room(k_cache, lengths + new, block_table)
+    if rotary_cos is not None:
+        at, moves = lengths.long()[:, None], causal or options["window_left"] >= 0 or options["window_right"] >= 0
+        q = _rotate(q, at + torch.arange(q.shape[1]) * moves, rotary_cos, rotary_sin, rotary_interleaved)
+        k = k if k is None else _rotate(k, at + torch.arange(new), rotary_cos, rotary_sin, rotary_interleaved)
     if k is not None:
         _append(k_cache, k, rows, lengths, block_table)
         _append(v_cache, v, rows, lengths, block_table)
-        lengths = lengths + k.shape[1]
+        lengths = lengths + new
     keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
-    options = _flash_options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     if block_table is not None:
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    return _attend(q, keys, values, lse=return_softmax_lse, layout="bshd", kv_len=lengths.to(torch.int32),
-                   page_table=block_table, **options)
+    mask = None if cache_leftpad is None else torch.arange(keys.shape[1]) >= cache_leftpad[:, None, None, None]
+
+    def attend(some, alibi):
+        pages = block_table is not None
+        return _attend(q[some], *((keys, values) if pages else (keys[some], values[some])), lse=return_softmax_lse,
+                       layout="bshd", kv_len=lengths[some].to(torch.int32), alibi=alibi,
+                       page_table=block_table[some] if pages else None, mask=None if mask is None else mask[some], **options)
+
+    return _attend_by_slopes(alibi_slopes, batch, attend)

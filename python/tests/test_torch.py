@@ -323,8 +323,70 @@ def test_flash_attn_with_kvcache():
     picked = lt.flash_attn_with_kvcache(q, k_cache.flip(0), v_cache.flip(0), cache_seqlens=7,
                                         cache_batch_idx=torch.tensor([1, 0], dtype=torch.int32), causal=True)
     close(picked, flash_reference(q, k_cache, v_cache, causal=True, align="bottom_right", kv_len=[7, 7]))
-    with pytest.raises(NotImplementedError, match="rotary_cos"):
-        lt.flash_attn_with_kvcache(q, k_cache, v_cache, rotary_cos=q)
+
+
+def turn(x, at, cos, sin, interleaved):
+    """x [tokens, heads, dim] as complex numbers times e^(i angle), in float64, token i by row at + i of the tables."""
+    pairs = cos.shape[1]
+    head = x[..., :2 * pairs].double()
+    a, b = (head[..., ::2], head[..., 1::2]) if interleaved else (head[..., :pairs], head[..., pairs:])
+    turned = torch.complex(a, b) * torch.complex(cos, sin).to(torch.complex128)[at:at + len(x), None]
+    out = x.double().clone()
+    where = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    out[..., where[0]], out[..., where[1]] = turned.real, turned.imag
+    return out.float()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attn_rotary(interleaved, causal):
+    """Against caches and queries that are turned beforehand: 24 of 32 columns."""
+    q, new_k, new_v, k_cache, v_cache = draw((2, 3, 4, 32), (2, 3, 2, 32), (2, 3, 2, 32), (2, 16, 2, 32), (2, 16, 2, 32))
+    angle = 6.28 * torch.rand(16, 12, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([5, 13], dtype=torch.int32)
+    right_k, right_v, right_q = k_cache.clone(), v_cache.clone(), q.clone()
+    for b, at in enumerate(lengths.tolist()):
+        right_k[b, at:at + 3] = turn(new_k[b], at, angle.cos(), angle.sin(), interleaved)
+        right_v[b, at:at + 3] = new_v[b]
+        for i in range(3):
+            right_q[b, i] = turn(q[b, i:i + 1], at + i * causal, angle.cos(), angle.sin(), interleaved)[0]
+    out = lt.flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, angle.cos(), angle.sin(), lengths, causal=causal,
+                                     rotary_interleaved=interleaved)
+    close(k_cache, right_k, 1e-6)
+    assert torch.equal(v_cache, right_v)
+    close(out, lt.flash_attn_with_kvcache(right_q, right_k, right_v, cache_seqlens=lengths + 3, causal=causal), 1e-5)
+    with pytest.raises(ValueError, match="rotary_cos has 15 rows; the last token is at position 15"):
+        lt.flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, angle.cos()[:15], angle.sin()[:15], lengths)
+
+
+def test_flash_attn_left_padding():
+    """A sequence without its first tokens."""
+    q, k, v = draw((2, 3, 4, 32), (2, 16, 2, 32), (2, 16, 2, 32))
+    lengths, padding = torch.tensor([12, 9], dtype=torch.int32), torch.tensor([4, 0], dtype=torch.int32)
+    for options in {"causal": True}, {"window_size": (2, 1)}, {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])}:
+        out = lt.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cache_leftpad=padding, **options)
+        for b in range(2):
+            keys = slice(padding[b], lengths[b])
+            close(out[b:b + 1], lt.flash_attn_func(q[b:b + 1], k[b:b + 1, keys], v[b:b + 1, keys], **options), 1e-6)
+
+
+def test_flash_attn_slopes_of_each_sequence():
+    q, k, v = draw((2, 5, 4, 32), (2, 16, 2, 32), (2, 16, 2, 32))
+    slopes, lengths = draw((2, 4))[0].abs(), torch.tensor([12, 16], dtype=torch.int32)
+    alone = [lt.flash_attn_func(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n], alibi_slopes=slopes[b], return_attn_probs=True)
+             for b, n in enumerate(lengths)]
+    out, lse = lt.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, alibi_slopes=slopes, return_softmax_lse=True)
+    close(out, torch.cat([one[0] for one in alone]), 1e-6)
+    close(lse, torch.cat([one[1] for one in alone]), 1e-6)
+    borders = torch.tensor([0, 5, 10], dtype=torch.int32), torch.tensor([0, 12, 28], dtype=torch.int32)
+    packed = q.flatten(0, 1), torch.cat((k[0, :12], k[1])), torch.cat((v[0, :12], v[1]))
+    out, lse, _ = lt.flash_attn_varlen_func(*packed, *borders, 5, 16, alibi_slopes=slopes, return_attn_probs=True)
+    close(out.view(2, 5, 4, 32), torch.cat([one[0] for one in alone]), 1e-6)
+    close(lse, torch.cat([one[1][0] for one in alone], 1), 1e-6)
+    padded = torch.cat((packed[0], packed[0][:2]))  # tokens of no sequence
+    assert lt.flash_attn_varlen_func(padded, *packed[1:], *borders, 5, 16, alibi_slopes=slopes).shape == padded.shape
+    with pytest.raises(ValueError, match="alibi_slopes has batch 3; q has 2"):
+        lt.flash_attn_func(q, k, v, alibi_slopes=slopes[[0, 1, 1]])
 
 
 def in_pages():
@@ -376,11 +438,16 @@ def test_flash_attn_appends_to_pages():
     before = k.clone()
     for sentence, wrong, changed in (("has 2 columns of 16 tokens; with the new ones a sequence has 33", table, {}),
                                      (r"each must be in 0\.\.5", torch.full_like(table, -1), {"cache_seqlens": 3}),
+                                     ("cache_leftpad is given", table, {"cache_leftpad": torch.tensor([0, 1])}),
                                      ("cache_batch_idx is given", table, {"cache_batch_idx": torch.tensor([0, 1])})):
         with pytest.raises(ValueError, match=sentence):
             lt.flash_attn_with_kvcache(q, k, v, new_k, new_v, **{"cache_seqlens": lengths + 1, "causal": True,
                                                                  "block_table": wrong, **changed})
     assert torch.equal(k, before)
+    with pytest.raises(ValueError, match="block_table has 2 columns of 16 tokens; with the new ones a sequence has 33"):
+        lt.flash_attn_with_kvcache(q, k, v, cache_seqlens=33, block_table=table)
+    with pytest.raises(ValueError, match="k_cache has 32 tokens; with the new ones a sequence has 33"):
+        lt.flash_attn_with_kvcache(q, dense_k, dense_v, new_k, new_v, cache_seqlens=30)
 
 
 def test_compile_and_export(long):
