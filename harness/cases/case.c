@@ -52,12 +52,17 @@ static int64_t heads_kv_of(const bench_case *bench) {
   return bench_spec_int(&bench->spec, is(bench, AXIS_HEADS_KV, "heads") ? AXIS_HEADS : AXIS_HEADS_KV);
 }
 
+/* A chunk is the most queries of a sequence. */
+static int64_t seq_q_of(const bench_case *bench) {
+  return is(bench, AXIS_CHUNK, "none") ? get_or(bench, AXIS_SEQ_Q, AXIS_SEQ) : bench_spec_int(&bench->spec, AXIS_CHUNK);
+}
+
 /* The problem of these head dimensions. */
 static void set_shape(bench_case *bench, int64_t dim_qk, int64_t dim_v) {
   const bench_spec *spec = &bench->spec;
   attn_problem *p = &bench->problem;
   attn_problem_init(p, bench_spec_int(spec, AXIS_BATCH), bench_spec_int(spec, AXIS_HEADS), heads_kv_of(bench),
-                    get_or(bench, AXIS_SEQ_Q, AXIS_SEQ), get_or(bench, AXIS_SEQ_K, AXIS_SEQ), dim_qk, dim_v);
+                    seq_q_of(bench), get_or(bench, AXIS_SEQ_K, AXIS_SEQ), dim_qk, dim_v);
   (void)bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &p->dtype_q, &p->dtype_kv, &p->dtype_o);
 }
 
@@ -145,8 +150,13 @@ static void build_pages(bench_case *bench) {
   p->pages = p->batch * p->page_table_stride;
 }
 
+/* Whether queries are packed. */
+static bool is_packed(const bench_case *bench) {
+  return is(bench, AXIS_LENGTHS, "varlen") || is(bench, AXIS_LENGTHS, "mixed") || !is(bench, AXIS_CHUNK, "none");
+}
+
 static void build_run(bench_case *bench) {
-  const bool packed = is(bench, AXIS_LENGTHS, "varlen") && !is_given(bench, AXIS_LAYOUT);
+  const bool packed = is_packed(bench) && !is_given(bench, AXIS_LAYOUT);
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
   bench->cache = (bench_cache)bench_spec_index(&bench->spec, AXIS_CACHE);
   bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
@@ -168,11 +178,15 @@ static void tidy(bench_case *bench) {
 
 /* Names a contradiction between axes that attn_problem_validate() cannot see in the problem; NULL without one. */
 static const char *contradiction(const bench_case *bench) {
-  const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
+  const bool varlen = is_packed(bench), chunked = !is(bench, AXIS_CHUNK, "none");
   if (strlen(bench->case_id) + 1 == BENCH_NAME) return "its case_id is cut off: too many axes have long values";
-  if (!varlen && is(bench, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
+  if (!varlen && is(bench, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen, lengths=mixed or a chunk";
   if (varlen && is_given(bench, AXIS_LAYOUT) && !is(bench, AXIS_LAYOUT, "packed"))
-    return "lengths=varlen needs layout=packed";
+    return "lengths=varlen, lengths=mixed and a chunk need layout=packed";
+  if ((chunked || is(bench, AXIS_LENGTHS, "mixed")) && !(bench->problem.uses & ATTN_USE_PAGES))
+    return "lengths=mixed and a chunk need page_tokens";
+  if (chunked && (is(bench, AXIS_LENGTHS, "varlen") || is(bench, AXIS_LENGTHS, "q_len") || is(bench, AXIS_LENGTHS, "both")))
+    return "a chunk says how many queries a sequence has: lengths must be full, kv_len or mixed";
   if (bench->problem.uses & ATTN_USE_PAGES && is(bench, AXIS_LAYOUT, "broadcast"))
     return "layout=broadcast has one K for all sequences; page_tokens gives each its own pages: leave one of them out";
   return NULL;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/generate.h"
+#include "data/lengths.h"
 #include "data/tensors.h"
 #include "kernels/common/problem/indexing.h"
 
@@ -22,20 +23,11 @@ static bool is(const bench_case *bench, bench_axis axis, const char *word) {
 
 /* ---- Lengths ------------------------------------------------------------------------------------------------------ */
 
-/* The first sequence has at least one token, the others may be empty. */
-static int32_t random_length(uint64_t seed, bench_stream stream, int64_t b, int64_t longest) {
-  if (longest == 0) return 0;
-  if (b == 0) return (int32_t)(1 + bench_value_below(seed, stream, 0, longest));
-  return (int32_t)bench_value_below(seed, stream, (uint64_t)b, longest + 1);
-}
+typedef int32_t count_fn(const bench_case *bench, int64_t b);
 
-static void fill_lengths(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest) {
+static void fill_lengths(const bench_case *bench, bench_buffer *t, count_fn *count) {
   int32_t *length = (int32_t *)t->data;
-  const bool keys = stream == BENCH_STREAM_KV_LEN; /* pages bring lengths of keys, whatever the axis says */
-  const bool random = is(bench, AXIS_LENGTHS, keys ? "kv_len" : "q_len") || is(bench, AXIS_LENGTHS, "both") ||
-                      is(bench, AXIS_LENGTHS, "varlen");
-  for (int64_t b = 0; t->present && b < bench->problem.batch; b++)
-    length[b] = random ? random_length(bench->seed, stream, b, longest) : (int32_t)longest;
+  for (int64_t b = 0; t->present && b < bench->problem.batch; b++) length[b] = count(bench, b);
 }
 
 static void fill_row_lengths(const bench_case *bench, bench_buffer *t) {
@@ -45,12 +37,12 @@ static void fill_row_lengths(const bench_case *bench, bench_buffer *t) {
     length[i] = (int32_t)bench_value_below(bench->seed, BENCH_STREAM_ROW_LEN, (uint64_t)i, p->seq_k + 1);
 }
 
-static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest, int64_t total) {
+static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, count_fn *count, int64_t total) {
   int32_t *cu = (int32_t *)t->data;
   if (!t->present) return;
   cu[0] = 0;
   for (int64_t b = 0; b < bench->problem.batch; b++) {
-    int64_t end = cu[b] + random_length(bench->seed, stream, b, longest);
+    const int64_t end = cu[b] + (int64_t)count(bench, b);
     cu[b + 1] = (int32_t)(end < total ? end : total);
   }
 }
@@ -249,11 +241,11 @@ static void fill_heads(const bench_case *bench, bench_buffer *slopes, bench_buff
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   const attn_problem *p = &bench->problem;
   bench_buffer *t = tensors->buffers;
-  fill_lengths(bench, &t[BENCH_KV_LEN], BENCH_STREAM_KV_LEN, p->seq_k);
-  fill_lengths(bench, &t[BENCH_Q_LEN], BENCH_STREAM_Q_LEN, p->seq_q);
+  fill_lengths(bench, &t[BENCH_KV_LEN], bench_key_count);
+  fill_lengths(bench, &t[BENCH_Q_LEN], bench_query_count);
   fill_row_lengths(bench, &t[BENCH_ROW_LEN]);
-  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_Q], BENCH_STREAM_Q_LEN, p->seq_q, p->total_q);
-  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_K], BENCH_STREAM_KV_LEN, p->seq_k, p->total_k);
+  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_Q], bench_query_count, p->total_q);
+  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_K], bench_key_count, p->total_k);
   fill_offsets(bench, &t[BENCH_OFFSETS]);
   fill_page_table(bench, &t[BENCH_PAGE_TABLE], &tensors->args);
   fill_score_weight(bench, &t[BENCH_SCORE_WEIGHT]);

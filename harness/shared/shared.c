@@ -11,6 +11,7 @@
 #include "cases/case.h"
 #include "cases/cases.h"
 #include "check/check.h"
+#include "data/lengths.h"
 #include "kernels/common/problem/dtypes.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
@@ -65,33 +66,63 @@ const char *attnbench_dtype(int dtype, double facts[2]) {
   return info.name;
 }
 
-/* Masks, lengths and offsets are arrays, and which pairs they allow is not known here. */
-static bool is_dense(const attn_problem *p) { return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(uint32_t)ATTN_USE_LSE); }
+/* Masks, offsets and lengths other than those of pages are arrays, and which pairs they allow is not known here. */
+static bool is_known(const attn_problem *p) {
+  const uint32_t of_pages = p->uses & ATTN_USE_PAGES ? ATTN_USE_PAGES | ATTN_USE_KV_LEN | ATTN_USE_VARLEN : 0;
+  return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(ATTN_USE_LSE | of_pages));
+}
 
-static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
-  static const attn_args dense = {.struct_size = sizeof(attn_args)};
-  bench_case bench;
-  bench_case_build(spec, 0, &bench);
-  snprintf(id, ATTNBENCH_ID, "%s", bench.invalid[0] ? bench.invalid : bench.case_id);
-  if (bench.invalid[0]) return 0;
-  const attn_problem *p = &bench.problem;
-  if (!is_dense(p)) {
-    snprintf(id, ATTNBENCH_ID, "masks, lengths and offsets are not possible here; dense cases are right");
+/* Queries and keys of each sequence, and where queries begin if they are packed. keys has room for 2 batch + 1 numbers. */
+static attn_args count_tokens(const bench_case *bench, int32_t *queries, int32_t *keys) {
+  int32_t *cu = keys + bench->problem.batch;
+  for (int64_t b = cu[0] = 0; b < bench->problem.batch; b++) {
+    queries[b] = bench_query_count(bench, b), keys[b] = bench_key_count(bench, b);
+    cu[b + 1] = cu[b] + queries[b];
+  }
+  return ATTN_STRUCT(attn_args, .kv_len = keys, .cu_seqlens_q = cu);
+}
+
+static int describe(const bench_case *bench, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
+  snprintf(id, ATTNBENCH_ID, "%s", bench->invalid[0] ? bench->invalid : bench->case_id);
+  if (bench->invalid[0]) return 0;
+  const attn_problem *p = &bench->problem;
+  if (!is_known(p)) {
+    snprintf(id, ATTNBENCH_ID, "masks, offsets and lengths without pages are not possible here; dense cases are right");
     return 0;
   }
+  int32_t *tokens = malloc((3 * (size_t)p->batch + 1) * sizeof *tokens);
+  if (!tokens) return 0;
+  const attn_args args = count_tokens(bench, tokens, tokens + p->batch);
   memcpy(sizes, (int64_t[6]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk}, 6 * sizeof *sizes);
-  work[0] = bench_work_flops(p, bench_work_pairs(p, &dense));
-  work[1] = bench_work_bytes(p, &dense);
+  work[0] = bench_work_flops(p, bench_work_pairs(p, &args));
+  work[1] = bench_work_bytes(p, &args);
+  free(tokens);
   return 1;
 }
 
-int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
+/* The case of these texts, as a run with its default seed has it. False with a sentence. */
+static bool read_case(const char *const *axes, int count, bench_case *bench, char error[ATTNBENCH_ID]) {
+  enum { DEFAULT_SEED = 1 };
   bench_grid grid = {0};
   bool fine = true;
-  for (int i = 0; i < count && fine; i++) fine = bench_grid_set(&grid, axes[i], id, ATTNBENCH_ID);
+  for (int i = 0; i < count && fine; i++) fine = bench_grid_set(&grid, axes[i], error, ATTNBENCH_ID);
   const bench_spec spec = bench_grid_spec(&grid, (const int[AXIS_COUNT]){0});
   bench_grid_clear(&grid);
-  return fine && describe(&spec, id, sizes, work);
+  if (fine) bench_case_build(&spec, DEFAULT_SEED, bench);
+  return fine;
+}
+
+int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
+  bench_case bench;
+  return read_case(axes, count, &bench, id) && describe(&bench, id, sizes, work);
+}
+
+int attnbench_lengths(const char *const *axes, int count, int batch, int32_t *queries, int32_t *keys) {
+  bench_case bench;
+  char error[ATTNBENCH_ID];
+  if (!read_case(axes, count, &bench, error) || bench.invalid[0] || bench.problem.batch != batch) return 0;
+  for (int64_t b = 0; b < batch; b++) queries[b] = bench_query_count(&bench, b), keys[b] = bench_key_count(&bench, b);
+  return 1;
 }
 
 /* ---- The oracle -------------------------------------------------------------------------------------------------- */

@@ -36,10 +36,13 @@ enum { ATTNBENCH_ID = 480 };
 ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t bytes);
 
 /* The case of `count` texts "axis=value". sizes: as in attnbench_problem. work: floating-point operations
- * and bytes of one call. 0 if an axis or a value is wrong, no kernel can take the case, or it has masks, lengths or
- * offsets; id is then the sentence that says so. */
+ * and bytes of one call. 0 if an axis or a value is wrong, no kernel can take the case, or it has masks, offsets, or lengths
+ * without pages; id is then the sentence that says so. */
 ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6],
                                  double work[2]);
+
+/* How many queries and keys each of the `batch` sequences of a case has. 0 if there is no such case. */
+ATTNBENCH_API int attnbench_lengths(const char *const *axes, int count, int batch, int32_t *queries, int32_t *keys);
 
 /* The name of an attn_dtype, NULL behind the last one. facts: bytes of an element, rounding unit. */
 ATTNBENCH_API const char *attnbench_dtype(int dtype, double facts[2]);

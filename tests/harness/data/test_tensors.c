@@ -7,6 +7,7 @@
 
 #include "cases/cases.h"
 #include "data/generate.h"
+#include "data/lengths.h"
 #include "data/tensors.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/ref/oracle_f64.h"
@@ -410,6 +411,61 @@ TEST(pages_hold_the_keys_of_dense_tensors) {
   assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/lengths:kv_len"));
   assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/window:20..0/layout:strided/lengths:both"));
   assert_true(compare_pages("dtype:bf16/" PAGED "/page_tokens:48/page_order:shuffled/layout:reversed"));
+#undef PAGED
+}
+
+/* A case of packed queries in pages: its lengths and borders agree, and no sequence has more queries than keys. */
+static void create_packed(const char *id) {
+  char error[256];
+  bench_spec spec;
+  assert_true(bench_spec_from_id(id, &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &bench);
+  assert_string_equal(bench.invalid, "");
+  assert_true(bench_tensors_create(&bench, &tensors));
+  const attn_problem *p = &bench.problem;
+  const int32_t *cu = tensors.args.cu_seqlens_q;
+  assert_true(cu[0] == 0 && cu[p->batch] <= p->total_q);
+  for (int64_t b = 0; b < p->batch; b++) {
+    const int32_t queries = bench_query_count(&bench, b), keys = bench_key_count(&bench, b);
+    assert_true(queries == cu[b + 1] - cu[b] && keys == tensors.args.kv_len[b]);
+    assert_true(0 <= queries && queries <= keys && keys <= p->seq_k);
+  }
+}
+
+TEST(chunks_are_the_last_tokens) {
+#define PAGED "B:40/Hq:1/Hkv:1/Sq:9/Sk:100/D:4/Dv:4/causal:bottom-right/page_tokens:16"
+  create_packed(PAGED "/chunk:33");
+  assert_true(bench.problem.seq_q == 33 && tensors.args.kv_len[39] == 100);
+  for (int b = 0; b < 40; b++) assert_true(tensors.args.cu_seqlens_q[b] == 33 * b);
+  bench_tensors_destroy(&tensors);
+  create_packed(PAGED "/chunk:33/lengths:kv_len");
+  int shorter = 0;
+  for (int b = 0; b < 40; b++) {
+    const int32_t keys = tensors.args.kv_len[b], queries = tensors.args.cu_seqlens_q[b + 1] - tensors.args.cu_seqlens_q[b];
+    assert_true(keys == length_of(BENCH_STREAM_KV_LEN, b, 100) && queries == (keys < 33 ? keys : 33));
+    shorter += queries < 33;
+  }
+  assert_true(shorter > 0);
+  bench_tensors_destroy(&tensors);
+}
+
+/* Every eighth sequence brings a chunk, the others one token; lengths reach over all four octaves, and no further. */
+TEST(mixed_requests) {
+  static const int64_t longest[] = {1, 3, 16, 100, 4096};
+  for (size_t n = 0; n < sizeof longest / sizeof *longest; n++) {
+    char id[200];
+    snprintf(id, sizeof id, "B:200/Hq:1/Hkv:1/Sq:12/Sk:%d/D:1/Dv:1/lengths:mixed/page_tokens:64", (int)longest[n]);
+    create_packed(id);
+    int octaves[4] = {0};
+    for (int b = 0; b < 200; b++) {
+      const int32_t keys = tensors.args.kv_len[b], queries = tensors.args.cu_seqlens_q[b + 1] - tensors.args.cu_seqlens_q[b];
+      const int32_t most = b % 8 ? 1 : 12;
+      assert_true(keys > longest[n] >> 5 && queries == (keys < most ? keys : most));
+      for (int o = 0; o < 4; o++) octaves[o] += keys > longest[n] >> (o + 1) && keys <= longest[n] >> o;
+    }
+    for (int o = 0; o < 4; o++) assert_true(longest[n] < 64 || octaves[o] > 25);
+    bench_tensors_destroy(&tensors);
+  }
 #undef PAGED
 }
 
