@@ -16,8 +16,8 @@ from pathlib import Path
 from plotting.command import NOTHING, OK, run
 from plotting.views import NothingToDraw
 
-FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "errors",
-           "machines")
+FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "pages",
+           "errors", "machines")
 
 
 def main(argv=None):

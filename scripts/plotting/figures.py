@@ -12,6 +12,7 @@ from .layers import layer_panels, layers_page
 from .machines import machine_panels, machines_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
 from .page import Frame, Page, columns_for
+from .paged import paged_page, paged_panels
 from .roofline import roofline_page, roofline_panels
 
 PANELS_A_PAGE = 12
@@ -66,6 +67,11 @@ def layers(results, looks):
     return [layers_page(part, header(part, results), notes(part) + extra) for along in by_axis for part in pages(along)]
 
 
+def in_pages(results, looks):
+    del looks  # orders of pages, not kernels, have colours here
+    return [paged_page(part, header(part, results), notes(part)) for part in pages(paged_panels(results.rows))]
+
+
 def roofline(results, looks):
     panels = roofline_panels(results)
     return [roofline_page(part, header(views.panels(views.rows_of(part)), results), looks, notes(part))
@@ -85,8 +91,8 @@ def machines(results, looks):
 
 
 FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
-           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "errors": errors,
-           "machines": machines}
+           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "pages": in_pages,
+           "errors": errors, "machines": machines}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------

@@ -75,6 +75,17 @@ def layers(heads=(1, 2, 4, 8), seqs=(128, 256, 512)):
             for seq in seqs for count in heads for name, rate in (("flash_avx2", 60.0), ("blocked_avx2", 70.0))]
 
 
+def in_pages(**changes):
+    """Decoding with keys dense and in pages; the larger the pages, the faster, and shuffled ones slower."""
+    def case(name, rate, axes):
+        cells = row(name, rate, seq=8192, seq_q=1, **changes)
+        return cells | {"other_axes": axes, "case_id": f"{cells['case_id']}/{axes} {changes}"}
+    return [case(name, rate, "") for name, rate in (("decode_avx512", 12.0), ("flash_avx2", 3.0))] + \
+           [case(name, rate * tokens / 300 * share, f"page_tokens:{tokens}{order}")
+            for name, rate in (("decode_avx512", 12.0), ("flash_avx2", 3.0)) for tokens in (16, 64, 256)
+            for order, share in (("", 1.0), ("/page_order:shuffled", 0.6))]
+
+
 def everything():
     """Data for every figure, with a skip, a failure and a close race."""
     rows = grid(dims=(64,), threads=(1, 2)) + grid(dims=(128,)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
@@ -85,5 +96,8 @@ def everything():
     refused = [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=128, heads=16, dim=32),
                untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=128, heads=16, dim=32)]
     mha = {"layer": "mha", "other_axes": "width:512"}
-    rows += layers(heads=(16, 32, 64)) + [cells | mha | {"case_id": cells["case_id"] + " mha"} for cells in refused]
+    paged = in_pages() + [untimed(status, reason, name=name, seq=8192, seq_q=1) | {"other_axes": "page_tokens:16"}
+                          for status, name, reason in (("SKIP", "flash_avx512", "this CPU has no AVX-512"),
+                                                       ("FAIL", "naive_avx2", "output[0,1,2,3] is off by 4.1 x the bound"))]
+    rows += paged + layers(heads=(16, 32, 64)) + [cells | mha | {"case_id": cells["case_id"] + " mha"} for cells in refused]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from plot_data import COLUMNS, PEAK, everything, grid, layer, layers, row, untimed, write
+from plot_data import COLUMNS, PEAK, everything, grid, in_pages, layer, layers, row, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -473,8 +473,24 @@ def test_crowded_pages_have_room(tmp_path, name):
              if (algorithm, isa) not in (("naive", "c"), ("flash", "avx2"), ("blocked", "avx512"))]
     deep = layers(many, long) if all_pairs else layers(many, (1024,)) + layers((1,), long[1:])
     wide = grid(seqs=(64,), dims=range(192, 257, 8))
-    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep + wide)):
+    paged = [cells for batch in (1, 2, 3, 4) for cells in in_pages(batch=batch, heads_kv=4, causal="bottom-right")]
+    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep + wide + paged)):
         check_room(page, list(page_texts(page)))
+
+
+def test_pages_stand_beside_dense_keys(tmp_path):
+    from plotting.paged import paged_panels
+    panel, = paged_panels(read_results([write(tmp_path / "run", in_pages())]).rows)
+    assert panel.kernel == "decode_avx512" and panel.unit == "GB/s"
+    rate = float(in_pages()[0]["gbs"])
+    assert panel.dense == pytest.approx(rate)
+    assert {order: [at.x for at in points] for order, points in panel.curves.items()} == \
+        {"ordered": [16, 64, 256], "shuffled": [16, 64, 256]}
+    assert panel.curves["shuffled"][2].y == pytest.approx(rate * 256 / 300 * 0.6)
+    words = [text for text, _ in page_texts(pages_of("pages", tmp_path / "run")[0])]
+    assert "shuffled 51 %" in words and "ordered 85 %" in words
+    with pytest.raises(views.NothingToDraw, match="no two sizes of pages"):
+        paged_panels(read_results([write(tmp_path / "one", in_pages()[:4])]).rows)
 
 
 def test_bar_numbers_stay_in_their_panel(run):
