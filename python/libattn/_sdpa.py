@@ -27,7 +27,7 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
     """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
 
     Arrays may be of NumPy, PyTorch (CPU), JAX, or anything else with DLPack or the buffer protocol, with any strides. The
-    result is a new array of the library that q is from.
+    result is a new tensor of PyTorch where q is one, else a NumPy array.
 
     q: [batch, heads, queries, dim], k and v: [batch, kv_heads, keys, dim]; batch may be missing, or batch and heads.
         float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. heads is

@@ -142,3 +142,21 @@ def test_refusal(kind, sentence, wrong):
     libattn.sdpa(**arguments)
     with pytest.raises(kind, match=sentence):
         libattn.sdpa(**{**arguments, **wrong})
+
+
+def test_arrays_of_jax():
+    """Pages, tables and lengths of JAX: the bits of NumPy's."""
+    jax = pytest.importorskip("jax.numpy")
+    for dtype in ("float32", "float16", "bfloat16"):
+        arrays = [jax.asarray(x).astype(dtype) for x in draw()]
+        packed = {"cu_seqlens_q": [0, 5, 5, 8], "layout": "thd"}
+        for queries, given in ((arrays[0], {}), (arrays[0].reshape(B * SQ, H, D)[:8], packed)):
+            options = {"kernel": "flash_c", **given, **ALIGNED}
+            out = libattn.sdpa(queries, *arrays[1:], page_table=jax.asarray(TABLE), kv_len=jax.asarray(LENGTHS, "int32"),
+                               **options)
+            assert isinstance(out, np.ndarray)
+            numbers = (np.asarray(x) for x in (queries, *arrays[1:]))
+            right = libattn.sdpa(*numbers, page_table=TABLE, kv_len=LENGTHS, **options)
+            same(out, right)
+    with pytest.raises(ValueError, match=r"page_table\[1\]\[2\] is 12; it must be in 0..11"):
+        libattn.sdpa(*arrays, page_table=jax.asarray(np.where(TABLE[1, 2] == TABLE, 12, TABLE)), kv_len=LENGTHS)

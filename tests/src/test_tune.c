@@ -370,6 +370,35 @@ TEST(o_holds_the_first_entrys_answer) {
   test_data_destroy(&data);
 }
 
+/* Kernels read keys in shuffled pages, and the answer is that of the same keys at one stride. */
+TEST(keys_in_pages_can_be_timed) {
+  enum { TOKENS = 16, KEYS = 40, DIM = 16, PAGE = TOKENS * DIM };
+  static const int32_t table[] = {3, 0, 2}, kv_len[] = {KEYS};
+  attn_problem_init(&problem, 1, 2, 1, 5, KEYS, DIM, DIM);
+  data = test_data_create(&problem, 1);
+  attn_problem paged = problem;
+  attn_problem_set_pages(&paged, TOKENS, 4);
+  static float k[4 * PAGE], v[4 * PAGE];
+  for (int j = 0; j < KEYS; j++) {
+    const int to = table[j / TOKENS] * PAGE + j % TOKENS * DIM;
+    memcpy(k + to, (const float *)data.args.k + j * DIM, DIM * sizeof *k);
+    memcpy(v + to, (const float *)data.args.v + j * DIM, DIM * sizeof *v);
+  }
+  attn_args args = data.args;
+  args.k = k, args.v = v, args.page_table = table, args.kv_len = kv_len;
+  attn_tune_report report;
+  test_ok(attn_tune(&paged, &args, NULL, 0.01, &report));
+  assert_true(report.timed >= 1 && report.entry[0].time_ns > 0);
+  test_data dense = test_data_share_inputs(&problem, &data);
+  const attn_options best = ATTN_STRUCT(attn_options, .kernel = report.entry[0].kernel, .threads = report.entry[0].threads);
+  test_ok(test_run(&problem, &dense.args, &best));
+  assert_memory_equal(data.args.o, dense.args.o, data.o_bytes);
+  args.page_table = NULL;
+  test_invalid(attn_tune(&paged, &args, NULL, 1, &report), "page_table is NULL");
+  test_data_destroy_outputs(&dense);
+  test_data_destroy(&data);
+}
+
 TEST(nothing_to_compute_can_be_timed) {
   attn_problem_init(&problem, 1, 2, 2, 0, 8, 16, 16);
   attn_tune_report report;
