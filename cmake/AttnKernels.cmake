@@ -7,9 +7,9 @@
 #   plugin_sources_<plug-in>                 sources of the kernels on a library
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
 # and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def, product_built.def and plugins_built.def
-# (src/registry/registry.c), score_steps_built.def (src/registry/score_steps.c), peak_built.def (kernels/peak.c), and for
-# each plug-in plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first three for a
-# registry in which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
+# (src/registry/registry.c), score_steps_built.def and kv_rows_built.def (src/registry), peak_built.def (kernels/peak.c),
+# and for each plug-in plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first
+# three for a registry in which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_GENERATED_DIR_ALL ${ATTN_GENERATED_DIR}/all_built_in)
 set(ATTN_KERNEL_SOURCES "")
@@ -21,9 +21,11 @@ set(kernels_text "")     # of the registry of libattn, and of one with everythin
 set(kernels_all_text "")
 set(plugins_text "")
 set(plugins_all_text "")
-set(ATTN_TIER_PARTS score_steps product peak) # files beside the kernels; a tier without one uses the next lower tier's
+# Files beside the kernels; a tier without one uses the next lower tier's.
+set(ATTN_TIER_PARTS score_steps product kv_rows peak)
 set(score_steps_text "")
 set(product_text "")
+set(kv_rows_text "")
 set(peak_text "")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" attn_arch)

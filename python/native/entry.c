@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn/kv.h"
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "call.h"

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT */
+/* A tier's attn_kv_rows_kernel (kernels/kv_rows.h) made from its vectors: rows of new tokens become floats, are rotated, and
+ * are stored in the cache's type. Arithmetic is written as plain loops, which compilers turn into the tier's vectors: no
+ * operation is fused, so that all tiers give the same bits. kernels/ref/kv_rows_c.c is the same without vectors.
+ *
+ * Parameters: the tier's vec_<isa>.h. ATTN_KV_ROWS_OF(isa) defines the tier's attn_kv_rows_<isa>. */
+#ifndef ATTN_COMMON_KV_ROWS_TIER_H
+#define ATTN_COMMON_KV_ROWS_TIER_H
+
+#include <string.h>
+
+#include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/unroll.h"
+#include "kernels/kv_rows.h"
+#include "rope_angles.h"
+
+enum {
+  CHUNK = ROPE_MOST_DIM,    /* elements of a row that are floats at a time: the rotated ones are in the first */
+  STAGE_STRIDE = CHUNK + 16 /* a line more, so that rows do not share cache sets */
+};
+
+/* ---- Vectors from and to memory ---- */
+
+typedef uint32_t wide __attribute__((vector_size(VEC_LANES * 4)));
+typedef uint16_t narrow __attribute__((vector_size(VEC_LANES * 2)));
+
+/* VEC_LANES elements from `at` on, which lie side by side. */
+static ALWAYS_INLINE vec load_lanes(const void *data, int64_t at, const attn_dtype dtype) {
+  if (dtype == ATTN_F32) return vec_load((const float *)data + at);
+  return dtype == ATTN_F16 ? vec_load_f16((const uint16_t *)data + at) : vec_load_bf16((const uint16_t *)data + at);
+}
+
+static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype dtype, vec x) {
+  if (dtype == ATTN_F32) {
+    vec_store((float *)data + at, x);
+  } else if (dtype == ATTN_F16) {
+    vec_store_f16((uint16_t *)data + at, x);
+  } else { /* as attn_bf16_of_f32 */
+    wide bits;
+    memcpy(&bits, &x, sizeof bits);
+    const wide is_nan = (wide)((bits & 0x7fffffffu) > 0x7f800000u), quiet = bits >> 16 | 0x0040u;
+    const wide rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const narrow halves = __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), narrow);
+    memcpy((uint16_t *)data + at, &halves, sizeof halves);
+  }
+}
+
+/* Elements 2i and 2i + 1 change places. */
+static ALWAYS_INLINE vec swap_neighbours(vec x) {
+  typedef uint64_t pairs __attribute__((vector_size(VEC_LANES * sizeof(float))));
+  pairs p;
+  memcpy(&p, &x, sizeof p);
+  p = p << 32 | p >> 32;
+  memcpy(&x, &p, sizeof x);
+  return x;
+}
+
+/* The call with both types as constants: a copy of the loops for each pair. */
+#define WITH_TYPE(type, call, ...)                       \
+  switch (type) {                                        \
+    case ATTN_F32: call(__VA_ARGS__, ATTN_F32); break;   \
+    case ATTN_F16: call(__VA_ARGS__, ATTN_F16); break;   \
+    case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break; \
+  }
+#define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, row, ATTN_F32)
+#define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, row, ATTN_F16)
+#define FROM_BF16(function, row) WITH_TYPE((row)->to_dtype, function, row, ATTN_BF16)
+#define WITH_TYPES(function, row)                    \
+  switch ((row)->from_dtype) {                       \
+    case ATTN_F32: FROM_F32(function, row); break;   \
+    case ATTN_F16: FROM_F16(function, row); break;   \
+    case ATTN_BF16: FROM_BF16(function, row); break; \
+  }
+
+/* ---- One row ---- */
+
+/* One row: from element `from_at` to element `to_at`, `dim` elements, of which the first `turned` are rotated. */
+typedef struct one_row {
+  const void *from;
+  void *to;
+  attn_dtype from_dtype, to_dtype;
+  int64_t from_at, from_element, to_at, to_element, dim, turned;
+  attn_rope_pairing pairing;
+  const float *cosine, *sine;
+} one_row;
+
+static one_row row_at(const attn_kv_rows *r, int64_t t, int64_t head) {
+  const int64_t turned = r->turns ? r->turns->dim : 0;
+  return (one_row){.from = r->from.data,
+                   .to = r->to,
+                   .from_dtype = r->from.dtype,
+                   .to_dtype = r->to_dtype,
+                   .from_at = r->from_at[t] + head * r->from_head,
+                   .from_element = r->from_element,
+                   .to_at = r->to_at[t] + head * r->to_head,
+                   .to_element = r->to_element,
+                   .dim = r->dim,
+                   .turned = turned,
+                   .pairing = r->turns ? r->turns->pairing : ATTN_ROPE_HALVES,
+                   .cosine = r->cosine + t * turned,
+                   .sine = r->sine + t * turned};
+}
+
+static float element(const one_row *r, int64_t d) {
+  return attn_load_f32((attn_storage){r->from, r->from_dtype}, r->from_at + d * r->from_element);
+}
+
+static void put(const one_row *r, int64_t d, float x) {
+  attn_store_f32(r->to, r->to_dtype, r->to_at + d * r->to_element, x);
+}
+
+/* Elements [first, end), each as it is. */
+static NO_INLINE void put_elements(const one_row *r, int64_t first, int64_t end) {
+  for (int64_t d = first; d < end; d++) put(r, d, element(r, d));
+}
+
+/* Pairs [first, end), both elements of each: the row may be rotated where it is. */
+static NO_INLINE void put_pairs(const one_row *r, int64_t first, int64_t end) {
+  const int64_t half = r->turned / 2;
+  for (int64_t i = first; i < end; i++) {
+    const int64_t a = r->pairing == ATTN_ROPE_HALVES ? i : 2 * i, b = r->pairing == ATTN_ROPE_HALVES ? half + i : a + 1;
+    const float x = element(r, a), y = element(r, b);
+    put(r, a, x * r->cosine[a] + y * r->sine[a]);
+    put(r, b, y * r->cosine[b] + x * r->sine[b]);
+  }
+}
+
+/* The three ways of a row whose elements lie side by side. Whole vectors here, what is left above. */
+
+static ALWAYS_INLINE void turn_halves(const one_row *r, const attn_dtype from, const attn_dtype to) {
+  const int64_t half = r->turned / 2;
+  int64_t i = 0;
+  for (; i + VEC_LANES <= half; i += VEC_LANES) {
+    const vec x = load_lanes(r->from, r->from_at + i, from), y = load_lanes(r->from, r->from_at + half + i, from);
+    const vec cosine = vec_load(r->cosine + i);
+    store_lanes(r->to, r->to_at + i, to, vec_add(vec_mul(x, cosine), vec_mul(y, vec_load(r->sine + i))));
+    store_lanes(r->to, r->to_at + half + i, to, vec_add(vec_mul(y, cosine), vec_mul(x, vec_load(r->sine + half + i))));
+  }
+  if (i < half) put_pairs(r, i, half);
+}
+
+static ALWAYS_INLINE void turn_neighbours(const one_row *r, const attn_dtype from, const attn_dtype to) {
+  int64_t i = 0;
+  for (; i + VEC_LANES <= r->turned; i += VEC_LANES) {
+    const vec x = load_lanes(r->from, r->from_at + i, from);
+    const vec turned = vec_mul(swap_neighbours(x), vec_load(r->sine + i));
+    store_lanes(r->to, r->to_at + i, to, vec_add(vec_mul(x, vec_load(r->cosine + i)), turned));
+  }
+  if (i < r->turned) put_pairs(r, i / 2, r->turned / 2);
+}
+
+static ALWAYS_INLINE void convert(const one_row *r, const attn_dtype from, const attn_dtype to) {
+  int64_t i = r->turned;
+  for (; i + VEC_LANES <= r->dim; i += VEC_LANES)
+    store_lanes(r->to, r->to_at + i, to, load_lanes(r->from, r->from_at + i, from));
+  if (i < r->dim) put_elements(r, i, r->dim);
+}
+
+static void write_row(const one_row *r) {
+  if (r->from_element != 1 || r->to_element != 1) {
+    put_pairs(r, 0, r->turned / 2);
+    put_elements(r, r->turned, r->dim);
+    return;
+  }
+  if (r->turned > 0 && r->pairing == ATTN_ROPE_HALVES) {
+    WITH_TYPES(turn_halves, r)
+  } else if (r->turned > 0) {
+    WITH_TYPES(turn_neighbours, r)
+  }
+  if (r->turned < r->dim) WITH_TYPES(convert, r)
+}
+
+/* ---- Ways of writing ---- */
+
+/* How many tokens from t on lie side by side, their elements `step` apart. */
+static int64_t tokens_in_step(const int64_t *at, int64_t t, int64_t end, int64_t step) {
+  int64_t n = 1;
+  while (t + n < end && at[t + n] - at[t + n - 1] == step) n++;
+  return n;
+}
+
+/* Bytes as they are: rows of `elements`; tokens that follow each other in both places are one copy. */
+static void copy_tokens(const attn_kv_rows *r, int64_t first, int64_t end, int64_t head, int64_t elements) {
+  const attn_dtype dtype = r->from.dtype;
+  for (int64_t t = first, n; t < end; t += n) {
+    n = tokens_in_step(r->from_at, t, end, elements);
+    n = tokens_in_step(r->to_at, t, t + n, elements);
+    const char *from = attn_element_at(r->from.data, dtype, r->from_at[t] + head * r->from_head);
+    memcpy((char *)r->to + attn_elements_bytes(dtype, r->to_at[t] + head * r->to_head), from,
+           (size_t)attn_elements_bytes(dtype, n * elements));
+  }
+}
+
+static void copy_rows(const attn_kv_rows *r, bool heads_inside) {
+  if (r->from_head == r->dim && r->to_head == r->dim) { /* the heads of a token are one row */
+    copy_tokens(r, 0, r->tokens, 0, r->heads * r->dim);
+  } else if (heads_inside) {
+    for (int64_t t = 0; t < r->tokens; t++)
+      for (int64_t h = 0; h < r->heads; h++) copy_tokens(r, t, t + 1, h, r->dim);
+  } else {
+    for (int64_t h = 0; h < r->heads; h++) copy_tokens(r, 0, r->tokens, h, r->dim);
+  }
+}
+
+/* A square of floats: to[d][t] = rows[t][d]. */
+static ALWAYS_INLINE void store_square(const attn_kv_rows *r, const float *rows, int64_t at, const attn_dtype dtype) {
+  vec square[VEC_LANES];
+  UNROLL
+  for (int t = 0; t < VEC_LANES; t++) square[t] = vec_load(rows + t * STAGE_STRIDE);
+  vec_transpose(square);
+  UNROLL
+  for (int i = 0; i < VEC_LANES; i++) store_lanes(r->to, at + i * r->to_element, dtype, square[i]);
+}
+
+static ALWAYS_INLINE void store_squares(const attn_kv_rows *r, const float *rows, int64_t count, int64_t at,
+                                        const attn_dtype dtype) {
+  for (int64_t d = 0; d + VEC_LANES <= count; d += VEC_LANES) store_square(r, rows + d, at + d * r->to_element, dtype);
+}
+
+/* VEC_LANES tokens from t on, which lie side by side in a transposed page: their rows as floats, then squares of them. */
+static void write_columns(const attn_kv_rows *r, int64_t t, int64_t head) {
+  float rows[VEC_LANES * STAGE_STRIDE];
+  for (int64_t first = 0, count; first < r->dim; first += count) {
+    count = min64(CHUNK, r->dim - first);
+    const int64_t at = r->to_at[t] + head * r->to_head + first * r->to_element;
+    for (int i = 0; i < VEC_LANES; i++) {
+      one_row row = row_at(r, t + i, head);
+      row.from_at += first * row.from_element;
+      row.to = rows + i * STAGE_STRIDE;
+      row.to_dtype = ATTN_F32;
+      row.to_at = 0;
+      row.to_element = 1;
+      row.dim = count;
+      if (first > 0) row.turned = 0;
+      write_row(&row);
+    }
+    WITH_TYPE(r->to_dtype, store_squares, r, rows, count, at)
+    for (int64_t d = round_down(count, VEC_LANES); d < count; d++)
+      for (int i = 0; i < VEC_LANES; i++)
+        attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, rows[i * STAGE_STRIDE + d]);
+  }
+}
+
+static void write_token(const attn_kv_rows *r, int64_t t, int64_t head) {
+  const one_row row = row_at(r, t, head);
+  write_row(&row);
+}
+
+static void write_head(const attn_kv_rows *r, int64_t head) {
+  for (int64_t t = 0; t < r->tokens;) {
+    if (r->to_element != 1 && tokens_in_step(r->to_at, t, min64(t + VEC_LANES, r->tokens), 1) == VEC_LANES) {
+      write_columns(r, t, head);
+      t += VEC_LANES;
+    } else {
+      write_token(r, t++, head);
+    }
+  }
+}
+
+/* Whichever of heads and tokens lie nearer to each other are innermost. */
+static void write_rows(const attn_kv_rows *r) {
+  const bool as_they_are = !r->turns && r->from.dtype == r->to_dtype && r->from_element == 1 && r->to_element == 1;
+  const bool heads_inside = r->tokens == 1 || (r->from_head > 0 && r->from_head < r->from_at[1] - r->from_at[0]);
+  if (as_they_are)
+    copy_rows(r, heads_inside);
+  else if (heads_inside && r->to_element == 1)
+    for (int64_t t = 0; t < r->tokens; t++)
+      for (int64_t h = 0; h < r->heads; h++) write_token(r, t, h);
+  else
+    for (int64_t h = 0; h < r->heads; h++) write_head(r, h);
+}
+
+#define ATTN_KV_ROWS_OF(tier) \
+  const attn_kv_rows_kernel attn_kv_rows_##tier = {.isa = #tier, .angles = rope_angles, .write = write_rows};
+
+#endif

@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: MIT */
+/* Writing a KV cache. For random shapes, types, strides and ways of saying where tokens go, every tier leaves the bytes that
+ * a loop over single elements leaves: what is written, and what must not be. Rotations stay within a bound that follows from
+ * their arithmetic, against long double. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/kv.h"
+#include "kernels/common/problem/convert.h"
+#include "tests/support/support.h"
+
+static uint64_t seed;
+
+/* 0 .. below - 1 */
+static int64_t pick(int64_t below) {
+  seed = seed * 6364136223846793005u + 1442695040888963407u;
+  return (int64_t)((seed >> 33) % (uint64_t)below);
+}
+
+static void fill(void *data, attn_dtype dtype, int64_t count) {
+  for (int64_t i = 0; i < count; i++) attn_store_f32(data, dtype, i, (float)(pick(20001) - 10000) / 4096.0f);
+}
+
+/* Every tier of this CPU, lowest first. */
+static int tiers(char names[16][16]) {
+  char all[200];
+  int count = 0;
+  snprintf(all, sizeof all, "%s", attn_cpu_tiers());
+  for (char *name = strtok(all, " "); name; name = strtok(NULL, " ")) snprintf(names[count++], 16, "%s", name);
+  return count;
+}
+
+static attn_rope *make_rope(attn_rope_pairing pairing, int64_t dim) {
+  attn_rope *rope;
+  test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = pairing, .dim = dim, .base = 10000), &rope));
+  return rope;
+}
+
+/* ---- Places: against a loop over elements ---- */
+
+enum { MOST = 1 << 16 };
+
+typedef struct tensor {
+  void *data;
+  attn_dtype dtype;
+  attn_strides stride;
+} tensor;
+
+/* Strides of [b][h][s][d] in a random order of axes, with gaps; not over MOST elements. */
+static attn_strides pick_strides(int64_t b, int64_t h, int64_t s, int64_t d) {
+  const int64_t size[4] = {b, h, s, d};
+  int64_t stride[4], order[4] = {3, 2, 1, 0}, step = 1;
+  if (pick(3) == 0)
+    for (int i = 3; i > 0; i--) {
+      const int64_t j = pick(i + 1), other = order[i];
+      order[i] = order[j], order[j] = other;
+    }
+  for (int i = 0; i < 4; i++) {
+    stride[order[i]] = step;
+    step = step * size[order[i]] + (pick(3) == 0 ? pick(5) : 0);
+  }
+  assert_true(step <= MOST);
+  return (attn_strides){stride[0], stride[1], stride[2], stride[3]};
+}
+
+typedef struct scene {
+  attn_kv_append_args args;
+  int32_t past[4], counts[4], cu[5], table[4][24], positions[512];
+  int64_t slots[512];
+  bool packed;
+} scene;
+
+/* Where token t of sequence b, its i-th new one, goes: page (or sequence) and token of it; false = nowhere. */
+static bool place_of(const scene *s, int64_t b, int64_t i, int64_t t, int64_t *page, int64_t *at) {
+  const attn_kv_append_args *a = &s->args;
+  const int64_t unit = a->page_tokens ? a->page_tokens : a->capacity;
+  const int64_t place = a->slots ? a->slots[t] : (a->past ? a->past[b] : 0) + i;
+  if (place < 0) return false;
+  *page = a->slots ? place / unit : a->page_tokens ? s->table[b][place / unit] : b;
+  *at = place % unit;
+  return true;
+}
+
+static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_t d) {
+  return b * s->b + h * s->h + t * s->s + d * s->d;
+}
+
+/* Does to one of the tensors what a call does. */
+static void expect_rows(const scene *s, const tensor *from, const tensor *to, int64_t heads, int64_t dim, bool cached,
+                        bool rotated) {
+  const attn_kv_append_args *a = &s->args;
+  for (int64_t b = 0; b < a->batch; b++) {
+    const int64_t first = s->packed ? s->cu[b] : 0;
+    const int64_t count = s->packed ? s->cu[b + 1] - s->cu[b] : a->counts ? a->counts[b] : a->tokens;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t t = s->packed ? first + i : b * a->tokens + i, row_b = s->packed ? 0 : b, row_t = s->packed ? t : i;
+      int64_t page = row_b, token = row_t, ignored_page, ignored_token;
+      if (!place_of(s, b, i, t, cached ? &page : &ignored_page, cached ? &token : &ignored_token)) continue;
+      const int32_t position = a->positions ? a->positions[t] : (int32_t)((a->past ? a->past[b] : 0) + i);
+      for (int64_t h = 0; h < heads; h++) {
+        float row[64], turned[64];
+        for (int64_t d = 0; d < dim; d++)
+          row[d] = attn_load_f32((attn_storage){from->data, from->dtype}, at(&from->stride, row_b, h, row_t, d));
+        memcpy(turned, row, sizeof turned);
+        if (rotated)
+          test_ok(attn_rope_run(a->rope,
+                                &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = dim, .x = row,
+                                             .out = turned, .past = &position),
+                                &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1)));
+        for (int64_t d = 0; d < dim; d++) attn_store_f32(to->data, to->dtype, at(&to->stride, page, h, token, d), turned[d]);
+      }
+    }
+  }
+}
+
+static void pick_tokens(scene *s) {
+  attn_kv_append_args *a = &s->args;
+  a->batch = 1 + pick(4);
+  a->tokens = 1 + pick(40);
+  s->packed = pick(2);
+  for (int b = 0; b < 4; b++) {
+    s->past[b] = (int32_t)pick(30);
+    s->counts[b] = (int32_t)pick(a->tokens + 1);
+    s->cu[b + 1] = s->cu[b] + s->counts[b];
+  }
+  if (pick(4)) a->past = s->past;
+  if (s->packed) {
+    a->tokens = s->cu[a->batch] + pick(3);
+    a->cu_seqlens = s->cu;
+  } else if (pick(2)) {
+    a->counts = s->counts;
+  }
+}
+
+/* Pages of a sequence are its own. A window's ring: they repeat after as many as hold the new tokens. */
+static void pick_places(scene *s) {
+  static const int64_t page_sizes[] = {1, 16, 5, 32};
+  attn_kv_append_args *a = &s->args;
+  const int way = (int)pick(4);
+  if (way == 0) {
+    a->capacity = 70 + pick(3);
+  } else {
+    a->page_tokens = page_sizes[pick(4)];
+    a->pages = 4 * 24;
+    if (a->page_tokens == 1) a->page_tokens = 3;
+  }
+  const int64_t total = s->packed ? a->tokens : a->batch * a->tokens, unit = a->page_tokens ? a->page_tokens : a->capacity;
+  const int64_t places = unit * (a->page_tokens ? a->pages : a->batch);
+  if (way == 3 && places >= total) {
+    const int64_t begin = pick(places), step = total < places / 7 && places % 7 ? 7 : 1;
+    for (int64_t t = 0; t < total; t++) s->slots[t] = pick(8) ? (begin + t * step) % places : -1;
+    a->slots = s->slots;
+  } else if (way > 0) {
+    const int64_t ring = 40 / a->page_tokens + 2;
+    const bool repeats = pick(2) && ring <= 24;
+    for (int b = 0; b < 4; b++)
+      for (int i = 0; i < 24; i++) s->table[b][i] = (int32_t)((b * 24 + (repeats ? i % ring : i)) * 5 % a->pages);
+    a->page_table = s->table[0];
+    a->page_table_stride = 24;
+  }
+  for (int64_t t = 0; t < total; t++) s->positions[t] = (int32_t)(pick(2) ? pick(100) : pick(1000000));
+}
+
+static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+
+/* Runs the scene in one tier and compares every byte with the model's. */
+static void run_scene(scene *s, const attn_options *options) {
+  static char memory[9][MOST * 4];
+  attn_kv_append_args *a = &s->args;
+  const int64_t b = s->packed ? 1 : a->batch, unit = a->page_tokens ? a->page_tokens : a->capacity;
+  const int64_t pages = a->page_tokens ? a->pages : a->batch;
+  a->heads_q = 1 + pick(3), a->heads_kv = 1 + pick(2);
+  a->dim_qk = a->rope ? 24 + pick(17) : 1 + pick(20), a->dim_v = 1 + pick(20);
+  while (pages * a->heads_kv * unit * (a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v) > MOST / 2) {
+    a->heads_kv = 1;
+    if (a->dim_v > 4) a->dim_v = 4;
+    if (pages * unit * a->dim_qk > MOST / 2) a->pages /= 2;
+    if (a->pages < 96 && a->page_tokens) return; /* the table names them all */
+  }
+  a->dtype = types[pick(3)], a->cache_dtype = types[pick(3)], a->q_out_dtype = types[pick(3)];
+  if (pick(2)) a->q_stride = pick_strides(b, a->heads_q, a->tokens, a->dim_qk);
+  if (pick(2)) a->k_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_qk);
+  if (pick(2)) a->v_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_v);
+  if (pick(2)) a->q_out_stride = pick_strides(b, a->heads_q, a->tokens, a->dim_qk);
+  const attn_strides dense_k = {a->heads_kv * unit * a->dim_qk, unit * a->dim_qk, a->dim_qk, 1};
+  const attn_strides transposed = {dense_k.b, dense_k.h, 1, unit};
+  const attn_strides dense_v = {a->heads_kv * unit * a->dim_v, unit * a->dim_v, a->dim_v, 1};
+  const bool turn = pick(2);
+  if (turn) a->k_cache_stride = transposed;
+  for (int i = 0; i < 3; i++) fill(memory[i], a->dtype, MOST);
+  for (int i = 3; i < 6; i++) memset(memory[i], 0x5a, sizeof memory[i]);
+  for (int i = 6; i < 9; i++) memset(memory[i], 0x5a, sizeof memory[i]);
+  a->q = memory[0], a->k = memory[1], a->v = memory[2];
+  a->q_out = memory[3], a->k_cache = memory[4], a->v_cache = memory[5];
+  test_ok(attn_kv_append(a, options));
+
+  const attn_strides rows_q = s->packed
+                                  ? (attn_strides){0, a->dim_qk, a->heads_q * a->dim_qk, 1}
+                                  : (attn_strides){a->heads_q * a->tokens * a->dim_qk, a->tokens * a->dim_qk, a->dim_qk, 1};
+  const attn_strides rows_k = s->packed
+                                  ? (attn_strides){0, a->dim_qk, a->heads_kv * a->dim_qk, 1}
+                                  : (attn_strides){a->heads_kv * a->tokens * a->dim_qk, a->tokens * a->dim_qk, a->dim_qk, 1};
+  const attn_strides rows_v = s->packed
+                                  ? (attn_strides){0, a->dim_v, a->heads_kv * a->dim_v, 1}
+                                  : (attn_strides){a->heads_kv * a->tokens * a->dim_v, a->tokens * a->dim_v, a->dim_v, 1};
+#define GIVEN(stride, otherwise) ((stride).d ? (stride) : (otherwise))
+  const tensor from[3] = {{memory[0], a->dtype, GIVEN(a->q_stride, rows_q)},
+                          {memory[1], a->dtype, GIVEN(a->k_stride, rows_k)},
+                          {memory[2], a->dtype, GIVEN(a->v_stride, rows_v)}};
+  const tensor to[3] = {{memory[6], a->q_out_dtype, GIVEN(a->q_out_stride, rows_q)},
+                        {memory[7], a->cache_dtype, turn ? transposed : dense_k},
+                        {memory[8], a->cache_dtype, dense_v}};
+  expect_rows(s, &from[0], &to[0], a->heads_q, a->dim_qk, false, a->rope);
+  expect_rows(s, &from[1], &to[1], a->heads_kv, a->dim_qk, true, a->rope);
+  expect_rows(s, &from[2], &to[2], a->heads_kv, a->dim_v, true, false);
+  for (int i = 0; i < 3; i++) assert_memory_equal(memory[3 + i], memory[6 + i], sizeof memory[0]);
+}
+
+TEST(every_tier_writes_what_a_loop_over_elements_writes) {
+  char names[16][16];
+  const int count = tiers(names);
+  attn_rope *ropes[3] = {NULL, make_rope(ATTN_ROPE_INTERLEAVED, 24), make_rope(ATTN_ROPE_HALVES, 20)};
+  for (int i = 0; i < (test_few() ? 60 : 400); i++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i % count], .threads = 1 + i % 2);
+    scene s = {.args = ATTN_STRUCT(attn_kv_append_args, .rope = NULL)};
+    seed = (uint64_t)i;
+    pick_tokens(&s);
+    pick_places(&s);
+    s.args.rope = ropes[pick(3)];
+    if (s.args.rope && pick(2)) s.args.positions = s.positions;
+    run_scene(&s, &options);
+  }
+  for (int i = 0; i < 3; i++) attn_rope_destroy(ropes[i]);
+}
+
+/* ---- Rotation: against long double ---- */
+
+/* docs/numerics.md, "Rotation": the angle, the rounding of sine and cosine, of two products and a sum, of the result. */
+static double bound_of(double x, double partner, double angle, double magnitude, double result, attn_dtype dtype) {
+  const double u = 0x1p-24, of_angle = angle * 0x1p-50 + 0x1p-45;
+  const double rows = (fabs(x) + fabs(partner)) * magnitude * (3 * u * (1 + 4 * u) + of_angle);
+  const attn_dtype_info type = attn_dtype_of(dtype);
+  return dtype == ATTN_F32 ? rows : rows + type.roundoff * (fabs(result) + rows) + type.least / 2;
+}
+
+static void rotations_are_within_the_bound(const attn_rope_config *config, double magnitude, const char *tier) {
+  enum { TOKENS = 9, HEADS = 2, DIM = 136 };
+  static const int32_t positions[TOKENS] = {0, 1, 2, 1000, 65535, 131071, 1000000, 16777217, INT32_MAX};
+  static float x[HEADS * TOKENS * DIM];
+  attn_rope *rope;
+  double worst = 0;
+  test_ok(attn_rope_create(config, &rope));
+  test_fill(x, COUNT(x), 5);
+  for (int type = 0; type < 3; type++) {
+    static float out[HEADS * TOKENS * DIM];
+    test_ok(attn_rope_run(rope,
+                          &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = TOKENS, .heads = HEADS, .dim = DIM, .x = x,
+                                       .out = out, .out_dtype = types[type], .positions = positions),
+                          &ATTN_STRUCT(attn_options, .max_isa = tier)));
+    for (int64_t h = 0; h < HEADS; h++)
+      for (int64_t t = 0; t < TOKENS; t++) {
+        const int64_t row = (h * TOKENS + t) * DIM;
+        for (int64_t d = 0; d < DIM; d++) {
+          const double got = (double)attn_load_f32((attn_storage){out, types[type]}, row + d), own = (double)x[row + d];
+          if (d >= config->dim) { /* not rotated */
+            uint32_t kept = 0;
+            attn_store_f32(&kept, types[type], 0, x[row + d]);
+            assert_true(got == (double)attn_load_f32((attn_storage){&kept, types[type]}, 0));
+            continue;
+          }
+          const bool near = config->pairing == ATTN_ROPE_INTERLEAVED, first = near ? d % 2 == 0 : d < config->dim / 2;
+          const int64_t pair = near ? d / 2 : d % (config->dim / 2);
+          const int64_t other = near ? d ^ 1 : first ? d + config->dim / 2 : d - config->dim / 2;
+          const double partner = (double)x[row + other], frequency = attn_rope_frequencies(rope)[pair];
+          const long double angle = (long double)positions[t] * (long double)frequency;
+          const long double right = (long double)magnitude * ((long double)own * cosl(angle) +
+                                                              (first ? -1.0L : 1.0L) * (long double)partner * sinl(angle));
+          const double bound = bound_of(own, partner, (double)angle, magnitude, (double)right, types[type]);
+          const double error = (double)fabsl((long double)got - right) / bound;
+          if (!(error <= 1))
+            fail_msg("%s, %d: [%d][%d][%d] is %.9g, not %.9g", tier, type, (int)h, (int)t, (int)d, got, (double)right);
+          worst = error > worst ? error : worst;
+        }
+      }
+  }
+  if (!(worst <= 1) || worst < 0.1) fail_msg("%s: worst error / bound is %g", tier, worst);
+  attn_rope_destroy(rope);
+}
+
+TEST(rotations_of_every_tier) {
+  const attn_rope_config plain = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_INTERLEAVED, .dim = 128, .base = 1e4);
+  attn_rope_config yarn = plain, partial = plain;
+  yarn.pairing = ATTN_ROPE_HALVES, yarn.scaling = ATTN_ROPE_YARN, yarn.factor = 8, yarn.original_length = 4096;
+  partial.pairing = ATTN_ROPE_HALVES, partial.dim = 34, partial.base = 500000;
+  char names[16][16];
+  for (int i = 0, count = tiers(names); i < count; i++) {
+    rotations_are_within_the_bound(&plain, 1, names[i]);
+    rotations_are_within_the_bound(&yarn, 0.1 * log(8) + 1, names[i]);
+    rotations_are_within_the_bound(&partial, 1, names[i]);
+  }
+}
+
+/* Rotating by p, then by -p, is no rotation; scores depend on distances alone: <R_p q, R_r k> = <R_0 q, R_{r - p} k>. */
+TEST(scores_depend_on_distances) {
+  enum { DIM = 64 };
+  float q[DIM], k[DIM], turned[4][DIM];
+  static const int32_t at[4] = {1000, 1017, 0, 17};
+  const float *rows[4] = {q, k, q, k};
+  test_fill(q, DIM, 1);
+  test_fill(k, DIM, 2);
+  for (int pairing = ATTN_ROPE_INTERLEAVED; pairing <= ATTN_ROPE_HALVES; pairing++) {
+    attn_rope *rope = make_rope((attn_rope_pairing)pairing, DIM);
+    double score[2] = {0, 0};
+    for (int i = 0; i < 4; i++)
+      test_ok(attn_rope_run(rope,
+                            &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = DIM, .x = rows[i],
+                                         .out = turned[i], .past = &at[i]),
+                            NULL));
+    for (int i = 0; i < 2; i++)
+      for (int d = 0; d < DIM; d++) score[i] += (double)turned[2 * i][d] * (double)turned[2 * i + 1][d];
+    assert_true(fabs(score[0] - score[1]) < 64 * 8 * 0x1p-24);
+    attn_rope_destroy(rope);
+  }
+}
+
+/* In place, from every tier: as into other memory. */
+TEST(rows_may_be_rotated_where_they_are) {
+  enum { ROWS = 6, DIM = 520 };
+  static float x[ROWS * DIM], out[ROWS * DIM];
+  char names[16][16];
+  attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 512);
+  for (int i = 0, count = tiers(names); i < count; i++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
+    test_fill(x, COUNT(x), 3);
+    attn_rope_args args = ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 3, .heads = 2, .dim = DIM, .x = x, .out = out);
+    test_ok(attn_rope_run(rope, &args, &options));
+    args.out = x;
+    test_ok(attn_rope_run(rope, &args, &options));
+    assert_memory_equal(x, out, sizeof x);
+    args.out = x + 1;
+    test_invalid(attn_rope_run(rope, &args, &options), "attn_rope_args.out overlaps attn_rope_args.x");
+  }
+  attn_rope_destroy(rope);
+}
+
+/* ---- Frequencies ---- */
+
+static void frequencies_are(const attn_rope_config *config, const int *pair, const double *value, int count) {
+  attn_rope *rope;
+  test_ok(attn_rope_create(config, &rope));
+  for (int i = 0; i < count; i++)
+    if (fabs(attn_rope_frequencies(rope)[pair[i]] / value[i] - 1) > 1e-6)
+      fail_msg("frequency %d is %.9g; it must be %.9g", pair[i], attn_rope_frequencies(rope)[pair[i]], value[i]);
+  attn_rope_destroy(rope);
+}
+
+/* The values are those of the formulas in transformers.modeling_rope_utils, in double precision. */
+TEST(frequencies_are_those_of_models) {
+  const attn_rope_config base = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = 128, .base = 500000);
+  static const int pair[] = {0, 1, 20, 27, 30, 33, 40, 50, 63};
+  attn_rope_config c = base;
+  static const double unscaled[] = {1,
+                                    0.814617234,
+                                    0.0165604401,
+                                    0.00394227603,
+                                    0.00213111954,
+                                    0.00115204274,
+                                    0.000274248176,
+                                    3.52922774e-05,
+                                    2.45514079e-06};
+  static const double linear[] = {0.25,           0.203654308,    0.00414011002,  0.000985569008, 0.000532779884,
+                                  0.000288010685, 6.85620439e-05, 8.82306935e-06, 6.13785198e-07};
+  static const double llama3[] = {1,
+                                  0.814617234,
+                                  0.0165604401,
+                                  0.00394227603,
+                                  0.00137189357,
+                                  0.00031269375,
+                                  3.4281022e-05,
+                                  4.41153467e-06,
+                                  3.06892599e-07};
+  static const double yarn[] = {1,
+                                0.814617234,
+                                0.0113853026,
+                                0.00127302663,
+                                0.000355186589,
+                                7.20026713e-05,
+                                1.7140511e-05,
+                                2.20576734e-06,
+                                1.53446299e-07};
+  static const double yarn_exact[] = {1,
+                                      0.814617234,
+                                      0.0116928776,
+                                      0.001252965,
+                                      0.000322730524,
+                                      7.20026713e-05,
+                                      1.7140511e-05,
+                                      2.20576734e-06,
+                                      1.53446299e-07};
+  static const double ntk[] = {1,
+                               0.800534845,
+                               0.0116843568,
+                               0.0024618778,
+                               0.00126301123,
+                               0.000647959608,
+                               0.000136524193,
+                               1.47574738e-05,
+                               8.18380264e-07};
+  frequencies_are(&c, pair, unscaled, COUNT(pair));
+  c.scaling = ATTN_ROPE_LINEAR, c.factor = 4;
+  frequencies_are(&c, pair, linear, COUNT(pair));
+  c = base, c.scaling = ATTN_ROPE_LLAMA3, c.factor = 8, c.original_length = 8192;
+  frequencies_are(&c, pair, llama3, COUNT(pair));
+  c = base, c.scaling = ATTN_ROPE_YARN, c.factor = 16, c.original_length = 4096;
+  frequencies_are(&c, pair, yarn, COUNT(pair));
+  c.exact_ramp = true;
+  frequencies_are(&c, pair, yarn_exact, COUNT(pair));
+  c = base, c.scaling = ATTN_ROPE_NTK, c.factor = 3;
+  frequencies_are(&c, pair, ntk, COUNT(pair));
+  static double own[64];
+  for (int i = 0; i < 64; i++) own[i] = 0.5 / (i + 1);
+  c.frequencies = own;
+  frequencies_are(&c, pair, (const double[]){own[0], own[1], own[20], own[27], own[30], own[33], own[40], own[50], own[63]},
+                  COUNT(pair));
+}
+
+/* ---- Errors ---- */
+
+TEST(rotations_check_their_fields) {
+  const attn_rope_config good = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = 64, .base = 1e4,
+                                            .scaling = ATTN_ROPE_YARN, .factor = 2, .original_length = 4096);
+  static const double wrong_frequencies[32] = {1, -1};
+  attn_rope *rope;
+#define REFUSED(change, part) TEST_REFUSES(attn_rope_config, good, change, attn_rope_create(&bad, &rope), rope, part)
+  REFUSED(bad.pairing = (attn_rope_pairing)0, "pairing is 0; it must be ATTN_ROPE_INTERLEAVED or ATTN_ROPE_HALVES");
+  REFUSED(bad.dim = 63, "dim is 63; it must be even");
+  REFUSED(bad.dim = 0, "dim is 0");
+  REFUSED(bad.dim = 514, "dim is 514");
+  REFUSED(bad.base = 1, "base is 1");
+  REFUSED(bad.base = NAN, "base is");
+  REFUSED(bad.scaling = (attn_rope_scaling)5, "scaling is 5");
+  REFUSED(bad.factor = 0.5, "factor is 0.5");
+  REFUSED(bad.original_length = 0, "original_length is 0");
+  REFUSED(bad.beta_fast = 0.5, "beta_fast is 0.5 with beta_slow 1");
+  REFUSED(bad.attention_factor = -1, "attention_factor is -1");
+  REFUSED((bad.scaling = ATTN_ROPE_LLAMA3, bad.low_freq_factor = 4), "high_freq_factor is 4 with low_freq_factor 4");
+  REFUSED((bad.scaling = ATTN_ROPE_NTK, bad.dim = 2), "dim is 2 with ATTN_ROPE_NTK");
+  REFUSED(bad.frequencies = wrong_frequencies, "frequencies[1] is -1");
+#undef REFUSED
+  test_invalid(attn_rope_create(NULL, &rope), "config is NULL");
+  test_invalid(attn_rope_create(&good, NULL), "rope is NULL");
+  attn_rope_destroy(NULL);
+  assert_null(attn_rope_frequencies(NULL));
+}
+
+TEST(refused_appends_write_nothing) {
+  enum { B = 2, T = 3, H = 2, D = 8, P = 16, PAGES = 6 };
+  static float k[B * H * T * D + 1], v[B * H * T * D], cache[2][PAGES * H * P * D], before[2][PAGES * H * P * D];
+  static const int32_t table[B][2] = {{0, 3}, {5, 1}}, past[B] = {14, 0}, negative[B] = {0, -1}, many[B] = {3, 4};
+  static const int32_t beyond[B] = {30, 0}, cu[B + 1] = {0, 2, 7}, falls[B + 1] = {0, 3, 2}, wrong[B][2] = {{0, 6}, {5, -1}};
+  static const int32_t ring[B][2] = {{4, 4}, {5, 1}};
+  static const int64_t slots[B * T] = {0, 1, 2, -1, 5, PAGES * P}, low[B * T] = {0, 1, 2, -2, 5, 6};
+  static const int32_t positions[B * T] = {0, 0, 0, 0, 0, -7};
+  attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 10);
+  test_fill(cache[0], COUNT(cache[0]), 1);
+  memcpy(before[0], cache[0], sizeof cache[0]);
+  const attn_kv_append_args good =
+      ATTN_STRUCT(attn_kv_append_args, .batch = B, .tokens = T, .heads_kv = H, .dim_qk = D, .dim_v = D, .k = k, .v = v,
+                  .k_cache = cache[0], .v_cache = cache[1], .page_tokens = P, .pages = PAGES, .page_table = table[0],
+                  .page_table_stride = 2, .past = past);
+#define REFUSED(change, ...)                               \
+  do {                                                     \
+    attn_kv_append_args bad = good;                        \
+    change;                                                \
+    test_invalid(attn_kv_append(&bad, NULL), __VA_ARGS__); \
+  } while (0)
+  REFUSED(bad.batch = -1, "attn_kv_append_args.batch is -1");
+  REFUSED(bad.tokens = -1, "tokens is -1");
+  REFUSED(bad.heads_kv = 0, "heads_kv is 0");
+  REFUSED(bad.dim_qk = 0, "dim_qk is 0");
+  REFUSED(bad.dim_v = -3, "dim_v is -3");
+  REFUSED(bad.dtype = (attn_dtype)9, "dtype is 9");
+  REFUSED(bad.cache_dtype = (attn_dtype)9, "cache_dtype is 9");
+  REFUSED(bad.k = NULL, "attn_kv_append_args.k is", "both must be given, or none");
+  REFUSED((bad.q = k, bad.heads_q = 1), "attn_kv_append_args.q is", "with q_out");
+  REFUSED(bad.k = (const char *)k + 2, "attn_kv_append_args.k is", "aligned");
+  REFUSED(bad.capacity = 4, "capacity is 4 with page_tokens 16");
+  REFUSED(bad.page_tokens = 0, "capacity is 0");
+  REFUSED(bad.page_table = NULL, "page_table is NULL");
+  REFUSED(bad.slots = slots, "page_table is given with slots");
+  REFUSED((bad.page_table = NULL, bad.slots = slots), "slots[5] is 96; it must be in 0..95, or -1 for nowhere");
+  REFUSED((bad.page_table = NULL, bad.slots = low), "slots[3] is -2");
+  REFUSED(bad.past = negative, "past[1] is -1");
+  REFUSED(bad.counts = many, "counts[1] is 4");
+  REFUSED((bad.counts = past, bad.cu_seqlens = cu), "counts is given with cu_seqlens");
+  REFUSED((bad.cu_seqlens = cu, bad.tokens = 6), "cu_seqlens[2] is 7; the tensors hold 6 tokens");
+  REFUSED(bad.cu_seqlens = falls, "cu_seqlens[2] is 2 after 3");
+  REFUSED(bad.past = beyond, "page_table_stride is 2", "sequence 0 has 33", "at least 3");
+  REFUSED(bad.page_table = wrong[0], "page_table[0][1] is 6; it must be in 0..5");
+  REFUSED((bad.past = NULL, bad.page_table = wrong[0], bad.tokens = 17), "page_table[0][1] is 6");
+  REFUSED((bad.page_table = ring[0], bad.tokens = 17), "comes back to page 4 after 16 tokens", "17 new ones");
+  REFUSED((bad.page_tokens = 0, bad.page_table = NULL, bad.capacity = 16), "sequence 0 holds 14 of 16 tokens; 3 more");
+  REFUSED(bad.positions = positions, "positions is given without rope");
+  REFUSED(bad.rope = rope, "rope rotates 10");
+  REFUSED(bad.k_cache_stride.s = 1, "attn_kv_append_args.k_cache.b is 0; elements would overlap");
+  REFUSED(bad.v_cache = k, "overlaps");
+#undef REFUSED
+  attn_rope *short_rope = make_rope(ATTN_ROPE_HALVES, 8);
+  attn_kv_append_args bad = good;
+  bad.rope = short_rope, bad.positions = positions;
+  test_invalid(attn_kv_append(&bad, NULL), "positions[5] is -7");
+  test_invalid(attn_kv_append(NULL, NULL), "args is NULL");
+  assert_memory_equal(cache, before, sizeof cache);
+  attn_rope_args rows = ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = 8, .x = k, .out = v);
+  test_invalid(attn_rope_run(NULL, &rows, NULL), "rope is NULL");
+  test_invalid(attn_rope_run(rope, NULL, NULL), "args is NULL");
+  test_invalid(attn_rope_run(rope, &rows, NULL), "attn_rope_args.x has rows of 8 elements; rope rotates 10");
+  rows.x = NULL;
+  test_invalid(attn_rope_run(rope, &rows, NULL), "attn_rope_args.x is NULL");
+  test_refused(attn_kv_append(&good, &ATTN_STRUCT(attn_options, .max_isa = "mmx")), ATTN_INVALID_ARGUMENT, "mmx");
+  attn_rope_destroy(short_rope);
+  attn_rope_destroy(rope);
+}
