@@ -36,9 +36,9 @@ machine.need_numpy()
 import capture_qkv  # noqa: E402  the tokenizer and the model in NumPy
 import numpy as np  # noqa: E402
 from pairing.options import LEAST_ROUNDS, at_least  # noqa: E402
-from pairing.rounds import SPIN_PAUSE_S, schedule  # noqa: E402
 
 from libattn.bench.harness import paired_ratio, summarise  # noqa: E402
+from libattn.bench.rounds import SPIN_PAUSE_S, schedule  # noqa: E402
 
 TOLERANCE = 1e-5  # 1 - cosine
 SAMPLE_MS = 20    # a sample lasts at least so long

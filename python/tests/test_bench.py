@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """libattn.bench: what is checked, what is timed, tables, files and figures. No test depends on how fast anything is."""
 
+import contextlib
 import csv
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +15,8 @@ np = pytest.importorskip("numpy")
 
 import libattn  # noqa: E402
 from libattn import bench  # noqa: E402
+from libattn.bench import places  # noqa: E402
+from libattn.bench.problems import Given  # noqa: E402
 
 QUICK = {"rounds": 7, "sample_ms": 0.05}
 
@@ -80,8 +84,6 @@ def test_arguments_of_the_caller():
 
 def test_every_round_has_its_own_placement(monkeypatch):
     """Copies of the arguments, the same for all functions of a round, and plans that are made anew for every sample."""
-    from libattn.bench import places
-
     seen, forgotten = [], []
 
     def watch(x, y, text, again):
@@ -99,13 +101,81 @@ def test_every_round_has_its_own_placement(monkeypatch):
 
 
 def test_few_placements_where_arguments_are_large(monkeypatch):
-    from libattn.bench import places
-
     monkeypatch.setattr(places, "MOST_BYTES", 5 * 4000)
-    few = places.Places(([np.ones(1000, np.float32)], {}), None, 21, 1)
+    few = places.Places(Given([np.ones(1000, np.float32)]), 21, 1)
     assert (few.count, few.length) == (5, 4)
-    calls = [few.call_of(index) for index in (0, 3, 4, 19, 20)]
-    assert [call is few.calls[0] for call in calls] == [True, True, False, False, True]
+    copies = [few.of_round(index) for index in (0, 3, 4, 19, 20)]
+    assert [copy == [few.copies[0]] for copy in copies] == [True, True, False, False, True]
+
+
+def test_cold_caches_have_copies_in_other_places():
+    problem = bench.Problem("heads=8 seq_q=1 seq_k=32768 cache=cold-kv")
+    cold = places.Places(problem, 21, 1)
+    rotations = [copy.arrays for copy in cold.of_round(5)]
+    assert len(rotations) > 1 and len({k.ctypes.data for _, k, _ in rotations}) == len(rotations)
+    assert all((v == problem.arrays[2]).all() and q is rotations[0][0] for q, _, v in rotations)
+    assert (cold.count, cold.length) == (21, 1)
+
+
+class Doubled:
+    """Prepares its calls beforehand, with an output of its own; started counts what was prepared."""
+
+    def __init__(self, fails=None, refuses=False):
+        self.fails, self.refuses, self.started, self.late = fails, refuses, [], False
+
+    @contextlib.contextmanager
+    def start(self, problem, arrays):
+        if self.refuses:
+            raise bench.Refused("only even heads")
+        out = np.empty_like(arrays[0][0])
+        self.started.append((len(arrays), arrays[0][0].ctypes.data))
+
+        def call(q, k, v):
+            if not (self.fails == "idle" or self.fails == "late" and self.late):
+                libattn.sdpa(q, k, v, out=out, threads=1)
+
+        yield bench.Prepared([functools.partial(call, *one) for one in arrays], output=lambda _: out,
+                             rounding=bench.Rounding(1e-6), facts={"library": "Doubled 1"}, note="a note",
+                             poison=lambda: out.fill(np.nan))
+        self.late = len(self.started) > 7
+
+
+def test_objects_that_prepare_their_calls():
+    """They are prepared anew for every sample, in another place, and their outputs are checked before and after."""
+    prepared, case = Doubled(), "heads=2 seq=24"
+    found = bench.compare({"once": once, "prepared": prepared, "idle": Doubled("idle"), "late": Doubled("late"),
+                           "refuses": Doubled(refuses=True)}, [case], **QUICK)
+    rows = rows_of(found)
+    names = ("once", "prepared", "idle", "late", "refuses")
+    assert [rows[case, name].status for name in names] == ["PASS", "PASS", "FAIL", "FAIL", "SKIP"]
+    assert rows[case, "refuses"].reason == "only even heads"
+    assert rows[case, "late"].reason.startswith("after timing: ") and not rows[case, "late"].times_ns
+    assert [count for count, _ in prepared.started] == [7, 1] + 7 * [1]  # checked, calibrated, timed
+    assert len({address for _, address in prepared.started[2:]}) == 7
+    columns = {row["kernel"]: row for row in found.columns()}
+    assert columns["prepared"]["library"] == "Doubled 1" and 0 < columns["prepared"]["max_err_ratio"] <= 1
+    assert columns["prepared"]["rows_checked"] == 48 and rows[case, "prepared"].note == "a note"
+    assert columns["once"]["ratio"] == 1 and set(columns) == set(names)
+
+
+def test_decoding_has_shares_of_the_read_loop():
+    found = bench.compare({"once": once}, ["heads=2 seq_q=1 seq_k=512", "seq=8"], **QUICK)
+    decode, prefill = found.rows[0], found.rows[2]
+    assert len(decode.read_rates) in (0, 7) and not prefill.read_rates  # 0 without a loop for this CPU
+    decode.times_ns, decode.read_rates = [10, 20], [51.2e9, 25.6e9]  # 524288 bytes of K and V
+    assert decode.read_pct == pytest.approx(100 * 1024)
+
+
+def test_an_interruption_keeps_what_is_done():
+    def interrupted(q, k, v):
+        if q.shape[2] == 20:
+            raise KeyboardInterrupt
+        return once(q, k, v)
+
+    found = bench.compare({"once": interrupted}, ["seq=16", "seq=20", "seq=24"], **QUICK)
+    assert found.interrupted
+    assert [row.case for row in found.rows] == ["seq=16"] * 2
+    assert found.noise("seq=16") > 0
 
 
 def test_mistakes():

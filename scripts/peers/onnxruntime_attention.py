@@ -35,7 +35,7 @@ except ImportError as missing:
 
 from pairing import script  # noqa: E402
 from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
-from pairing.cases import FEW_QUERIES  # noqa: E402
+from libattn.bench.problems import FEW_QUERIES  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402

@@ -24,12 +24,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the figures
 
 from pairing import combine
 from pairing.cases import CaseError, build_cases
-from pairing.implementation import Result
 from pairing.library import LoadError
 from pairing.options import Help, add_case_options
 from pairing.peers import FOLDER, PEERS, ROOT
-from pairing.results import row_of
 
+from pairing.results import OURS
+
+from libattn.bench.comparing import Row
 from libattn.bench.files import COLUMNS, write_csv
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
@@ -97,7 +98,8 @@ def passed_on(options):
 def write_absent(peer, cases, path):
     """A SKIP row for each of its kernels on each case."""
     reason = f"{peer.title} is not installed: {peer.install}"
-    rows = [row_of("", case, Result(case.id, name, "SKIP", reason)) for case in cases for name in peer.kernels]
+    rows = [Row(case.id, name, "SKIP", reason, case).columns(OURS) | {"threads": case.threads}
+            for case in cases for name in peer.kernels]
     write_csv(path, COLUMNS, rows)
 
 

@@ -22,7 +22,7 @@ def peers_page(grid, labels, conditions):
                (Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", lw=0.5), "no time: see below")]]
     words = dict(zip(grid.names, labels))
     notes = [(status, f"{status} {words[name]} {why}") for name, status, why in grid.absences()]
-    page = Page(f"libattn and its peers: {grid.title}", lines, [case.title for case in grid.cases],
+    page = Page(f"libattn and its peers: {grid.title}", lines, grid.titles,
                 min(COLUMNS, len(grid.cases)), frame, legend, notes, "table.md beside this figure")
     for i, (axes, case) in enumerate(zip(page.axes, grid.cases)):
         draw_case(axes, grid, case, frame.width)

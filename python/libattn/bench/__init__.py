@@ -16,8 +16,10 @@ try:
 except ImportError:
     raise ImportError("libattn.bench needs NumPy: python3 -m pip install numpy") from None
 
-from .comparing import Comparison, Problem, compare
-from .harness import CaseError, Ratio, Summary, holm, latin_square, open_peak, paired_ratio, summarise, verdict
+from .comparing import Comparison, compare
+from .harness import CaseError, Ratio, Rounding, Summary, holm, latin_square, open_peak, paired_ratio, summarise, verdict
+from .problems import Problem
+from .rounds import Prepared, Refused
 
-__all__ = ["CaseError", "Comparison", "Problem", "Ratio", "Summary", "compare", "holm", "latin_square", "open_peak",
-           "paired_ratio", "summarise", "verdict"]
+__all__ = ["CaseError", "Comparison", "Prepared", "Problem", "Ratio", "Refused", "Rounding", "Summary", "compare", "holm",
+           "latin_square", "open_peak", "paired_ratio", "summarise", "verdict"]

@@ -60,7 +60,7 @@ def set_threads(threads):
 def read_options():
     cpus = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="python -m libattn.bench", description=__doc__.partition(":")[0] + ".",
-                                     epilog="Exit code: 0, 1 if an implementation fails, or 2 for a wrong argument.")
+                                     epilog="Exit code: 0; 1 if one fails, 2 for a wrong argument, 130 if interrupted.")
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE",
                         help='axes of attnbench, such as "heads=8 seq=128"; without any, three such cases')
     parser.add_argument("--rounds", type=int, default=21, help="samples of each function (default: 21; at least 6)")
@@ -97,6 +97,8 @@ def main():
         found.write(options.output)
     if options.figure:
         found.plot(options.figure)
+    if found.interrupted:
+        return 130
     return int(any(row.status != "PASS" for row in found.rows))
 
 

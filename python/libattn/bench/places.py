@@ -4,31 +4,61 @@ every round alike. So rounds go through several, and what these differ by counts
 
 from __future__ import annotations
 
+import functools
+import math
+from pathlib import Path
+
 import numpy as np
 
 from .._plan import forget_plans
 
 LINE, PAGE, MOST_GAP = 64, 4096, 2**17
 MOST_BYTES = 2**28  # of all copies of a case's arguments
+MOST_ROTATION_BYTES, MOST_ROTATIONS = 2.0**31, 64  # of copies for a cold cache
+
+
+class Copy:
+    """The arguments of a call in one place."""
+
+    def __init__(self, problem, arrays, keywords):
+        self.problem, self.arrays, self.given = problem, arrays, keywords
+
+    @functools.cached_property
+    def arguments(self):
+        """(arguments, keywords) as functions get them."""
+        done = {}  # what is given twice stays one
+
+        def converted(value):
+            if id(value) not in done:
+                done[id(value)] = self.problem.argument(value) if isinstance(value, np.ndarray) else value
+            return done[id(value)]
+
+        return [converted(value) for value in self.arrays], {name: converted(value) for name, value in self.given.items()}
 
 
 class Places:
-    """Copies of a call's arguments: one a round, fewer where they are large. Functions of a round share a copy."""
+    """Copies of a problem's arguments: one a round, fewer where they are large. Functions of a round share them. Where
+    caches are to be cold, each round has all copies, and calls go through them."""
 
-    def __init__(self, call, convert, rounds, seed):
-        arguments, keywords = call
-        self.random, self.gaps, self.convert = np.random.default_rng(seed), [], convert
-        size = sum(getattr(value, "nbytes", 0) for value in (*arguments, *keywords.values()))
-        self.count = int(min(rounds, max(1, MOST_BYTES // max(1, size))))
+    def __init__(self, problem, rounds, seed):
+        self.problem, self.random, self.gaps, self.warnings = problem, np.random.default_rng(seed), [], []
+        arguments, keywords = problem.call
+        if problem.cache == "cold-kv":
+            self.count, self.copies = rounds, self._rotations(*arguments)
+        else:
+            size = sum(getattr(value, "nbytes", 0) for value in (*arguments, *keywords.values()))
+            self.count = int(min(rounds, max(1, MOST_BYTES // max(1, size))))
+            self.copies = [self._copy(arguments, keywords) for _ in range(self.count)]
         self.length = 1 if rounds < 2 * self.count else rounds // self.count
-        self.calls = [self._copy(arguments, keywords) for _ in range(self.count)]
 
-    def call_of(self, index):
-        """(arguments, keywords) of that round."""
-        return self.calls[index // self.length % self.count]
+    def of_round(self, index):
+        """The copies that calls of this round go through."""
+        if self.problem.cache != "warm":
+            return self.copies
+        return [self.copies[index // self.length % self.count]]
 
     def move(self):
-        """The next call plans anew, somewhere else."""
+        """What is planned or allocated next lies somewhere else."""
         forget_plans()
         self.gaps.append(np.empty(self.random.integers(LINE, MOST_GAP), np.uint8))
 
@@ -37,11 +67,21 @@ class Places:
 
         def copy(value):
             if id(value) not in done:
-                moved = self._elsewhere(value)
-                done[id(value)] = self.convert(moved) if self.convert and isinstance(value, np.ndarray) else moved
+                done[id(value)] = self._elsewhere(value)
             return done[id(value)]
 
-        return [copy(value) for value in arguments], {name: copy(value) for name, value in keywords.items()}
+        return Copy(self.problem, [copy(value) for value in arguments],
+                    {name: copy(value) for name, value in keywords.items()})
+
+    def _rotations(self, q, k, v):
+        """Copies of K and V for a cold cache, together over four times the last-level cache."""
+        q, one = self._elsewhere(q), k.nbytes + v.nbytes
+        wanted, room = 4 * last_level_cache(), min(MOST_ROTATION_BYTES, 0.4 * available_bytes())
+        count = max(1, min(MOST_ROTATIONS, math.ceil(wanted / one) + 1, int(room / one)))
+        if count * one < wanted:
+            self.warnings = [f"cache: {count} copies of K and V are less than 4 x the last-level cache"]
+        keywords = self.problem.call[1]
+        return [Copy(self.problem, [q, self._elsewhere(k), self._elsewhere(v)], keywords) for _ in range(count)]
 
     def _elsewhere(self, value):
         """A copy at any line of a page; of what is no array of NumPy or PyTorch, the same."""
@@ -56,3 +96,16 @@ class Places:
             self.gaps.append(np.empty(self.random.integers(LINE, MOST_GAP), np.uint8))
             return value.clone()
         return value
+
+
+def last_level_cache():
+    """Bytes of CPU 0's last-level cache; 32 MiB if Linux does not tell."""
+    places = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    sizes = [path.read_text(encoding="ascii").strip() for path in places]
+    return max((1024 * int(size[:-1]) for size in sizes if size.endswith("K")), default=2**25)
+
+
+def available_bytes():
+    """Memory that is free without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))

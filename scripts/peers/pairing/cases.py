@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The problems that are measured: the axes of attnbench that peers have, the names of cases, and the work of a case."""
+"""The problems that are measured: the axes of attnbench that peers have, and the names of cases."""
 
 import difflib
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
-from libattn.bench import harness
-from libattn.bench.harness import CaseError
+from libattn.bench import CaseError, Problem, harness
 
 AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache")
 WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
          "cache": ("warm", "cold-kv")}
-
-FEW_QUERIES = 16
 
 
 def read_preset(name):
@@ -48,79 +44,31 @@ PRESETS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """One problem and how it is measured."""
-    batch: int
-    heads: int
-    heads_kv: int
-    seq_q: int
-    seq_k: int
-    head_dim: int
-    causal: str
-    cache: str
-    threads: int = 1
-    dtype: str = "f32"  # of q, k, v and o
+def heading(case):
+    """The one that attnbench prints above its table."""
+    return (f"{case.dtype}  batch {case.batch}  heads {pair(case.heads, case.heads_kv, '/')}"
+            f"  seq {pair(case.seq_q, case.seq_k, 'x')}  head_dim {case.head_dim}  causal {case.causal}"
+            f"  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else ""))
 
-    def __str__(self):
-        """The heading that attnbench prints above its table."""
-        return (f"{self.dtype}  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
-                f"  seq {pair(self.seq_q, self.seq_k, 'x')}  head_dim {self.head_dim}  causal {self.causal}"
-                f"  threads {self.threads}" + (f"  cache {self.cache}" if self.cache != "warm" else ""))
 
-    @property
-    def description(self):
-        """(attnbench's case_id, sizes, flops, bytes). Masked pairs and softmax count no flops."""
-        return harness.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
-                                  f"heads_kv={self.heads_kv}", f"seq_q={self.seq_q}", f"seq_k={self.seq_k}",
-                                  f"head_dim={self.head_dim}", f"causal={self.causal}", f"cache={self.cache}",
-                                  f"threads={self.threads}")
-
-    @property
-    def id(self):
-        return self.description[0]
-
-    @property
-    def flops(self):
-        return self.description[2]
-
-    @property
-    def bytes(self):
-        return self.description[3]
-
-    @property
-    def title(self):
-        """A short name for tables and figures, without what all cases of the peers table share."""
-        heads = pair(self.heads, self.heads_kv, "/")
-        if self.is_decode:
-            words = f"{'decode' if self.heads == self.heads_kv else 'GQA decode'} {heads}×{self.seq_k}×{self.head_dim}"
-            return words if self.seq_q == 1 else f"{words}, {self.seq_q} queries"
-        words = [f"d{self.head_dim}", f"s{pair(self.seq_q, self.seq_k, '×')}"]
-        words += [f"×{heads} heads"] if heads != "1" else []
-        words += ["causal"] if self.causal != "none" else []
-        return " ".join(words + ([f"batch {self.batch}"] if self.batch > 1 else []))
-
-    @property
-    def is_decode(self):
-        """Few queries and more keys: memory is the limit (as in scripts/plotting/views.py)."""
-        return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k
-
-    @property
-    def offset(self):
-        """Query i of a causal problem sees the keys up to i + offset."""
-        return self.seq_k - self.seq_q if self.causal == "bottom-right" else 0
-
-    @property
-    def bytes_kv(self):
-        return int(self.dtype.lstrip("bf")) // 8 * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+def title(case):
+    """A short name for tables and figures, without what all cases of the peers table share."""
+    heads = pair(case.heads, case.heads_kv, "/")
+    if case.is_decode:
+        words = f"{'decode' if case.heads == case.heads_kv else 'GQA decode'} {heads}×{case.seq_k}×{case.head_dim}"
+        return words if case.seq_q == 1 else f"{words}, {case.seq_q} queries"
+    words = [f"d{case.head_dim}", f"s{pair(case.seq_q, case.seq_k, '×')}"]
+    words += [f"×{heads} heads"] if heads != "1" else []
+    words += ["causal"] if case.causal != "none" else []
+    return " ".join(words + ([f"batch {case.batch}"] if case.batch > 1 else []))
 
 
 def pair(a, b, joint):
     return f"{a}" if a == b else f"{a}{joint}{b}"
 
 
-def build_cases(presets, axes, threads):
-    """Cases in order, without repetitions.
+def build_cases(presets, axes, threads, seed=1):
+    """Problems of libattn.bench in order, without repetitions.
 
     presets: names of PRESETS. axes: "name=values" texts; they replace the axis of the same name in every preset ("seq" its
     seq_q and seq_k too), and without a preset they span a grid on their own.
@@ -130,17 +78,17 @@ def build_cases(presets, axes, threads):
     for base in [case for name in presets for case in PRESETS[name]] or [{}]:
         fixed = {name: value for name, value in base.items() if not ("seq" in asked and name in ("seq_q", "seq_k"))}
         for values in itertools.product(*asked.values()):
-            cases.append(build_case({**fixed, **dict(zip(asked, values))}, threads))
+            cases.append(build_case({**fixed, **dict(zip(asked, values))}, threads, seed))
     return list(dict.fromkeys(cases))
 
 
-def build_case(values, threads):
+def build_case(values, threads, seed=1):
     """The case of these axes; the other axes have attnbench's defaults."""
-    _, sizes, *_ = harness.describe(*(f"{name}={value}" for name, value in values.items()))
-    if min(sizes) < 1:
-        raise CaseError(f"{', '.join(f'{name}={value}' for name, value in values.items())}: sizes from 1 up are right")
-    words = {name: values.get(name, choices[0]) for name, choices in WORDS.items()}
-    return Case(*sizes, threads=threads, **words)
+    axes = " ".join(f"{name}={value}" for name, value in values.items())
+    case = Problem(f"{axes} threads={threads}".lstrip(), seed=seed)
+    if min(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim) < 1:
+        raise CaseError(f"{axes}: sizes from 1 up are right")
+    return case
 
 
 def read_axis(text):

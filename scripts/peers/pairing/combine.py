@@ -6,7 +6,7 @@ import re
 import statistics
 from dataclasses import dataclass
 
-from .cases import Case
+from .cases import build_case, title
 from .peers import PEERS, WORDS
 from .results import OURS, interval, slowness
 
@@ -28,7 +28,7 @@ class Grid:
     """All that was measured with one dtype and one number of threads."""
     dtype: str
     threads: int
-    cases: list      # of Case
+    cases: list      # of Problem
     names: list      # of kernels: ours first, then as PEERS has them
     libraries: dict  # kernel -> library and version, if a row has them
     cells: dict      # (kernel, case) -> Cell
@@ -40,6 +40,10 @@ class Grid:
     def title(self):
         return f"{self.dtype}, {'one thread' if self.threads == 1 else f'{self.threads} threads'}"
 
+    @property
+    def titles(self):
+        return [title(case) for case in self.cases]
+
     def absences(self):
         """(kernel, status, which cases and why) for each reason why a library has no time."""
         found = {}
@@ -47,7 +51,7 @@ class Grid:
             for case in self.cases:
                 cell = self.cells.get((name, case))
                 if cell and cell.status != "PASS":
-                    found.setdefault((name, cell.status, cell.reason), []).append(case.title)
+                    found.setdefault((name, cell.status, cell.reason), []).append(title(case))
         return [(name, status, f"({'every case' if len(titles) == len(self.cases) else ', '.join(titles)}): {reason}")
                 for (name, status, reason), titles in found.items()]
 
@@ -91,9 +95,9 @@ def noise_of(row):
 
 
 def case_of(row):
-    return Case(batch=int(row["batch"]), heads=int(row["heads_q"]), heads_kv=int(row["heads_kv"]), seq_q=int(row["seq_q"]),
-                seq_k=int(row["seq_k"]), head_dim=int(row["dim_qk"]), causal=row["causal"], cache=row["cache"],
-                threads=int(row["threads"]), dtype=row["dtype_q"])
+    columns = {"batch": "batch", "heads": "heads_q", "heads_kv": "heads_kv", "seq_q": "seq_q", "seq_k": "seq_k",
+               "head_dim": "dim_qk", "causal": "causal", "cache": "cache", "dtype": "dtype_q"}
+    return build_case({axis: row[column] for axis, column in columns.items()}, int(row["threads"]))
 
 
 def make_cell(case, several):
@@ -133,7 +137,6 @@ def markdown(grids, conditions):
 
 
 def grid_lines(grid):
-    titles = [case.title for case in grid.cases]
     peak = f" of {grid.peak:.0f} GFLOP/s" if grid.peak else ""
     reads = ["read loop", *(f"{grid.reads[case]:.1f}" if case in grid.reads else "" for case in grid.cases)]
     rates = [[label(grid, name), *(rate_text(grid.cells.get((name, case))) for case in grid.cases)] for name in grid.names]
@@ -141,9 +144,9 @@ def grid_lines(grid):
              for name in grid.names if name != OURS]
     noise = ["A/A control: ours differs from itself by", *(noise_text(grid.noise.get(case)) for case in grid.cases)]
     return [f"{grid.title}: % of the peak loop{peak}; decode: GB/s of K and V", "",
-            *table(["", *titles], [*rates, reads] if grid.reads else rates), "",
+            *table(["", *grid.titles], [*rates, reads] if grid.reads else rates), "",
             f"{grid.title}: time over ours in the same process, 95 % interval", "",
-            *table(["", *titles], [*times, noise]), "",
+            *table(["", *grid.titles], [*times, noise]), "",
             *(f"- {WORDS.get(name, name)}, {status} {why}" for name, status, why in grid.absences()), ""]
 
 

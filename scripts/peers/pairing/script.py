@@ -8,23 +8,23 @@ import argparse
 import difflib
 import os
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from libattn.bench import compare
 from libattn.bench.comparing import set_verdicts
 from libattn.bench.files import COLUMNS, SAMPLE_COLUMNS, write_csv
 from libattn.bench.harness import MARGIN, open_peak
+from libattn.bench.rounds import SPIN_PAUSE_S
 
-from . import mkl, rounds
-from .cases import AXES, CaseError, build_cases
+from . import mkl
+from .cases import AXES, CaseError, build_cases, heading
 from .library import Library, LoadError
 from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
 from .ours import LibraryKernel
 from .peers import Peer
-from .results import CONTROL, OURS, control_ratio, leads, print_case, print_verdicts, row_of, set_ratios
-from .rounds import Settings, run_case
+from .results import OURS, leads, print_case, print_verdicts
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 
@@ -46,7 +46,7 @@ class Script:
 def main(script, argv=None):
     options = read_options(script, argv)
     try:
-        cases = build_cases(options.cases, options.axes, options.threads)
+        cases = build_cases(options.cases, options.axes, options.threads, options.seed)
         library = Library(options.libattn)
         check_kernels(library, options.kernels)
         bind_to_cpus(options.cpus)
@@ -61,87 +61,78 @@ def main(script, argv=None):
         if not os.access(path.parent, os.W_OK) or path.is_dir():
             return complain(f"{path}: cannot be written; name a file in a folder that exists", CANNOT_WRITE)
     script.start(options)
-    settings = Settings(rounds=options.rounds, sample_ns=options.sample_ms * 1e6, seed=options.seed,
-                        pause_s=pause(script, options))
-    print_conditions(script, library, options, settings)
-
-    implementations = [LibraryKernel(library, OURS, None), LibraryKernel(library, CONTROL, None),
-                  *(LibraryKernel(library, name, name) for name in dict.fromkeys(options.kernels)),
-                  *script.implementations(options, library)]
-    run = Run(script, options)
-    try:
-        for number, case in enumerate(cases, 1):
-            print(f"[{number}/{len(cases)}] {case}", file=sys.stderr)
-            run.add(case, run_case(case, implementations, settings))
-    except KeyboardInterrupt:
+    pause_s = pause(script, options)
+    print_conditions(script, library, options, pause_s)
+    entries = [LibraryKernel(library, OURS, None), *(LibraryKernel(library, name, name) for name in options.kernels),
+               *script.implementations(options, library)]
+    run = Run(script, cases)
+    run.announce()
+    found = compare({entry.name: entry for entry in entries}, cases, baseline=OURS, rounds=options.rounds,
+                    sample_ms=options.sample_ms, threads=options.threads, seed=options.seed, pause_s=pause_s, each=run.add)
+    if found.interrupted:
         print("interrupted: what was finished is kept", file=sys.stderr)
-        run.interrupted = True
     set_verdicts(run.leads)
     print_verdicts(run.leads)
-    return run.finish()
+    return finish(options, found)
 
 
 class Run:
-    """The rows of all cases so far."""
+    """What is printed of each case, and the comparisons with peers so far."""
 
-    def __init__(self, script, options):
-        self.options, self.id = options, f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        self.rows, self.samples, self.leads, self.peers = [], [], [], set(script.peer.kernels)
-        self.interrupted = False
+    def __init__(self, script, cases):
+        self.cases, self.done, self.leads, self.peers = cases, 0, [], set(script.peer.kernels)
 
-    def add(self, case, results):
-        """Prints a case and adds its rows. The A/A control has no row."""
-        control = control_ratio(results)
-        set_ratios(results)
-        rows = [row_of(self.id, case, result) for result in results]
-        print_case(case, rows, results)
+    def announce(self):
+        if self.done < len(self.cases):
+            print(f"[{self.done + 1}/{len(self.cases)}] {heading(self.cases[self.done])}", file=sys.stderr)
+
+    def add(self, found, rows):
+        self.leads += leads(rows, self.peers, found.placing[rows[0].case])
+        print_case(rows)
         sys.stdout.flush()
-        for row, result in zip(rows, results):
-            row["warnings"] = "; ".join([*result.warnings, *self.warnings(result, control)])
-        self.leads += leads(results, self.peers)
-        self.rows += [row for row in rows if row["kernel"] != CONTROL]
-        self.samples += [row for result in results if result.function != CONTROL for row in result.samples(self.id, case.id)]
+        ours, control = rows[0], rows[-1].ratio
+        if ours.times_ns:
+            ours.warnings.append(f"chose {ours.note.removeprefix('runs ')}")
+        if control and abs(1 / control.median - 1) > MARGIN:
+            ours.warnings.append(f"A/A control: differs from itself by {100 * (1 / control.median - 1):+.1f} %")
+        self.done += 1
+        self.announce()
 
-    def warnings(self, result, control):
-        """The column `warnings`; the printed tables have the same in other places."""
-        if result.function == OURS and result.timed:
-            yield f"chose {result.prepared.note.removeprefix('runs ')}"
-        if control and result.function == OURS and abs(control.median - 1) > MARGIN:
-            yield f"A/A control: differs from itself by {100 * (control.median - 1):+.1f} %"
 
-    def finish(self):
-        """Writes the files. Returns the exit code."""
-        try:
-            if self.options.csv:
-                write_csv(self.options.csv, COLUMNS, self.rows)
-            if self.options.samples:
-                write_csv(self.options.samples, SAMPLE_COLUMNS, self.samples)
-        except OSError as error:
-            return complain(f"{error.filename}: cannot be written ({error.strerror})", CANNOT_WRITE)
-        statuses = {row["status"] for row in self.rows}
-        if self.interrupted:
-            return INTERRUPTED
-        if statuses & {"FAIL", "ERROR"}:
-            return FAILED
-        return OK if "PASS" in statuses else NOTHING_RAN
+def finish(options, found):
+    """Writes the files. Returns the exit code."""
+    rows = found.columns()
+    try:
+        if options.csv:
+            write_csv(options.csv, COLUMNS, rows)
+        if options.samples:
+            write_csv(options.samples, SAMPLE_COLUMNS, found.sample_rows(control=False))
+    except OSError as error:
+        return complain(f"{error.filename}: cannot be written ({error.strerror})", CANNOT_WRITE)
+    statuses = {row["status"] for row in rows}
+    if found.interrupted:
+        return INTERRUPTED
+    if statuses & {"FAIL", "ERROR"}:
+        return FAILED
+    return OK if "PASS" in statuses else NOTHING_RAN
 
 
 def pause(script, options):
     """Seconds of pause before a sample: 0 with one thread, or if both sides share one OpenMP runtime."""
     apart = script.own_threads or len(openmp_runtimes()) > 1
-    return rounds.SPIN_PAUSE_S if options.threads > 1 and apart else 0.0
+    return SPIN_PAUSE_S if options.threads > 1 and apart else 0.0
 
 
-def print_conditions(script, library, options, settings):
+def print_conditions(script, library, options, pause_s):
     runtimes = openmp_runtimes()
     for line in script.conditions(options):
         print(line)
     print(f"libattn {library.version}  {options.libattn}  tiers {library.tiers}")
-    print(f"threads {options.threads} of {len(os.sched_getaffinity(0))} CPUs  rounds {settings.rounds}  samples of "
-          f"{options.sample_ms:g} ms or more  seed {settings.seed}")
+    print(f"threads {options.threads} of {len(os.sched_getaffinity(0))} CPUs  rounds {options.rounds}  samples of "
+          f"{options.sample_ms:g} ms or more  seed {options.seed}")
     print(f"OpenMP: {', '.join(runtimes) or 'none'}")
-    if settings.pause_s:
-        print(f"two thread pools: {settings.pause_s * 1e3:g} ms of rest before each sample and each peak loop")
+    if pause_s:
+        print(f"two thread pools: {pause_s * 1e3:g} ms of rest before each sample and each peak loop")
     for name, value in settings_of_environment().items():
         print(f"environment: {name}={value}")
     with open_peak("f32", options.threads) as peak:

@@ -2,6 +2,7 @@
 #include "tests/harness/timing/simulated.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/generate.h"

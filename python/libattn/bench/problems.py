@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""The cases of compare(): problems that axes define, checked against the oracle, and arguments of the caller's own."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from . import harness
+
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+BITS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}  # NumPy has no bfloat16
+TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of outputs that no oracle checks
+CACHES = ("warm", "cold-kv")
+FEW_QUERIES = 16
+
+
+@dataclass(eq=False)
+class Problem:
+    """What the axes of attnbench define: "heads=8 seq=512 causal=bottom-right" (docs/measuring.md). Axes: dtype, batch,
+    heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads. Functions are called as libattn.sdpa:
+    f(q, k, v), with causal=True and align="bottom_right" if it is causal."""
+
+    axes: str
+    convert: Callable[[np.ndarray], Any] | None = None  # applied to q, k and v before anything is timed
+    seed: int = 1
+    id: str = field(init=False)
+    flops: int = field(init=False)
+    bytes: int = field(init=False)
+
+    def __post_init__(self):
+        axes = dict(word.partition("=")[::2] for word in self.axes.split())
+        allowed = {"dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache", "threads"}
+        if set(axes) - allowed:
+            raise harness.CaseError(f"no axis {min(set(axes) - allowed)!r}; there are: {', '.join(sorted(allowed))}")
+        self.id, sizes, self.flops, self.bytes = harness.describe(*self.axes.split())
+        self.batch, self.heads, self.heads_kv, self.seq_q, self.seq_k, self.head_dim = sizes
+        self.dtype, self.causal = axes.get("dtype", "f32"), axes.get("causal", "none")
+        self.cache, self.threads = axes.get("cache", "warm"), int(axes.get("threads", "1"))
+        if self.dtype not in DTYPES or self.causal not in harness.ALIGNMENTS or self.cache not in CACHES:
+            raise harness.CaseError(f"{self.axes}: dtype is f32, f16 or bf16; causal is none, top-left or bottom-right; "
+                                    f"cache is {' or '.join(CACHES)}")
+
+    def __eq__(self, other):
+        return isinstance(other, Problem) and self.id == other.id
+
+    def __hash__(self):
+        return hash(self.id)
+
+    @property
+    def is_decode(self):
+        """Few queries and more keys: memory is the limit (as in scripts/plotting/views.py)."""
+        return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k
+
+    @property
+    def offset(self):
+        """Query i of a causal problem sees the keys up to i + offset."""
+        return self.seq_k - self.seq_q if self.causal == "bottom-right" else 0
+
+    @property
+    def bytes_kv(self):
+        return harness.dtypes()[self.dtype].bytes * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+
+    @property
+    def data_seed(self):
+        return zlib.crc32(f"{self.seed} {self.id}".encode())
+
+    @functools.cached_property
+    def arrays(self):
+        """q, k and v: normal, of mean 0 and standard deviation 1. bfloat16 is in the bits of uint16."""
+        generator = np.random.default_rng(self.data_seed)
+        shapes = [(self.batch, heads, seq, self.head_dim)
+                  for heads, seq in ((self.heads, self.seq_q), (self.heads_kv, self.seq_k), (self.heads_kv, self.seq_k))]
+        return [store(generator.standard_normal(shape, dtype=np.float32), self.dtype) for shape in shapes]
+
+    @functools.cached_property
+    def oracle(self):
+        return harness.Reference(self, *self.arrays, self.data_seed)
+
+    @property
+    def call(self):
+        """(arguments before they are converted, keywords)"""
+        return self.arrays, {} if self.causal == "none" else {"causal": True, "align": self.causal.replace("-", "_")}
+
+    def argument(self, array):
+        """One of the arrays as functions get it."""
+        array = array.view(_bfloat16()) if self.dtype == "bf16" else array
+        return self.convert(array) if self.convert else array
+
+    def check(self, output, _baseline, rounding=None):
+        """(what is wrong or None, the Check). Without a rounding the limit is that of an implementation that states nothing
+        of its arithmetic."""
+        roundoff = 0.0 if self.dtype == "f32" else harness.dtypes()[self.dtype].roundoff
+        rounding = rounding or harness.Rounding(harness.ASSUMED_EXP_ERROR, roundoff)
+        found = self.oracle.check(_bits(_to_numpy(output)), rounding)
+        wrong = f"{found.worst:.3g} times the error limit at {found.index} (batch:head:query:column)"
+        return None if found.passed else wrong, found
+
+    def columns(self):
+        """Those of results.csv."""
+        return {"case_id": self.id, **dict.fromkeys(("dtype_q", "dtype_kv", "dtype_o"), self.dtype), "batch": self.batch,
+                "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q, "seq_k": self.seq_k,
+                "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,
+                "align": self.causal if self.causal != "none" else "top-left", "window": "none", "mask": "none",
+                "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd",
+                "cache": self.cache}
+
+
+class Given:
+    """A case of the caller's own arguments. Outputs are compared with the baseline's."""
+
+    flops = bytes = None
+    dtype, cache, is_decode = "f32", "warm", False
+
+    def __init__(self, arguments):
+        self.call = ([], arguments) if isinstance(arguments, Mapping) else (list(arguments), {})
+
+    @staticmethod
+    def argument(array):
+        return array
+
+    def check(self, output, baseline, _rounding=None):
+        """(what is wrong or None, None)"""
+        return self._difference(output, baseline), None
+
+    @staticmethod
+    def _difference(output, baseline):
+        try:
+            ours, right = _to_numpy(output), _to_numpy(baseline)
+        except (TypeError, ValueError):
+            return None  # no arrays
+        if ours.dtype == object or right.dtype == object:
+            return None
+        if ours.shape != right.shape:
+            return f"shape {ours.shape}; the baseline's is {right.shape}"
+        ours, right, limit = ours.astype(float), right.astype(float), TOLERANCE.get(str(right.dtype), 0)
+        error, size = np.abs(ours - right).max(initial=0), np.abs(right).max(initial=0)
+        return None if error <= limit * size else f"differs from the baseline by {error:.3g}, of at most {size:.3g}"
+
+    def columns(self):
+        return {}
+
+
+def store(values, dtype):
+    """float32 `values` in the dtype, rounded to nearest even; every NaN becomes the same NaN."""
+    if dtype != "bf16":
+        return values.astype(BITS[dtype], copy=False)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    stored[np.isnan(values)] = 0x7FC0
+    return stored
+
+
+def _bfloat16():
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _bits(array):
+    """bfloat16 as the uint16 that the oracle takes. Other arrays stay as they lie."""
+    return np.ascontiguousarray(array).view(np.uint16) if str(array.dtype) == "bfloat16" else array
+
+
+def _to_numpy(output):
+    if hasattr(output, "detach"):  # PyTorch's bfloat16 has no NumPy counterpart
+        import torch
+
+        output = output.detach().contiguous()
+        return output.view(torch.int16).numpy().view(_bfloat16()) if output.dtype == torch.bfloat16 else output.numpy()
+    return np.asarray(output)
