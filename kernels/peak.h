@@ -16,7 +16,7 @@ enum { ATTN_READ_LINE = 64 };
 
 typedef struct attn_peak_loop {
   const char *isa;   /* tier that the loop needs */
-  const char *dtype; /* of its inputs: "f32", "bf16" */
+  const char *dtype; /* type of its inputs: "f32", "bf16" */
   const char *what;  /* "fma, 512 bit" */
   double flops;      /* per iteration; a multiply-add counts 2 */
   void (*run)(int64_t iterations);

@@ -14,7 +14,7 @@ typedef struct attn_product_block {
   int64_t rows, columns, depth;   /* rows: a multiple of tile_rows; depth: at most depth_block */
   const float *x, *panel, *start; /* start may be out */
   float *out;
-  int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows start alike */
+  int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
 } attn_product_block;
 
@@ -24,7 +24,8 @@ typedef struct attn_product_kernel {
   int64_t panel_columns;  /* columns of W side by side in a packed panel, [depth][panel_columns] */
   int64_t depth_block;    /* depth of one call at most: its part of the panel stays in L1 */
   void (*run)(const attn_product_block *block);
-  /* x[i] <- x[i] times the normal distribution function there; each element for itself. NULL: that of the tiers is taken. */
+  /* x[i] becomes x[i] times the normal distribution function at x[i], each element for itself. NULL: the tier's function is
+   * used. */
   void (*gelu)(float *x, int64_t count);
 
   /* For products that stand on a library; 0 and NULL for our own. */

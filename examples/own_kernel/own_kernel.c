@@ -70,7 +70,7 @@ static const attn_kernel own_kernel = {
              .isa = "c",
              .library = "",
              .summary = "the textbook, one row of scores at a time, from examples/own_kernel",
-             .numerics = {.exp_error = 0x1p-22}}, /* of expf, which attnbench's error limit counts with */
+             .numerics = {.exp_error = 0x1p-22}}, /* error of expf, on which attnbench's error limit stands */
     .rejects = rejects,
     .plan = plan,
     .run = run,

@@ -17,7 +17,7 @@ typedef struct bench_build {
   size_t (*plan_workspace)(const attn_plan *plan);
   attn_status (*plan_run)(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
   void (*plan_destroy)(attn_plan *plan);
-  char suffix[8]; /* behind the names of its kernels: "", but for those of plug-ins that are loaded several times */
+  char suffix[8]; /* appended to the names of its kernels where a plug-in is loaded several times; else "" */
 } bench_build;
 
 extern const bench_build bench_own_build; /* in attnbench */

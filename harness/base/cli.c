@@ -19,7 +19,7 @@ static const double LONGEST_DURATION_S = 3600e6;
 
 enum { LONGEST_WORD = 63 };
 
-/* Levenshtein's distance; that of longer words is not computed. row[j] is the distance to the first j letters of b. */
+/* Levenshtein's distance, of short words only. row[j] is the distance to the first j letters of b. */
 static int edit_distance(const char *a, const char *b) {
   int row[LONGEST_WORD + 1];
   const size_t columns = strlen(b);

@@ -41,7 +41,7 @@ typedef struct cli_option {
   cli_kind kind;
   char letter;       /* 0 = none */
   const char *name;  /* without the dashes */
-  const char *value; /* what stands for the value in --help, with its unit: "FILE"; NULL for flags */
+  const char *value; /* the value's name in --help, with its unit: "FILE"; NULL for flags */
   const char *help;  /* one sentence, with the default; wrapped to 100 columns */
   void *target;      /* bool, const char *, cli_list, cli_whole or double, by kind; holds the default before parsing */
 } cli_option;
@@ -65,7 +65,7 @@ typedef struct cli_list {
 
 typedef struct cli_command {
   const char *name;          /* "run"; "-gbench" of the program attnbench-gbench */
-  const char *usage;         /* what follows "attnbench run " */
+  const char *usage;         /* the words behind "attnbench run " */
   const char *summary;       /* a sentence or two, wrapped */
   const cli_option *options; /* ended by CLI_END; --help is added */
   const char *epilogue;      /* printed after the options as it stands; NULL = nothing */

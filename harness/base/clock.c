@@ -36,7 +36,7 @@ double bench_clock_resolution_ns(void) {
 
 enum { MANY_CASES = 60, SECONDS_BETWEEN = 5, BAR = 20 };
 
-/* A guess counts as if so many seconds of it had come true already: a single short case says little. */
+/* The guess counts as much as this many measured seconds: a single short case says little. */
 static const double TRUSTED_S = 5;
 
 void bench_format_clock(double seconds, char *text, unsigned bytes) {

@@ -35,7 +35,7 @@ bench_tasks bench_tasks_now(void);
 /* Whether a thread that was not among these is there, and stays for a moment. */
 bool bench_tasks_grew(const bench_tasks *before);
 
-/* The larger of what the system claims and the smallest step seen; 0 if the clock stands still. */
+/* The resolution: the larger one of what the system states and the smallest step seen; 0 if the clock stands still. */
 double bench_clock_resolution_ns(void);
 
 /* ---- How far the run is, on stderr -------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ typedef struct bench_progress {
   bool quiet, terminal;
   int cases, done, fresh; /* fresh: of those done, the ones that were run, not resumed */
   double work, work_done; /* guessed seconds of all cases, and of those that are done */
-  double started;         /* of the monotonic clock, seconds */
+  double started;         /* seconds of the monotonic clock */
   double fresh_work;      /* guessed seconds of the cases that were run, not resumed */
   double last_line;       /* when the last line was printed, off terminals */
   double left;            /* seconds, as shown last */
@@ -59,8 +59,8 @@ void bench_progress_note(bench_progress *progress, const char *name, const char 
 /* A case is done; `skipped` if it came from the journal. */
 void bench_progress_advance(bench_progress *progress, double work, bool skipped);
 
-/* Seconds that are left, as shown at a time of the monotonic clock. The guesses of the cases to come, scaled by how wrong
- * those of the finished ones were; never more than was shown before: where it would rise, it stands still. */
+/* Seconds that are left at a time of the monotonic clock: the guesses of the cases to come, scaled by how wrong the guesses
+ * of finished cases were. It never rises: it stands still instead. */
 double bench_progress_left(bench_progress *progress, double now);
 
 /* Wipes the rewritten line, so that other output can stand there. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels from plug-ins: libattn's own, which attnbench loads where they are, and those of --load. */
+/* Kernels from plug-ins: libattn's own plug-ins where they exist, and those that --load names. */
 #ifndef BENCH_PLUGINS_H
 #define BENCH_PLUGINS_H
 

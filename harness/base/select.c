@@ -23,7 +23,7 @@ static const char *get(const attn_kernel_info *kernel, property what) {
   return what == NAME ? kernel->name : what == ALGORITHM ? kernel->algorithm : kernel->isa;
 }
 
-/* Goes over the words of a list, whose items hold comma-separated words. Starts as {.list = ...}. */
+/* Steps through the words of a list, whose items hold words with commas between. Starts as {.list = ...}. */
 typedef struct words {
   const cli_list *list;
   int item;

@@ -124,7 +124,7 @@ bool bench_window_read(const char *text, bool causal, bench_window *window) {
   return true;
 }
 
-/* The library has such numbers as float32: none may become infinite there, nor 0 unless it is 0. */
+/* The library keeps such numbers as float32: a value must not become infinite there, nor 0 unless it is 0. */
 static bool fits_float(double value) {
   const float narrow = (float)value;
   return isfinite(narrow) && (narrow != 0 || value == 0);

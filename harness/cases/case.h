@@ -12,16 +12,16 @@ enum { BENCH_NAME = 480 };
 typedef enum bench_cache { BENCH_WARM, BENCH_COLD_KV, BENCH_COLD_ALL } bench_cache;
 
 typedef struct bench_case {
-  bench_spec spec;   /* what was asked for, without axes that mean nothing here (the offset of another alignment); how the
+  bench_spec spec;   /* the axes asked for, without those that mean nothing here (the offset of another alignment); how the
                       * data is made stands here alone */
   char invalid[256]; /* one sentence if no kernel could ever take it (heads_kv not a divisor of heads, ...); "" = fine */
   attn_problem problem;
   int threads;
   bench_cache cache;
-  uint64_t seed;           /* of the generated inputs; derived from --seed and the case id */
+  uint64_t seed;           /* for generated inputs; derived from --seed and the case id */
   char layout[BENCH_WORD]; /* for people: the strides of the problem are what counts */
   char layer[BENCH_WORD];  /* "" = attention alone; or a layer around it (layer_info.h) */
-  int64_t width;           /* of a layer: d_model; 0 where there is none */
+  int64_t width;           /* a layer's d_model; 0 where there is none */
   char case_id[BENCH_NAME];
 } bench_case;
 
@@ -57,8 +57,8 @@ static inline uint64_t bench_random(uint64_t *state) {
 /* Sets case_id and seed of a case that is complete otherwise. */
 void bench_case_name(bench_case *bench, uint64_t run_seed);
 
-/* Appends "/magnitude:10/lse:on": the axes of `place` that are not at their defaults, but for those that `skips` is true
- * of (NULL: none). text has room for BENCH_NAME characters. */
+/* Appends the axes of `place` that are not at their defaults, such as "/magnitude:10/lse:on", without those that `skips` (or
+ * NULL) is true of. text has room for BENCH_NAME characters. */
 void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool (*skips)(bench_axis), char *text);
 
 /* One part of an id. */

@@ -187,7 +187,7 @@ static bench_axis find_axis(const char *assignment, const char **values) {
   return AXIS_COUNT;
 }
 
-/* Those of the axis and, where it stands for two others, theirs. */
+/* The values of the axis and, if it stands for two other axes, of those. */
 static void clear_axis(bench_grid *grid, bench_axis axis) {
   clear_values(&grid->axes[axis]);
   if (axis == AXIS_SEQ) clear_values(&grid->axes[AXIS_SEQ_Q]), clear_values(&grid->axes[AXIS_SEQ_K]);
@@ -234,7 +234,7 @@ enum { CANDIDATES = 24, TRIES = 400 };
 typedef struct cover {
   const bench_grid *grid;
   int first[AXIS_COUNT]; /* index of the axis's first value among the values of all axes */
-  int values;            /* of all axes */
+  int values;            /* values of all axes */
   bool *seen;            /* [values][values]: pairs that have met */
   uint64_t random;
 } cover;

@@ -60,7 +60,7 @@ void bench_layer_settle(bench_spec *spec) {
 typedef struct question {
   const bench_layer_info *layer;
   const bench_case *bench;
-  const bench_spec *spec; /* of the case */
+  const bench_spec *spec; /* the case */
   char *reason;
   size_t bytes;
 } question;
@@ -159,7 +159,7 @@ static bool contradicts_masks(const question *q) {
   return strcmp(causal, "top-left") && refuse(q, "causal is %s; layer %s takes causal=top-left", causal, name);
 }
 
-/* Axes beside those of the shape that some layer takes; other rules look at them. */
+/* The axes that some layer takes in addition to those of its shape; other rules look at the shape. */
 static bool is_for_layers(bench_axis axis) {
   static const bench_axis some[] = {AXIS_ALIGN, AXIS_OFFSET, AXIS_WINDOW, AXIS_SCORE, AXIS_SCALE, AXIS_LAYER, AXIS_WIDTH};
   for (size_t i = 0; i < sizeof some / sizeof *some; i++)

@@ -108,8 +108,8 @@ double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
 
-/* Keys that some row of the sequence sees before mask and bias. The first key of a row is never before that of the row
- * above it. */
+/* Keys that some row of the sequence sees without mask and bias. The first key of a row is never before that of the row
+ * above. */
 static int64_t count_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
   int64_t count = 0, end = 0;
   for (int64_t i = 0; i < s->queries; i++) {
@@ -122,7 +122,7 @@ static int64_t count_keys(const attn_problem *p, const attn_args *args, const se
   return count;
 }
 
-/* Those of them that mask and bias leave to some row of the query heads of a KV head. All of them if memory is short. */
+/* The keys of them that mask and bias leave to some row of the query heads of a KV head. All of them if memory is short. */
 static int64_t count_selected_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t g) {
   const int64_t group = p->heads_q / p->heads_kv, most = count_keys(p, args, s, b);
   bool *seen = calloc((size_t)s->keys + 1, 1);

@@ -180,7 +180,7 @@ static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total)
 
 static float *floats(float *old, int64_t count) { return old ? old : malloc((size_t)count * sizeof(float) + 1); }
 
-/* Dense outputs in float32. False if memory is short; what is there then stays for the next try. */
+/* Allocates dense outputs in float32. False if memory is short; a part of them is then kept for the next try. */
 static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   attn_problem *p = &r->problem;
   *p = expected->problem;
@@ -268,7 +268,8 @@ static void learn(bench_reference *r, const bench_expected *e) {
   }
 }
 
-/* Runs a reference that is not like the kernel to check, unless the last one will do. False: there is none. */
+/* Runs a reference kernel that shares no code with the checked one, unless the last reference will do. False: there is none.
+ */
 static bool open_reference(bench_reference *r, const bench_expected *expected, const attn_args *args,
                            const attn_kernel_info *checked) {
   if (r->kernel && !alike(r->kernel, checked)) return true;
@@ -289,7 +290,7 @@ static bool open_reference(bench_reference *r, const bench_expected *expected, c
 
 /* ---- Comparison ------------------------------------------------------------------------------------------------------ */
 
-/* The error limits for the difference of both kernels' answers in a row: the sum of what each kernel may err. */
+/* The error limits of the difference between both kernels' answers in a row: the sum of both kernels' limits. */
 static bench_row_limits limits_of(const bench_reference *r, const bench_expected *e, const attn_numerics *numerics,
                                   int64_t keys, double lse) {
   attn_oracle_row facts = r->largest;

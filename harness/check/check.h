@@ -74,14 +74,14 @@ typedef struct bench_row_limits {
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean);
 
-/* The limits of the difference between two answers, each with its own limits. */
+/* Limits of the difference between two answers that each have limits of their own. */
 bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits other);
 
 /* A declared error widens the kernel's limits, but only up to a cap: bf16's roundoff for the errors of exp and of rounding
  * P, and flushing of no more than denormal inputs. Returns the error that exceeds its cap ("an exp error"), or NULL. */
 const char *bench_beyond_cap(const attn_numerics *numerics);
 
-/* Unit roundoff of P by this kernel beside V of the problem's type: a kernel that narrows P narrows it to that type. */
+/* This kernel's unit roundoff of P. A kernel that narrows P narrows it to the type of V. */
 double bench_p_rounding(const attn_problem *problem, const attn_numerics *numerics);
 
 /* Does the kernel declare a larger error of exp than the rounding of K and V, or than 8 roundoffs of float32 where that is
@@ -100,7 +100,7 @@ typedef struct bench_right {
   double value, m, w;
 } bench_right;
 
-/* An output, where its right values are (row n of `expected`, column d), and error / limit of what a kernel gave. */
+/* One output: where its right values are (row n of `expected`, column d), and the error / limit of a kernel's value. */
 typedef struct bench_output {
   bench_tensor tensor;
   bench_right (*right)(const bench_expected *expected, int64_t n, int64_t d);

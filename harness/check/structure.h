@@ -32,7 +32,7 @@ const char *bench_structure_name(bench_structure_test test);
 typedef struct bench_subject {
   attn_status (*create_plan)(const void *context, const attn_problem *problem, const attn_options *options,
                              attn_plan **plan);
-  const void *context; /* of create_plan, which adds the kernel to the options */
+  const void *context; /* create_plan's, which adds the kernel to the options */
   const attn_numerics *numerics;
   /* A row's bits depend neither on the rows beside it nor on the size of the problem. True of all kernels but those of
    * libraries. */

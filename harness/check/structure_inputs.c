@@ -40,8 +40,7 @@ static bool poison_keys(const bench_view *v, double poison) {
   return poisoned;
 }
 
-/* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last, as it decides
- * what is masked. */
+/* Poisons the score and the bias of pair (i, j) if anything else masks it. Bias comes last, as it decides what is masked. */
 static bool poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
   const attn_problem *p = &v->problem;
   const int64_t n = (h * p->seq_q + i) * p->seq_k + j;

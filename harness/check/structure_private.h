@@ -18,7 +18,7 @@ typedef struct bench_view {
   attn_problem problem;
   attn_args args;
   int32_t offset;    /* where query 0 stands among its keys */
-  int64_t head, row; /* of the sequence: those of the view's head 0 and row 0 */
+  int64_t head, row; /* the sequence's, with the view's head 0 and row 0 */
   void *owned[12];
   int owned_count;
   bool out_of_memory;
@@ -74,7 +74,7 @@ bench_outcome bench_view_run(bench_structure *s, bench_view *view);
 typedef enum bench_likeness { BENCH_SAME_BITS, BENCH_WITHIN_LIMITS, BENCH_MERGED } bench_likeness;
 bench_outcome bench_view_compare(bench_structure *s, const bench_view *view, bench_likeness likeness, const char *what);
 
-/* Within the limits, but for the rows that have a byte in leave_out[head][row]. */
+/* Compares within the limits, without the rows that have a byte in leave_out[head][row]. */
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *view, const unsigned char *leave_out,
                                        bool merged, const char *what);
 

@@ -189,7 +189,7 @@ bool bench_view_is_positional(const bench_view *v) {
 typedef struct array {
   int64_t heads, rows, columns;
   int64_t stride[3];
-  size_t bytes; /* of an element */
+  size_t bytes; /* bytes of an element */
 } array;
 
 /* Keys are rows of K and V, and columns of bias, mask and scores. */
@@ -375,8 +375,8 @@ bench_outcome bench_view_compare(bench_structure *s, const bench_view *v, bench_
 
 /* ---- Limits ---------------------------------------------------------------------------------------------------------- */
 
-/* A merged answer is that of a kernel whose weights carry one more relative error: that of the rounded LSE of a part, whose
- * magnitude is at most S + ln n. */
+/* A merged answer has the error limit of a kernel whose weights have one more relative error: the rounding of a part's LSE,
+ * whose magnitude is at most S + ln n. */
 static bench_row_limits limits_of(const bench_structure *s, const attn_oracle_row *facts, bool merged) {
   const bench_expected *e = s->expected;
   attn_numerics numerics = *s->subject->numerics;

@@ -104,7 +104,7 @@ typedef struct comparison {
   const attn_args *args;
   const attn_numerics *numerics;
   double store_error;
-  bench_verdict verdict; /* of the values so far */
+  bench_verdict verdict; /* on the values so far */
   double worst_got, worst_expected;
   const char *worst_output; /* its name */
   int64_t beyond;           /* how many values were beyond their limit */
@@ -177,7 +177,7 @@ typedef struct row_terms {
   double eps, f, tiny;   /* error of exp; inputs below f are flushed; the smallest result that is not */
   double n, terms;       /* allowed keys; terms of a score */
   double rescales, bend; /* how often the sum is rescaled; error of tanh */
-  double vanish;         /* what flushed inputs and results may take from a score */
+  double vanish;         /* most that flushed inputs and results take from a score */
 } row_terms;
 
 static double flushed_scores(const attn_problem *problem, const attn_oracle_row *row, double f) {

@@ -104,7 +104,8 @@ static int compare_sides(const bench_side *a, const bench_side *b, const char *c
 
 /* ---- Two builds ----------------------------------------------------------------------------------------------------- */
 
-/* Kernels of plug-ins are those of the first one. Of builds, which load none, they are left out without -k. */
+/* Without -k: of plug-ins the kernels of the first plug-in; of builds all kernels but those of plug-ins, which are not
+ * loaded. */
 static bool takes(const bench_paired_job *job, const attn_kernel_info *kernel, bool all) {
   return job->sides[0].plugin ? bench_copies_kernel(&job->sides[0], kernel) != NULL : !all || !kernel->library[0];
 }
@@ -122,7 +123,7 @@ static int choose_kernels(bench_paired_job *job) {
                   asked.sides.item[0]);
 }
 
-/* A plug-in's kernels also get their own names, by which options know them. */
+/* Options know a plug-in's kernels by these names, which are added. */
 static int load_sides(bench_paired_job *job) {
   char error[1200], file[4200];
   for (int side = 0; side < 2; side++)

@@ -58,7 +58,7 @@ static int list_presets(const bench_options *options) {
     const int code = bench_options_cases(&chosen, &cases);
     if (code) return code;
     bench_preset_summary(preset, summary, sizeof summary);
-    const bool suite = !strncmp(summary, "Suite", 5); /* of `check`, which times nothing */
+    const bool suite = !strncmp(summary, "Suite", 5); /* for `check`, which times nothing */
     bench_format_clock(bench_cases_guess(cases.item, cases.count, options->case_budget_s, !suite), clock, sizeof clock);
     const int column = printf("%-12s %5d cases %8s  ", preset->name, cases.count, clock);
     bench_print_wrapped(stdout, summary, column);

@@ -157,7 +157,7 @@ static void name_folder(merged *m) {
   if (alike) bench_append(m->path, sizeof m->path, "-%d", alike + 1);
 }
 
-/* Why this machine is none of those before it. */
+/* Why this machine differs from all those before it. */
 static void explain(const merged *m) {
   const bench_part *part = m->parts->item;
   while (part->machine != m->machine) part++;

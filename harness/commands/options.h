@@ -15,7 +15,7 @@ typedef struct bench_options {
   cli_list axes, presets, case_ids;
   const char *default_preset; /* if no case is asked for; NULL = the defaults of the axes */
   const char *threads;
-  int64_t cases;     /* at most so many, seeded; 0 = all */
+  int64_t cases;     /* number of cases of a seeded selection; 0 = all */
   const char *shard; /* "2/8": of eight parts the second; NULL = all */
   int64_t seed;
   /* kernels */

@@ -23,7 +23,7 @@ static const double SLICE_NS = 2e6;
 typedef struct ceiling {
   const char *kind;  /* "compute" or "read" */
   const char *name;  /* tier, or "L1", "memory" */
-  const char *dtype; /* of the inputs; "" for reads */
+  const char *dtype; /* type of the inputs; "" for reads */
   char what[48];     /* "fma, 512 bit", or "32 KiB per core" */
   const char *unit;  /* "Gflop/s" or "GB/s" */
   double one, all;   /* one core; all cores together */
@@ -57,7 +57,7 @@ static void measure_compute(ceilings *c) {
   }
 }
 
-/* bytes: what each core reads. */
+/* bytes: read by each core. */
 static void measure_read(ceilings *c, const char *name, size_t bytes, const char *note) {
   if (c->count == MOST_ROWS) return;
   ceiling *row = &c->row[c->count++];

@@ -20,7 +20,7 @@ typedef struct bench_session bench_session;
 /* Functions and settings that differ between sessions. An exit code that is not 0 has been explained on stderr. */
 typedef struct bench_session_steps {
   int rounds;          /* unless --rounds says otherwise; 0 = as needed */
-  const char *items;   /* "cases": what is done one after the other */
+  const char *items;   /* the steps of a session: "cases" */
   const char *goes_on; /* after an interrupt: how to continue in a folder */
   bool gate;           /* --gate makes sense */
   int (*open)(bench_session *session, const bench_selection *selection); /* chooses what is measured; an exit code */
@@ -42,19 +42,19 @@ struct bench_session {
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
   int kernel_count;
   int structure_runs[BENCH_MAX_KERNELS + 1][BENCH_STRUCTURE_TESTS]; /* cases on which each structural test ran */
-  bench_case_list cases;                                            /* of bench_cases_steps */
-  void *own;                                                        /* of other steps */
+  bench_case_list cases;                                            /* for bench_cases_steps */
+  void *own;                                                        /* for other steps */
   bench_case_settings settings;                                     /* *settings.stop is nonzero after Ctrl-C */
   bench_environment environment;
-  bench_row fresh[BENCH_MAX_KERNELS + 1]; /* of the case that runs: too many for the stack */
+  bench_row fresh[BENCH_MAX_KERNELS + 1]; /* the running case's: too many for the stack */
   bench_rows rows;                        /* in the order of the files */
-  bench_rows old;                         /* of the journal that is resumed */
+  bench_rows old;                         /* from the journal that is resumed */
   FILE *journal;
-  int lock; /* of the folder */
+  int lock; /* the folder's */
   bench_progress progress;
   bench_table table;
   char run_id[48], date[48];
-  const char *case_name; /* of the case that runs */
+  const char *case_name; /* name of the case that runs */
   double started_s, guess_left_s;
   bool io_failed;
 };

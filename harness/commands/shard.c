@@ -13,7 +13,7 @@ typedef struct costed {
   double cost;
 } costed;
 
-/* From dear to cheap; alike ones in their order. */
+/* Sorts cases by falling cost; cases of equal cost keep their order. */
 static int by_cost(const void *a, const void *b) {
   const costed *one = a, *two = b;
   if (one->cost != two->cost) return one->cost < two->cost ? 1 : -1;

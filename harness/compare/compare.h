@@ -20,7 +20,7 @@ enum { BENCH_MOST_RUNS = 32, BENCH_MOST_FACTS = 8, BENCH_LEAST_ROUNDS = 6 /* for
 typedef struct bench_result {
   char path[512];
   bench_rows rows;                  /* with samples, if there is a samples.csv */
-  char fact[BENCH_MOST_FACTS][400]; /* of env.json, in the order of bench_result_facts; "" = unknown */
+  char fact[BENCH_MOST_FACTS][400]; /* from env.json, in the order of bench_result_facts; "" = unknown */
 } bench_result;
 
 /* Names of facts. Those before the first NULL must not differ unless --across is given; the others are told. */
@@ -29,7 +29,7 @@ const char *bench_result_fact(const bench_result *result, const char *name);
 
 /* The runs of one version. */
 typedef struct bench_side {
-  const char *name; /* as it was given */
+  const char *name; /* the user's words */
   bench_result *run[BENCH_MOST_RUNS];
   int count;
 } bench_side;
@@ -59,25 +59,25 @@ extern const char *const bench_change_names[];
 
 /* Where the uncertainty of a ratio comes from: which errors count (verdict.c). */
 typedef enum bench_design {
-  BENCH_ONE_RUN,       /* of each side: how runs differ is not known, but guessed */
-  BENCH_SEVERAL_RUNS,  /* of each side, alternated: how runs differ is known */
+  BENCH_ONE_RUN,       /* one run a side: how runs differ is guessed */
+  BENCH_SEVERAL_RUNS,  /* several runs a side, alternated: how runs differ is known */
   BENCH_PAIRED_ROUNDS, /* both sides in one run, side by side in each round */
 } bench_design;
 
 /* One case and kernel, or the mean of several. */
 typedef struct bench_comparison {
-  const bench_row *a, *b;                                    /* of the first run of each side */
-  double level_a[BENCH_MOST_RUNS], level_b[BENCH_MOST_RUNS]; /* of each run: median log(time), or log(time x peak) */
+  const bench_row *a, *b;                                    /* in the first run of each side */
+  double level_a[BENCH_MOST_RUNS], level_b[BENCH_MOST_RUNS]; /* one value a run: median log(time), or log(time x peak) */
   int runs_a, runs_b;
   double within; /* standard error of the log-ratio from the rounds within the runs; of paired rounds also from placements */
   double runs;   /* standard deviation of the runs of a side; NaN where they are too few */
   double drift;  /* how far the peak loop itself moved: |log ratio|; NaN without a peak loop */
   double noise;  /* |log ratio| of the A/A control; NaN without one */
-  int rounds;    /* of the run that has the fewest */
-  int whole;     /* of paired rounds, those that count: no other program had a core */
+  int rounds;    /* fewest rounds of any run */
+  int whole;     /* paired rounds in which no other program had a core */
 
-  double log_ratio, error;       /* its standard error, all told */
-  int degrees;                   /* of freedom */
+  double log_ratio, error;       /* error: its standard error, from all causes */
+  int degrees;                   /* degrees of freedom */
   double ratio, ci_lo, ci_hi, p; /* 95 % interval of this ratio alone; p: Holm-adjusted over the table */
   bench_change verdict;
   char reason[200];
@@ -91,7 +91,7 @@ typedef struct bench_comparisons {
   bench_comparison mean; /* geometric */
 } bench_comparisons;
 
-/* Fills levels, log_ratio and what is known of its error from the rows of the runs. */
+/* Fills levels, log_ratio and the known parts of its error from the rows of the runs. */
 void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, int runs_a, const bench_row *const *b,
                               int runs_b);
 
@@ -131,8 +131,8 @@ void bench_matches_clear(bench_matches *matches);
 /* Prints the command that can decide what was INCONCLUSIVE, if anything was. */
 void bench_sides_advise(const bench_side *a, const bench_side *b, const bench_matches *m);
 
-/* --fail-on (gate.c): whether all its texts are understood, else says which is not; then 0 or, having said how many rows
- * fail by which text, BENCH_EXIT_FAILED. */
+/* --fail-on (gate.c). The first checks its texts, and names one that is not understood. The second returns 0, or
+ * BENCH_EXIT_FAILED after it has said how many rows fail by which text. */
 bool bench_failures_known(const cli_list *fail_on);
 int bench_failures_conclude(const bench_matches *m, const cli_list *fail_on);
 

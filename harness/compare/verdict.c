@@ -25,7 +25,7 @@ enum {
 
 static const double ONE_RUN_FLOOR = 0.01; /* two runs of one program differ so, at the least, on quiet machines */
 static const double RUNS_FLOOR = 0.0005;  /* a few runs that agree by chance */
-static const double LEAST_ERROR = 1e-9;   /* of times that are all equal */
+static const double LEAST_ERROR = 1e-9;   /* times are all equal */
 static const double NORMAL = 1.959964;    /* 97.5 % quantile: half a 95 % interval in standard errors */
 static const double SIGMA = 1.482602;     /* standard deviation / median absolute deviation of a normal distribution */
 static const double ALPHA = 0.01;         /* chance of any false FASTER or SLOWER in a table */
@@ -66,7 +66,8 @@ static bool has_peaks(const bench_row *row) {
 /* Standard error of the median from its interval; NaN where there is none. */
 static double error_of(double lo, double hi) { return (hi - lo) / (2 * NORMAL); }
 
-/* The same from the medians of consecutive blocks of rounds: larger where neighbours are alike, as under drift. */
+/* Another estimate, from the medians of consecutive blocks of rounds: it is larger where neighbours are alike, as under
+ * drift. */
 static double error_of_blocks(const double *logs, int rounds) {
   double median[BLOCKS];
   const int length = rounds / BLOCKS;
@@ -152,8 +153,8 @@ void bench_comparison_measure_paired(bench_comparison *c, const bench_pairs *bot
 
 typedef struct table_errors {
   double *value;  /* room for two per item */
-  double unequal; /* of A/A controls, beyond their own errors */
-  double spread;  /* of the ratios, beyond the errors within runs */
+  double unequal; /* spread of A/A controls beyond their own errors */
+  double spread;  /* spread of the ratios beyond the errors within runs */
   double runs, drift;
   int degrees;
 } table_errors;
@@ -182,8 +183,9 @@ static double middle_of(const bench_comparisons *t, const bench_row *like, doubl
   return bench_median(value, *count);
 }
 
-/* How far ratios are from the middle of their kernel's: what changed a whole kernel is no noise. `value` has room for twice
- * as many as there are items. With too few rows a kernel, from the middle of all; 0 if even those are too few. */
+/* The spread of ratios around the middle of their kernel's ratios: what changes a whole kernel is no noise. If too few
+ * kernels have enough rows, around the middle of all rows; 0 if even those are too few. `value` has room for twice as many
+ * as there are items. */
 static double spread_of(const bench_comparisons *t, double *value) {
   double *const away = value + t->count;
   int n = 0, all, own;
@@ -355,8 +357,8 @@ static void refuse_mean(bench_comparison *mean, int unknown, int count, bench_de
   snprintf(mean->reason, sizeof mean->reason, "%d of its %d rows have too few rounds for an interval", unknown, count);
 }
 
-/* Degrees of freedom of a sum of independent variances (Satterthwaite): its square / the sum of each variance's square over
- * its own degrees, which is `shares`. */
+/* Degrees of freedom of a sum of independent variances (Satterthwaite): the sum squared / the sum of each variance squared
+ * over its own degrees. `shares` is that second sum. */
 static int join_degrees(double sum, double shares) {
   return shares > 0 ? (int)fmin(squared(sum) / shares, MOST_DEGREES) : MOST_DEGREES;
 }

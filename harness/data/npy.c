@@ -24,7 +24,7 @@ enum {
 static const char npy_magic[] = "\x93NUMPY";
 
 typedef struct npy_kind {
-  const char *code; /* as in a header, without the byte order */
+  const char *code; /* spelt like in a header, without the byte order */
   npy_type type;
   size_t bytes;
 } npy_kind;
@@ -49,7 +49,7 @@ npy_type npy_type_of(attn_dtype dtype) {
 /* A file that is being read: what its header has said so far, the parser's place in it, and where errors go. */
 typedef struct npy_reader {
   FILE *file;
-  int64_t bytes; /* of the file */
+  int64_t bytes; /* bytes of the file */
   const char *path;
   char *error;
   size_t error_bytes;

@@ -31,7 +31,7 @@ typedef struct bench_buffer {
   size_t bytes;                 /* the span: from the lowest to the highest element, gaps included */
   unsigned char *data;          /* start of the span */
   size_t guard_before, guard_after;
-  unsigned char gap_byte; /* what gaps hold since the last filling or poisoning */
+  unsigned char gap_byte; /* gaps hold it since the last filling or poisoning */
   void *memory;           /* to be freed or, if mapped_bytes > 0, unmapped */
   size_t mapped_bytes;
   char damage[120]; /* the sentence that bench_tensors_damage returns */
@@ -39,7 +39,7 @@ typedef struct bench_buffer {
 
 typedef struct bench_tensors {
   attn_args args;
-  attn_problem problem;  /* of the case they were made for */
+  attn_problem problem;  /* their case's */
   bench_buffer *buffers; /* [BENCH_TENSORS] */
   size_t bytes;          /* allocated in all */
   size_t o_bytes;        /* span of o in bytes, gaps included; args.o points to its first element in stride order */

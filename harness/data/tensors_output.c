@@ -51,7 +51,7 @@ static void for_each_row(const bench_owned *owned, void (*visit)(void *context, 
 /* Elements of an output as 32-bit words that do not depend on the factor of V. */
 typedef struct canonical {
   attn_dtype dtype;
-  float inverse; /* of the factor */
+  float inverse; /* 1 / factor */
 } canonical;
 
 typedef struct row_walk {

@@ -36,7 +36,7 @@ typedef enum eval_file {
 } eval_file;
 
 typedef struct eval_options {
-  const char *path[EVAL_FILES];      /* NULL = not given; that of EVAL_OFFSET may be a whole number */
+  const char *path[EVAL_FILES];      /* NULL = not given; EVAL_OFFSET may have a whole number instead of a file */
   const char *layout;                /* "bhsd" or "bshd" */
   const char *dtype;                 /* NULL = the files' own, "f32", "f16", "bf16" */
   const char *causal;                /* "none", "top-left", "bottom-right", "offset" */
@@ -53,7 +53,7 @@ typedef struct eval_input {
   int rank;                    /* dimensions of q, and so of o: 2, 3 or 4 */
   bool sequence_first;         /* o is [..., seq, heads, dim] */
   double *expect, *expect_lse; /* in the order of o and lse; NULL = not given */
-  int exit_code; /* of a failure: BENCH_EXIT_USAGE for what does not fit, BENCH_EXIT_INTERNAL for unreadable files */
+  int exit_code; /* after a failure: BENCH_EXIT_USAGE for what does not fit, BENCH_EXIT_INTERNAL for unreadable files */
   char error[800];
 } eval_input;
 
@@ -66,7 +66,7 @@ typedef struct eval_task {
   const char *save_o, *save_lse; /* NULL = not saved */
   int threads;
   bool time;
-  double budget_s; /* of the timing */
+  double budget_s; /* for timing */
 } eval_task;
 
 /* 0, or an exit code after a sentence on stderr: an output that is also an input or the other output, or that cannot be

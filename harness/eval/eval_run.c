@@ -29,9 +29,9 @@ typedef struct eval_rows {
   bench_expected *oracle, *expected;   /* expected: NULL without --expect */
   eval_row row[BENCH_MAX_KERNELS + 2]; /* the --expect files, the automatic choice and the kernels */
   int count;
-  double flops; /* of one call */
+  double flops; /* one call's */
   bool saved;
-  int exit_code; /* of what failed beside the checks */
+  int exit_code; /* after a failure of anything but a check */
 } eval_rows;
 
 static eval_row *add_row(eval_rows *rows, const char *name) {
@@ -90,7 +90,7 @@ static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
   if (t->automatic) snprintf(row->name, sizeof row->name, "auto: %s", t->kernel->name);
   check_eval(rows, t);
   if (t->verdict.status == BENCH_ERROR || rows->saved) return;
-  rows->saved = true; /* of the first kernel */
+  rows->saved = true; /* the first kernel's */
   if (!eval_save(rows->input, rows->task)) rows->exit_code = BENCH_EXIT_INTERNAL;
 }
 

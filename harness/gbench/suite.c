@@ -16,9 +16,9 @@
 #include "timing/setup.h"
 
 enum {
-  SLICES = 2,            /* of the peak loop, before and after */
+  SLICES = 2,            /* slices of the peak loop, before and after */
   OTHER_SAMPLES = 30,    /* on other inputs */
-  STRAY_NS = 1000 * 1000 /* of other threads' CPU time in a sample: a thread of a pool that has not slept yet, clocks that
+  STRAY_NS = 1000 * 1000 /* CPU time of other threads in a sample: a thread of a pool that has not slept yet, clocks that
                             are not read at once */
 };
 
@@ -32,7 +32,7 @@ typedef struct open_trial {
   bool open, held;
   int index;
   bench_setup *setup; /* NULL: out of memory */
-  bench_trial *trial; /* of the setup */
+  bench_trial *trial; /* the setup's */
   double rate[2 * SLICES];
   int64_t calls;
   double start_ns;
@@ -45,7 +45,7 @@ struct gbench_suite {
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
   int kernel_count;
   bench_case_list cases;
-  char name[BENCH_NAME + 128]; /* that gbench_name() returned last */
+  char name[BENCH_NAME + 128]; /* the one that gbench_name() returned last */
   bench_case_settings settings;
   open_trial now;
   int exit_code;

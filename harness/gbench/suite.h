@@ -30,7 +30,7 @@ const char *gbench_open(gbench_suite *suite, int index);
 /* Rates that gbench_end() computes from the calls since gbench_begin(). */
 typedef struct gbench_rates {
   double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock; 0: none is counted */
-  double peak_gflops; /* of the tier's multiply-add loop on as many threads, beside the calls; 0 if it has none */
+  double peak_gflops; /* rate of the tier's multiply-add loop on as many threads, beside the calls; 0: no loop */
   double peak_pct;    /* gflops / peak_gflops * 100 */
   double max_err_ratio;
 } gbench_rates;

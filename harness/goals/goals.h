@@ -12,8 +12,8 @@
 
 /* One round of one case. */
 typedef struct bench_goal_sample {
-  double time_ns;    /* of one call */
-  double peak_share; /* of the tier's peak loop, or of the loop that only reads, in the same round; 0 = not measured */
+  double time_ns;    /* one call's */
+  double peak_share; /* share of the tier's peak loop, or of the loop that only reads, in the same round; 0 = not measured */
 } bench_goal_sample;
 
 typedef struct bench_metric {
@@ -27,7 +27,7 @@ typedef struct bench_metric {
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);
 } bench_metric;
 
-/* Those of limits.def. */
+/* The metrics of limits.def. */
 enum {
   BENCH_PEAK,
   BENCH_READS,
@@ -70,7 +70,7 @@ typedef struct bench_goal {
   const char *section;
   char kernel[32];
   bench_spec spec, against; /* `against` only where the metric compares */
-  bench_absence absence;    /* of a table's goals */
+  bench_absence absence;    /* for goals of a table */
 } bench_goal;
 
 typedef struct bench_goal_list {

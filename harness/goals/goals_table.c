@@ -144,7 +144,7 @@ static const char *missing_of(const bench_goal *goal) {
 }
 
 void bench_goals_print_open(const bench_goal_table *table, FILE *file) {
-  const char *section = NULL; /* that of the row before */
+  const char *section = NULL; /* the row before's */
   for (const bench_goal *goal = table->goals.item; goal < table->goals.item + table->goals.count; goal++) {
     if (goal->absence != BENCH_OTHER_CPU && goal->absence != BENCH_NO_TIER) continue;
     if (!section) fprintf(file, "\nopen, for another CPU or tier:\n");

@@ -62,7 +62,7 @@ typedef struct bench_layer_functions bench_layer_functions;
 /* How many numbers a layer reads and writes. */
 typedef struct bench_layer_shape {
   int64_t inputs;          /* in x, whatever the layer keeps there */
-  int64_t inputs_read;     /* by a call: so many, the first; 0: all */
+  int64_t inputs_read;     /* for a call: so many, the first; 0: all */
   int64_t rows, columns;   /* y is [batch][rows][columns] */
   int64_t weights, biases; /* in all matrices, and in all biases */
 } bench_layer_shape;
@@ -88,7 +88,7 @@ typedef struct bench_layer_data {
 /* Rows of the output in float64 with their limits: value[i][c] may be missed by limit[i][c]. */
 typedef struct bench_layer_rows {
   int64_t count;
-  const int64_t *batch, *row; /* of each */
+  const int64_t *batch, *row; /* each output row's */
   double *value, *limit;      /* [count][columns] */
 } bench_layer_rows;
 
@@ -102,11 +102,11 @@ struct bench_layer_trial {
   const attn_kernel_info *asked; /* NULL: the automatic choice */
   attn_options options;
   bool wrong;            /* gives the wrong answer of its functions */
-  void *layer;           /* what `create` made */
-  char kernel[64];       /* what attention runs; of feed-forward, which runs no attention: what attention would run */
+  void *layer;           /* made by `create` */
+  char kernel[64];       /* kernel of attention; for feed-forward, which has none, the kernel that attention would run */
   attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
   attn_mha_profile time; /* where it went, over all calls; whoever times the layer sets it to 0 before */
-  uint64_t hash[BENCH_LAYER_INPUTS]; /* of the output on each input, from the check */
+  uint64_t hash[BENCH_LAYER_INPUTS]; /* hash of the output on each input, from the check */
 };
 
 /* The chosen rows of one sequence. */

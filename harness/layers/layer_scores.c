@@ -228,7 +228,7 @@ static attn_status synthesizer_create(bench_layer_trial *trial) {
   const attn_problem *p = &data->bench->problem;
   const synthesizer_layout l = lay_out(data->bench);
   attn_linear *maps = calloc(2 * (size_t)p->heads_q, sizeof *maps);
-  float *zeros = calloc((size_t)data->shape.weights + 1, sizeof *zeros); /* as many as any map or all scores */
+  float *zeros = calloc((size_t)data->shape.weights + 1, sizeof *zeros); /* enough for the largest map or all scores */
   attn_synthesizer_config config = ATTN_STRUCT(
       attn_synthesizer_config, .kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
       .batch = p->batch, .seq = p->seq_q, .width = data->bench->width, .heads = p->heads_q, .dim_v = p->dim_v,

@@ -17,7 +17,7 @@
 #include "base/cli.h"
 #include "machine/topology.h"
 
-static bool chosen_by_user; /* by --cpus; thread 0 then goes to the first of them */
+static bool chosen_by_user; /* with --cpus; thread 0 then goes to the first CPU */
 
 int bench_pin_cpus(const char *command, const char *cpus) {
   char error[600];
@@ -86,8 +86,8 @@ static struct {
   unsigned epoch; /* counts the holdings, so that a thread notices a new one */
   int cpu[CPU_SETSIZE];
   int count;
-  int threads;      /* that were asked for */
-  int largest_team; /* that was settled */
+  int threads;      /* the threads asked for */
+  int largest_team; /* the largest team that has been bound */
   cpu_set_t before;
 } held;
 

@@ -51,7 +51,7 @@ static double memory_left(const char *folder) {
 
 typedef double left_fn(const char *folder);
 
-/* The least that a group and all groups above it leave. A container may not see the folder of its own group, but the
+/* The smallest limit of a group and all groups above it. A container may not see the folder of its own group, but only the
  * root's. */
 static double least_upwards(const char *root, const char *mount, const char *group, left_fn *left) {
   char folder[FOLDER];

@@ -22,8 +22,8 @@ typedef struct bench_environment {
   int count;
 } bench_environment;
 
-/* Adds a fact, whose value is cut to fit. An empty value becomes "unknown", whatever the grade. advice: the command that
- * would improve it, or "". */
+/* Adds a fact; its value is cut to fit. An empty value becomes "unknown". advice: the command that would improve it, or "".
+ */
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 void bench_fact_note(bench_environment *environment, const char *name, const char *value); /* OK whatever its value */
@@ -56,7 +56,7 @@ long long bench_cache_bytes(int level);
 /* NULL on real hardware, else what is emulated, in words. */
 const char *bench_emulation(void);
 
-/* True where times mean nothing; then says so on stderr, with the name of the sub-command. */
+/* Whether times mean nothing here, which it then says on stderr, with the name of the sub-command. */
 bool bench_refuses_to_time(const char *command);
 
 /* ---- Control groups (cgroups, version 1 and 2): what those of this process leave to it ---------------------------- */

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static hwloc_topology_t machine; /* what bench_topology_get() read */
+static hwloc_topology_t machine; /* from bench_topology_get() */
 
 /* Bits from CPU_SETSIZE on are left out. */
 static cpu_set_t cpus_of(hwloc_const_bitmap_t bits) {
@@ -113,7 +113,7 @@ enum { ITEM = 256, CPUS_TEXT = 200 };
 typedef struct reader {
   const bench_topology *topology;
   const cpu_set_t *allowed;
-  cpu_set_t whole;  /* CPUs of cores and larger objects, of which each core gives one */
+  cpu_set_t whole;  /* cores and larger objects: each core gives one CPU */
   cpu_set_t exact;  /* CPUs that were named themselves */
   bool removing;    /* the item began with ~ */
   char kinds[ITEM]; /* "package:1.core:" of the last item, for one that continues its list */
@@ -125,7 +125,7 @@ typedef struct reader {
 
 /* ---- Ranges ------------------------------------------------------------------------------------------------------ */
 
-/* first, first + step, ...: `count` of them, of which those of a wildcard may be missing. */
+/* The numbers first, first + step, ..., `count` of them. Those of a wildcard may be missing. */
 typedef struct range {
   int first, count, step;
   bool wildcard, wraps;
@@ -206,8 +206,8 @@ static bool take(reader *r, const cpu_set_t *cpus, bool exact) {
 
 static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, const char *where);
 
-/* Takes an object, or what the rest of its path names inside it. One that was named by its number should have a CPU that
- * this process may use. */
+/* Takes an object, or the objects inside it that the rest of its path names. An object that was named by its number should
+ * have a CPU that this process may use. */
 static bool take_object(reader *r, hwloc_obj_t object, const char *name, const char *rest, bool wildcard) {
   char theirs[CPUS_TEXT], ours[CPUS_TEXT];
   cpu_set_t common;
@@ -305,7 +305,7 @@ static size_t item_length(const char *text) {
   return length;
 }
 
-/* One CPU for each core of r->whole, the first that is allowed, beside those that were named themselves. */
+/* Adds the first allowed CPU of each core of r->whole to the CPUs that were named themselves. */
 static void settle(const reader *r, cpu_set_t *set) {
   const bench_topology *t = r->topology;
   bool taken[CPU_SETSIZE] = {false};

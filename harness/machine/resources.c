@@ -14,10 +14,10 @@ void bench_resources_say_cpu_limit(void) {}
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { LEAST_STACK_KIB = 256 /* twice what a case and the libraries below it take */ };
-static const double LAST_SECONDS = 1; /* of CPU time, for the files */
+enum { LEAST_STACK_KIB = 256 /* twice the memory that a case and the libraries below it take */ };
+static const double LAST_SECONDS = 1; /* after the CPU time ends, for the files */
 
-/* SIGXCPU comes at a limit of whole seconds, and at the last of them SIGKILL in its place. */
+/* At a limit of whole seconds SIGXCPU comes; at the last second it is SIGKILL. */
 const int BENCH_CPU_SIGNAL = SIGPROF;
 
 void bench_resources_say_cpu_limit(void) {

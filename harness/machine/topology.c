@@ -11,7 +11,7 @@
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
 
-static bench_topology known; /* what by_node_and_core() looks at */
+static bench_topology known; /* for by_node_and_core() */
 
 static bool read_cpus(const char *path, cpu_set_t *set) {
   char text[4096];

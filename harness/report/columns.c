@@ -27,7 +27,7 @@ typedef enum kind {
 static const struct {
   const char *name;
   kind kind;
-  size_t offset, bytes; /* of the member of bench_row */
+  size_t offset, bytes; /* place of the member in bench_row */
 } columns[] = {
 #define COLUMN(name, kind, member) {#name, kind, offsetof(bench_row, member), sizeof((bench_row *)0)->member},
 #include "report/columns.def"

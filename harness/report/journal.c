@@ -190,7 +190,7 @@ static bool set_number(bench_row *row, const char *key, double number) {
   return true;
 }
 
-/* How many samples, peaks and positions the line held: as many as the row says, and all peaks or none. */
+/* Checks the numbers of samples, peaks and positions of a line: as many as the row says; of peaks also none. */
 typedef struct lengths {
   int samples, peaks, positions;
 } lengths;

@@ -44,7 +44,7 @@ typedef struct bench_table {
   FILE *file;
   bool colour;
   bool timed;    /* columns of `run`, else of `check` */
-  bool reads;    /* shares are those of the read loop, not of the peak loop: bench_table_case() sets it */
+  bool reads;    /* shares are of the read loop, not of the peak loop: bench_table_case() sets it */
   bool repro;    /* a command line below each row; failures always get one */
   bool only_bad; /* failures and errors only, for suites of a thousand cases */
   const char *command;

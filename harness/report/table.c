@@ -123,7 +123,7 @@ static void print_time_row(const bench_table *t, const bench_row *r) {
           format_fixed(r->gbs, 2, gbs), ratio, format_fixed(r->verdict.max_err_ratio, 3, error), r->time.n);
 }
 
-/* Prints the shares of a layer's time, that of attention only where the layer has some. */
+/* Prints the shares of a layer's time; the share of attention only if the layer has some. */
 static void print_shares(const bench_table *t, const bench_row *r) {
   if (isnan(r->projections_pct)) return;
   fprintf(t->file, "%*sprojections %.1f %% (%s)", BELOW, "", r->projections_pct, r->product);

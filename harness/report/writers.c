@@ -21,7 +21,7 @@ void bench_csv_field(FILE *file, const char *text) {
   fputc('"', file);
 }
 
-/* Columns that only some files have: those of layers, and those that no row fills. */
+/* Columns that only some files have: the columns of layers, and those that every row leaves empty. */
 typedef struct extra_columns {
   bool layers, other_axes, reference;
 } extra_columns;

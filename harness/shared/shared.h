@@ -31,8 +31,8 @@ ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int 
 
 enum { ATTNBENCH_ID = 480 };
 
-/* The values of "axis=values", as after attnbench -a, with ranges written out and commas between. 0 if the axis or a value
- * is wrong, or `bytes` are too few; values is then the sentence that says so. */
+/* Writes the values of "axis=values" (as for attnbench -a) with commas between, ranges written out. Returns 0 if the axis or
+ * a value is wrong, or `bytes` are too few; `values` is then a sentence that says so. */
 ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t bytes);
 
 /* The case of `count` texts "axis=value". sizes: as in attnbench_problem. work: floating-point operations
@@ -52,14 +52,14 @@ ATTNBENCH_API const char *attnbench_dtype(int dtype, double facts[2]);
 /* The right output of one problem, in float64. */
 typedef struct attnbench_expected attnbench_expected;
 
-/* Dense zero-mean inputs [batch][heads][seq][dim], and what is computed of them. */
+/* Dense zero-mean inputs [batch][heads][seq][dim], and the problem that they belong to. */
 typedef struct attnbench_problem {
   int64_t sizes[6];      /* batch, heads_q, heads_kv, seq_q, seq_k, head_dim */
   int dtype;             /* an attn_dtype, of inputs and output */
   int align;             /* an attn_align of a causal problem; -1 if it is not causal */
   int with_lse;          /* whether attnbench_compare() will get an LSE */
   const void *q, *k, *v; /* must outlive the result of attnbench_expected_create() */
-  uint64_t seed;         /* of large problems some rows are checked; the seed draws a part of them */
+  uint64_t seed;         /* draws a part of the rows that are checked where a problem is large */
 } attnbench_problem;
 
 /* NULL if memory is short. */

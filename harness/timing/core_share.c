@@ -26,7 +26,7 @@ static void add_in_order(void) {
   for (int i = 0; i < TURNS; i++) __asm__ volatile(TWICE(TWICE(TWICE(TWICE(ADD(a))))) : [a] "+r"(a) : [one] "r"(1ul));
 }
 
-/* TURNS times 64 additions, of which eight may run at once: more than a core does. */
+/* TURNS times 64 additions, eight of which may run at once: more than a core can do. */
 static void add_side_by_side(void) {
   unsigned long a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0;
   for (int i = 0; i < TURNS; i++)

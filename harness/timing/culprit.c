@@ -7,7 +7,7 @@
 #include "base/float_mode.h"
 #include "timing/setup.h"
 
-enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* of V, then they begin again */ };
+enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* rows of V, then they begin again */ };
 static const double MOST_BUSY = 1.25; /* times the trial's threads */
 
 bool bench_trial_hides_threads(const bench_trial *t) {
@@ -52,15 +52,15 @@ static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
   return may || bench_tasks_now().count > 1;
 }
 
-/* Whether it is one that may disturb the failed one: of those that left threads, if any did. Leaving out another would prove
- * nothing, because what a thread spoils changes from round to round. */
+/* Whether the trial may disturb the failed one: if some trials left threads running, only those may. Leaving out another
+ * would prove nothing, because the damage of a thread changes from round to round. */
 static bool may_disturb(const bench_setup *s, const bench_trial *t, const bench_trial *failed) {
   return t != failed && can_run(t) && (t->leaves_threads || !any_leaves_threads(s));
 }
 
 /* ---- Inputs ---------------------------------------------------------------------------------------------------------- */
 
-/* A hash of the inputs as they were when the tensors were made, if nobody else has written there. */
+/* The inputs' hash from when the tensors were made, if nothing else has been written there. */
 static uint64_t hash_inputs(bench_setup *s) {
   bench_tensors *tensors = &s->tensors[0];
   bench_tensors_restore(tensors, 1);
@@ -101,7 +101,8 @@ static bool always_runs_well(const bench_setup *s, bench_trial *t) {
   return true;
 }
 
-/* The trial beside which, or before whose plan is closed, the failed one is always wrong, and else never. NULL: none. */
+/* The trial whose presence, or whose open plan, makes the failed one wrong every time, while it is right without. NULL:
+ * none. */
 static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   bench_trial *closed[BENCH_MAX_KERNELS + 1], *found = NULL;
   int count = 0;

@@ -12,8 +12,8 @@
 
 enum { PAGE = 4096, LINE = 64, MOST_GAP = 32 /* pages */, MOST_PLAN_GAP = 8192 };
 
-static const double PLACES_BYTES = 268435456.0; /* of all workspaces; more only for the least number of placements */
-static const double PLACES_SHARE = 0.4;         /* of the memory that is free */
+static const double PLACES_BYTES = 268435456.0; /* bytes of all workspaces; more only for the least number of placements */
+static const double PLACES_SHARE = 0.4;         /* share of the free memory */
 
 bench_placing bench_placing_of(int rounds, int most) {
   return (bench_placing){.count = rounds < most ? rounds : most, .length = rounds < 2 * most ? 1 : rounds / most};
@@ -60,7 +60,7 @@ static bool draw_workspace(bench_trial *t, bench_place *place, source *from) {
 static bool draw_plan(const bench_trial *t, bench_place *place, int index, const attn_problem *problem, source *from) {
   const bench_build *own = bench_trial_build(t);
   place->build = t->copies ? &t->copies->build[index % t->copies->count] : own;
-  if (!t->plan) return true; /* of a layer, which keeps its own */
+  if (!t->plan) return true; /* a layer keeps its own */
   char name[BENCH_BUILD_KERNEL];
   bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = t->threads);

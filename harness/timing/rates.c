@@ -70,7 +70,7 @@ void bench_team_explain(int given, int wanted, char *text, size_t bytes) {
 }
 
 void bench_team_dismiss(void) {
-#if defined _OPENMP && (_OPENMP >= 201811 || __GNUC__ >= 9) /* of OpenMP 5.0 */
+#if defined _OPENMP && (_OPENMP >= 201811 || __GNUC__ >= 9) /* OpenMP 5.0 has it */
   if (omp_pause_resource_all(omp_pause_soft) == 0) (void)attn_parallel_available(0);
 #endif
 }

@@ -82,7 +82,7 @@ static bool find_rows(const bench_tensors *t, const attn_sequence *seq, attn_key
               &c->side[0]);
 }
 
-/* Calls add(context, couple) for what a sequence reads: its key runs in their order, then its rows. False if something
+/* Calls add(context, couple) for each part that a sequence reads: its key runs in order, then its rows. False if something
  * cannot be read. */
 static bool each_couple(const bench_tensors *t, int64_t b, void (*add)(void *context, const couple *c), void *context) {
   const attn_sequence seq = attn_sequence_of(&t->problem, &t->args, b);
@@ -116,7 +116,7 @@ typedef struct piece {
 typedef struct pieces {
   piece *item;
   int count;
-  double bytes; /* without what lines hold beside them */
+  double bytes; /* these bytes alone, not the rest of their lines */
   bool failed;
 } pieces;
 
@@ -245,7 +245,7 @@ typedef struct reading {
   bench_read_loop loop;
   int order;
   size_t bytes;    /* two halves of whole lines */
-  int64_t repeats; /* of one pass */
+  int64_t repeats; /* repeats of one pass */
   double rate[PASSES];
   bool failed;
 } reading;
@@ -261,7 +261,7 @@ static double time_repeats(const reading *r, const unsigned char *data, bool *wr
   return bench_now_ns() - start;
 }
 
-/* Finds how often a pass reads the buffer. One thread alone does so; passes of many threads last somewhat longer. */
+/* Finds how often a pass reads the buffer, on one thread alone; with many threads passes last somewhat longer. */
 static void calibrate(reading *r, const unsigned char *data) {
   bool wrong = false;
   r->repeats = 1;

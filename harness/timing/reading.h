@@ -6,7 +6,7 @@
 #include "data/tensors.h"
 
 typedef uint64_t (*bench_read_loop)(const void *data, const void *beside, size_t bytes,
-                                    size_t ahead); /* as attn_peak_loop.read */
+                                    size_t ahead); /* see attn_peak_loop.read */
 
 /* The loop of the widest tier that this CPU runs. */
 bench_read_loop bench_widest_read(void);
@@ -25,7 +25,7 @@ typedef struct bench_read_span {
 
 enum { BENCH_READ_ORDERS = 3 };
 
-/* Whether a loop can read what a call on the tensors reads: gaps or repeats within the rows of a head leave it no way. */
+/* Whether a loop can read the bytes that a call on the tensors reads: it cannot where rows of a head have gaps or repeat. */
 bool bench_can_read(const bench_tensors *tensors);
 
 /* The roof of a case: bytes/s of `threads` threads together (one without OpenMP) that read Q, K, V (or S) and O of the

@@ -99,7 +99,7 @@ static double time_reading(const bench_meter *meter) {
   return least;
 }
 
-/* Whether one is compared with the other as the same kernel: as its A/A control, or as that of another build. */
+/* Whether both are the same kernel and get compared: a trial and its A/A control, or two builds of a kernel. */
 static bool are_alike(const bench_trial *a, const bench_trial *b) {
   return a->kernel == b->kernel || (a->copies && b->copies);
 }

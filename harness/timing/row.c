@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows: what they say of case and kernel, then summaries, shares of the peak, and ratios from the trials. */
+/* Fills rows: first case and kernel, then summaries, shares of the peak, and ratios from the trials. */
 
 #include <inttypes.h>
 #include <math.h>
@@ -156,7 +156,7 @@ static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->calm_pct = calm_share(t);
   row->stop = s->stop;
   for (int i = 0; i < s->count; i++)
-    if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* of a slow kernel */
+    if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* a slow kernel's */
   if (bench_layer_has(s->bench, BENCH_HAS_PLAN)) row->plan_ns = t->plan_ns;
   if (bench_layer_has(s->bench, BENCH_HAS_WORKSPACE)) row->workspace_bytes = (double)t->workspace_bytes;
   row->flops = s->flops;

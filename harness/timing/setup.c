@@ -13,10 +13,10 @@
 #include "machine/environment.h"
 
 static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */
-static const double ROTATED_CACHES = 4;            /* rotations are together so many times the last-level cache */
-static const double LEVEL_SHARE = 0.75;            /* of a level of cache that the tensors of warm calls may fill */
-static const double PARTLY = 4;                    /* times a level of cache: so much larger, it hardly helps */
-static const double USUAL_CACHE = 33554432.0;      /* where the system does not say how large it is */
+static const double ROTATED_CACHES = 4; /* all rotations of a cold cache together are so many times the last-level cache */
+static const double LEVEL_SHARE = 0.75; /* share of a level of cache that tensors of warm calls may fill */
+static const double PARTLY = 4;         /* times a level of cache: so much larger, it hardly helps */
+static const double USUAL_CACHE = 33554432.0; /* where the system does not say how large it is */
 
 void bench_note(const bench_setup *s, const char *what, const char *kernel) {
   if (s->settings->note) s->settings->note(s->settings->note_context, what, kernel);
@@ -185,8 +185,8 @@ static void rotate_cold(bench_setup *s) {
                  size * 1e-6);
 }
 
-/* Bytes that the tensors of a group may fill: most of the smallest level of cache that holds those of one call with some
- * room left; 0: none does. */
+/* Bytes that the tensors of a group may fill: most of the smallest level of cache that has room for the tensors of one call
+ * and more; 0: no level has. */
 static double level_bytes(const bench_setup *s) {
   for (int level = 1; level <= 3; level++) {
     const double bytes = (double)bench_cache_bytes(level);
@@ -215,7 +215,7 @@ static double largest_group(const bench_setup *s) {
 /* Each call of a group has another q, and outputs of its own. */
 static bool is_own(const bench_tensors *t, int which) { return which == BENCH_Q || t->buffers[which].output; }
 
-/* Lets args point to the other's inputs, but for q. Scores are all of the inputs where they are given. */
+/* Lets args point to the inputs of another copy, but keep q. Where scores are given, they are the only inputs. */
 static void share_inputs(bench_tensors *t, bench_tensors *of) {
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const attn_operand operand = attn_operand_of(&t->problem, (attn_operand_id)i);
@@ -224,7 +224,8 @@ static void share_inputs(bench_tensors *t, bench_tensors *of) {
   t->kv_of = of;
 }
 
-/* Tensors for the calls of a group: with inputs of their own where the level of cache holds so many, else with another q. */
+/* Makes tensors for the calls of a group: inputs of their own where the level of cache holds so many, else only another q.
+ */
 static void add_warm(bench_setup *s) {
   bench_tensors *first = &s->tensors[0];
   const double wanted = largest_group(s), level = level_bytes(s);
@@ -290,7 +291,7 @@ static double layer_factor(const bench_case *bench) {
 double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings) {
   const double factor = layer_factor(bench);
-  double calls_s = 0, samples_s = 0; /* of one call of each kernel that runs, and of one sample of each that is timed */
+  double calls_s = 0, samples_s = 0; /* for one call of each kernel that runs, and one sample of each that is timed */
   for (int i = 0; i < count; i++) {
     if (bench_refusal(bench, kernels, count, i)) continue;
     const double call_s = factor * bench_work_guess(&bench->problem, kernels[i], bench->threads);

@@ -21,7 +21,7 @@ typedef struct bench_row {
   char alibi[BENCH_WORD], sinks[BENCH_WORD], lengths[BENCH_WORD], layout[BENCH_WORD], cache[BENCH_WORD];
   double softcap;
   char layer[BENCH_WORD];
-  int64_t width;        /* of a layer: d_model */
+  int64_t width;        /* a layer's d_model */
   char other_axes[128]; /* "magnitude:10/lse:on": not at their defaults, and without a member here */
 
   /* the kernel; where the library chose it, its name is "auto" */
@@ -29,28 +29,28 @@ typedef struct bench_row {
 
   /* the check; errors and rows_checked mean nothing after SKIP and ERROR */
   bench_verdict verdict;
-  char product[64]; /* of a layer: the kernel of its dense layers */
+  char product[64]; /* kernel of a layer's dense layers */
   char warnings[200];
 
   /* the times; missing unless time.n > 0 */
-  bench_summary time;                              /* ns per call */
-  double *samples_ns;                              /* [time.n], in round order; owned */
-  int *positions;                                  /* [time.n], place of each sample in its round; owned */
-  double *peaks;                                   /* [time.n], flop/s of all threads in the loop beside; 0: none; owned */
-  int64_t iterations;                              /* calls per sample */
-  double plan_ns, workspace_bytes;                 /* attn_plan_create, and what the plan asks for */
-  double flops, bytes;                             /* of one call: allowed pairs only; Q, K, V and O once */
-  double gflops, gbs;                              /* the same, 1e9 per second, by the median */
-  double threads_counted;                          /* that were busy, by their CPU time; median over the rounds */
-  double calm_pct;                                 /* samples that are undisturbed (bench_sample_is_calm()) */
-  double peak_gflops, peak_pct;                    /* of the tier's loop on all threads; median share over the rounds */
-  double peak_gbs, bw_pct;                         /* of the loop that reads the same bytes in place, and the share of it */
-  char level[8];                                   /* of the caches, where these bytes lie: "L1" ... "memory" */
-  char baseline[64];                               /* the kernel that ratio compares with */
-  bench_summary ratio;                             /* time of the baseline / this time: > 1 is faster */
-  double ratio_best;                               /* time of the best kernel / this time */
-  double noise;                                    /* A/A control of the case: |ratio - 1| */
-  double projections_pct, attention_pct, rest_pct; /* of a layer: shares of its time */
+  bench_summary time;              /* ns per call */
+  double *samples_ns;              /* [time.n], in round order; owned */
+  int *positions;                  /* [time.n], place of each sample in its round; owned */
+  double *peaks;                   /* [time.n], flop/s of all threads in the loop beside; 0: none; owned */
+  int64_t iterations;              /* calls per sample */
+  double plan_ns, workspace_bytes; /* attn_plan_create, and what the plan asks for */
+  double flops, bytes;             /* for one call: allowed pairs only; Q, K, V and O once */
+  double gflops, gbs;              /* the same, 1e9 per second, by the median */
+  double threads_counted;          /* busy threads by their CPU time; median over the rounds */
+  double calm_pct;                 /* samples that are undisturbed (bench_sample_is_calm()) */
+  double peak_gflops, peak_pct;    /* rate of the tier's loop on all threads; median share over the rounds */
+  double peak_gbs, bw_pct;         /* rate of the loop that reads the same bytes in place, and the share reached */
+  char level[8];                   /* cache level in which these bytes lie: "L1" ... "memory" */
+  char baseline[64];               /* the kernel that ratio compares with */
+  bench_summary ratio;             /* time of the baseline / this time: > 1 is faster */
+  double ratio_best;               /* time of the best kernel / this time */
+  double noise;                    /* A/A control of the case: |ratio - 1| */
+  double projections_pct, attention_pct, rest_pct; /* shares of a layer's time */
   bench_stop stop;
 } bench_row;
 
@@ -70,9 +70,9 @@ enum {
   BENCH_FEW_ROUNDS = 4, /* a kernel that does not fit so often into the budget of its case is not timed */
 };
 
-#define BENCH_ROOF 1.05 /* of the peak loop, or of the read loop: what is faster is an error */
+#define BENCH_ROOF 1.05 /* share of the peak or read loop: a faster time is an error */
 
-#define BENCH_MEMORY_SHARE 0.8 /* of the memory that is free, for one case */
+#define BENCH_MEMORY_SHARE 0.8 /* share of the free memory, for one case */
 
 /* A sample repeats the call until it lasts this long: much longer than a timer interrupt, much shorter than a second. */
 #define BENCH_MIN_SAMPLE_S 2e-3
@@ -84,7 +84,7 @@ typedef struct bench_case_settings {
   int rounds; /* exactly so many; 0 = until the interval is narrow enough */
   uint64_t seed;
   volatile const int *stop;                                          /* nonzero: finish the round */
-  void (*note)(void *context, const char *what, const char *kernel); /* what happens now */
+  void (*note)(void *context, const char *what, const char *kernel); /* tells what happens now */
   void *note_context;
   const bench_meter *meter; /* NULL = bench_machine_meter */
 } bench_case_settings;
@@ -96,20 +96,21 @@ typedef struct bench_setup {
   int count;
   bench_tensors tensors[BENCH_MAX_ROTATIONS];
   int rotations; /* tensors made so far */
-  int64_t turn;  /* of the rotation: the trials use one copy after the other, so that each is cold when it is used again */
+  int64_t
+      turn; /* place in the rotation: the trials use one copy after the other, so that each is cold when it is used again */
   bench_expected *expected;
   bench_layer *layer;  /* instead of tensors and expected */
-  double flops, bytes; /* of one call */
-  uint64_t input_hash; /* of tensors[0] before anything was timed */
+  double flops, bytes; /* for one call */
+  uint64_t input_hash; /* hash of tensors[0] before anything was timed */
   bool inputs_lost;    /* a kernel has overwritten them */
 
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
-  const bench_trial *controlled; /* that trial; NULL: nothing was timed */
+  const bench_trial *controlled; /* the trial that the control repeats; NULL: nothing was timed */
   bench_placing placing;         /* which rounds shared a placement */
   double *read_rates;            /* [read_rounds] bytes/s of the read loop; NULL: none can read what the case reads. Owned */
   int read_rounds;
-  const char *level; /* of the caches, that holds what a call reads, or all rotations; "" = not known */
+  const char *level; /* cache level that holds what a call reads, or all rotations; "" = not known */
   bench_stop stop;   /* why the last round was the last */
 } bench_setup;
 
@@ -171,8 +172,8 @@ double bench_peak_share(const bench_trial *trial, double flops, int threads);
 /* The row of one trial, without comparisons. The trial's samples move there. */
 bench_row bench_setup_row(const bench_setup *setup, bench_trial *trial);
 
-/* Times of two trials, whose samples their rows have, in the rounds that both have; and those of the A/A control: something
- * was timed. */
+/* Compares the times of two trials in the rounds that both have; and the A/A control's with its kernel's, if anything was
+ * timed. */
 bench_pairs bench_setup_pairs(const bench_setup *setup, const bench_trial *a, const bench_row *row_a, const bench_trial *b,
                               const bench_row *row_b);
 bench_pairs bench_setup_control(const bench_setup *setup, const bench_row *rows);

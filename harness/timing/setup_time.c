@@ -28,7 +28,7 @@ void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
   t->peak = bench_peak_of(t->kernel, bench_dtype_name(s->bench->problem.dtype_kv));
 }
 
-/* Those that passed, but for kernels that are too slow, which get a warning. */
+/* The trials that passed, but for kernels that are too slow, which get a warning. */
 static int choose_trials(bench_setup *s, bench_trial **chosen) {
   const double budget_s = s->settings->case_budget_s;
   int count = 0;
@@ -49,21 +49,21 @@ static int choose_trials(bench_setup *s, bench_trial **chosen) {
 
 /* ---- The read loop ------------------------------------------------------------------------------------------------- */
 
-/* On the tensors of the case; of a layer, whose data are its own, on a buffer of as many bytes. */
+/* Reads the tensors of the case; for a layer, whose data are its own, a buffer of as many bytes. */
 static double read_once(const bench_setup *s, const bench_trial *t) {
   const bench_meter *meter = bench_setup_meter(s);
   const double bytes = s->bytes / s->bench->threads;
   return s->layer ? meter->bandwidth((size_t)fmax(bytes, 1), s->bench->threads) : bench_sample_read(meter, t);
 }
 
-/* Room for the rates of so many rounds, and who reads in them. False if memory is short. */
+/* Makes room for the rates of these rounds, and says who reads in them. False if memory is short. */
 static bool open_reading(bench_setup *s, bench_timing_options *options) {
   const int rounds = options->max_rounds > options->min_rounds ? options->max_rounds : options->min_rounds;
   s->read_rounds = rounds;
   const bool cold = s->bench->cache != BENCH_WARM && !s->layer;
   s->level = bench_level_of(s->bytes * (cold ? s->rotations : 1) / s->bench->threads, s->bench->threads);
   if (!s->layer && !bench_can_read(&s->tensors[0])) return true;
-  free(s->read_rates); /* of an attempt before */
+  free(s->read_rates); /* left by an attempt before */
   s->read_rates = options->read_rates = calloc((size_t)rounds, sizeof *s->read_rates);
   if (!s->layer) options->reader = s->controlled;
   for (int i = 0; s->layer && s->read_rates && i < rounds; i++)
@@ -76,7 +76,7 @@ static double get_read_share(const void *context, int round) {
   return 1e9 / of[0][round] / of[1][round];
 }
 
-/* The rates of the loop that runs once a round, or else beside the trial's samples. */
+/* The rates of the read loop: that which runs once a round, or the one beside the trial's samples. */
 static double *read_rates_of(const bench_setup *s, const bench_trial *t) {
   return t->reads ? t->samples.loop_rate : s->read_rates;
 }
@@ -214,8 +214,9 @@ static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, 
 
 /* ---- Roofs --------------------------------------------------------------------------------------------------------- */
 
-/* The rate that no kernel exceeds. One of a library chooses its instructions itself: the quickest loop of this CPU. The best
- * slice counts, of those beside the samples and of as many again: a disturbed one must not make an error. */
+/* The rate that no kernel can exceed. A library's kernel chooses its instructions itself: for it, the quickest loop of this
+ * CPU counts. The best slice counts, of those beside the samples and as many more, so that a disturbed one makes no error.
+ */
 static double peak_of(const bench_setup *s, const bench_trial *t) {
   const bench_meter *meter = bench_setup_meter(s);
   const attn_peak_loop *loop = t->peak;

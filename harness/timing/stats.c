@@ -13,7 +13,7 @@ static int compare_doubles(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Doubles in the order of whole numbers: the bits, with those of negative numbers turned round. */
+/* Maps doubles to whole numbers of the same order: their bits, turned round for negative numbers. */
 static uint64_t place_of(double value) {
   uint64_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -166,8 +166,8 @@ double bench_student_quantile(double p, int degrees) {
 /* ---- Paired ratios ------------------------------------------------------------------------------------------------- */
 
 enum { LEAST_ROUNDS = 6, TRIMMED = 5 /* a fifth of the placements is left out at each end */ };
-static const double LEAST_ERROR = 1e-9; /* of times that are all equal */
-static const double WHOLE = 0.98;       /* of the most that a trial had its cores: no other program took them */
+static const double LEAST_ERROR = 1e-9; /* error of times that are all equal */
+static const double WHOLE = 0.98;       /* share of the most time that a trial had its cores: no other program took them */
 
 static double largest(const double *items, int n) {
   double most = -INFINITY;

@@ -34,8 +34,8 @@ typedef struct bench_pairs {
  * or n = 0; error NaN: fewer than 6 rounds that count (the value is of all then), or 2 placements. */
 typedef struct bench_estimate {
   double value, error;
-  int degrees; /* of freedom */
-  int rounds;  /* that count */
+  int degrees; /* degrees of freedom */
+  int rounds;  /* rounds that count */
 } bench_estimate;
 bench_estimate bench_paired_estimate(const bench_pairs *pairs);
 

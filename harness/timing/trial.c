@@ -193,10 +193,10 @@ typedef struct sample {
   int looks, known;
   double timed_ns;
   double own_ns;           /* CPU time of the calling thread in the timed calls, at most */
-  double look_ns;          /* what the close looks took, */
+  double look_ns;          /* time of the close looks, */
   bench_cpu_time look_cpu; /* and their CPU time */
   int64_t turn[BENCH_MOST_GROUP];
-  int count; /* of the present group */
+  int count; /* in the present group */
 } sample;
 
 /* Copies that are cold in their turn, others in random order. */
@@ -245,7 +245,7 @@ static bool look_closely(bench_sampler *s, bench_trial *t, sample *x) {
   return !fault || bench_sampler_fail(s, "%s: %s", t->kernel->name, fault);
 }
 
-/* Whether this is one of the groups that were meant, of which `wanted` are still to come among `groups`. */
+/* Whether this group is looked at: `wanted` of the `groups` to come are. */
 static bool is_chosen(bench_sampler *s, int *wanted, int64_t groups) {
   if (*wanted <= 0 || draw(s, groups) >= *wanted) return false;
   --*wanted;
@@ -275,8 +275,8 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
                             t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
 }
 
-/* Close looks after how many groups: as many as take LOOKS_SHARE of the sample's time, but one at least in the first
- * rounds, or in the first one alone where a row takes the oracle longer than the sample: of long sequences, whose times the
+/* Number of close looks: as many as take LOOKS_SHARE of the sample's time. At least one in each of the first rounds; in the
+ * first round alone where the oracle takes longer for a row than a sample lasts, as for long sequences, whose times the
  * roofs bound. */
 static int choose_looks(bench_sampler *s, const bench_trial *t) {
   const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
@@ -334,7 +334,7 @@ static bool time_sample(bench_sampler *s, bench_trial *t) {
   return true;
 }
 
-/* Reads in every order as many tensors as a sample does, in their turn of the rotation. */
+/* Reads as many tensors as a sample does, in every order, from the present place in the rotation on. */
 double bench_sample_read(const bench_meter *m, const bench_trial *t) {
   return m->read_rate(t, take_turns(t, BENCH_READ_ORDERS * t->samples.iterations), t->threads);
 }
@@ -373,7 +373,7 @@ bool bench_sample_is_calm(const bench_trial *t, int round) { return t->samples.c
 
 bool bench_knows_calm(const bench_trial *t) { return t->samples.rounds > 0 && t->samples.core_share[0] > 0; }
 
-/* More calls by the factor that is missing, and a fifth on top; at most a hundred times as many. */
+/* Raises the number of calls by the factor that is missing and a fifth more, at most a hundred times. */
 static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
   const double factor = total_ns > 0 ? fmin(1.2 * sample_ns / total_ns, 100) : 100;
   return (int64_t)ceil((double)calls * fmax(factor, 1.2));

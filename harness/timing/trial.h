@@ -14,8 +14,8 @@
 /* Measurements of each round. */
 typedef struct bench_samples {
   double *time_ns;    /* [rounds] per call */
-  double *loop_rate;  /* [rounds] of the loop beside it in the same round: flop/s of one core while all threads run the peak
-                         loop; bytes/s of all threads together for the read loop; 0 without a loop */
+  double *loop_rate;  /* [rounds] rate of the loop beside it in the same round: flop/s of one core while all threads run the
+                         peak loop; bytes/s of all threads for the read loop; 0 without a loop */
   double *busy;       /* [rounds] threads that were busy, by their CPU time */
   double *ran;        /* [rounds] CPU time / time, of each thread: less than 1 where other programs had its core */
   double *core_share; /* [rounds] bench_core_share(), the lower one of before and after the calls; 0: not known */
@@ -32,21 +32,21 @@ typedef struct bench_place {
 } bench_place;
 
 typedef struct bench_trial {
-  const attn_kernel_info *kernel; /* what runs; bench_automatic until the library has chosen */
+  const attn_kernel_info *kernel; /* the kernel that runs; bench_automatic until the library has chosen */
   bool automatic;                 /* the library was asked to choose */
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
   bool leaves_threads;            /* there were more threads after its check, or after a sample, than before */
-  int threads;                    /* of its case; the loop beside it runs on as many at once */
+  int threads;                    /* the case's; the loop beside it runs on as many at once */
 
   /* The subject of the trial: a plan on tensors, or a layer, which has its own data. The verdict holds for it alone. */
   const bench_build *build;   /* whose plan it is; NULL: attnbench's own */
-  const bench_copies *copies; /* that build at several places in memory; NULL: at one */
+  const bench_copies *copies; /* the build at several places in memory; NULL: at one */
   attn_plan *plan;
   bench_layer_trial *layer;
   bench_tensors *tensors; /* [tensor_count] made with the same values; 1 for a layer */
   int tensor_count;
-  bool cold;      /* they are used in turn, so that each has left the caches before it is used again; else in random order */
-  bool zero_mean; /* as bench_expected.zero_mean */
+  bool cold;      /* used in turn, so that each has left the caches before its next use; else in random order */
+  bool zero_mean; /* see bench_expected.zero_mean */
   void *workspace;
   size_t workspace_bytes;
   bench_verdict verdict;
@@ -55,21 +55,21 @@ typedef struct bench_trial {
   char warnings[200];
 
   /* The loop that runs beside the samples. */
-  const attn_peak_loop *peak; /* of the kernel's tier; NULL = none */
+  const attn_peak_loop *peak; /* loop of the kernel's tier; NULL = none */
   bool reads;                 /* a loop that only reads its tensors, instead of the peak loop */
-  double peak_best;           /* flop/s of all threads in the best slice, where the median of those beside the samples is
-                                 beaten; 0: it is not */
+  double peak_best; /* flop/s of all threads in the best slice, if a kernel beats the median of the slices beside the
+                       samples; 0: none does */
 
   bench_samples samples; /* owned: bench_trial_clear() frees them */
 
   /* State of bench_time(). */
   bench_peak_slice slice; /* loop NULL: no peak loop */
   int quota;              /* rounds that the trial takes part in */
-  int64_t *turn;          /* of the next call: it picks the tensors; of all trials that share them. NULL for one tensor */
-  int group;              /* calls between two readings of the clock */
-  double row_ns;          /* what the oracle took for a row */
-  bench_place *places;    /* [placing.count]; NULL: all rounds take the plan and the workspace that were checked */
-  bench_place home;       /* those */
+  int64_t *turn; /* number of the next call among all trials that share the tensors, which it picks. NULL for one tensor */
+  int group;     /* calls between two readings of the clock */
+  double row_ns; /* the oracle's time for a row */
+  bench_place *places; /* [placing.count]; NULL: all rounds take the plan and the workspace that were checked */
+  bench_place home;    /* those */
   bench_placing placing;
 } bench_trial;
 
@@ -89,8 +89,8 @@ void bench_warn(bench_trial *trial, const char *format, ...) __attribute__((form
 /* One call on the tensors of a turn (any number >= 0). */
 attn_status bench_trial_call(const bench_trial *trial, int64_t turn);
 
-/* The inputs as they were checked, and a poisoned output. The poison changes from round to round: NaN, or small numbers. The
- * hash of the right output stays what it is, also after bench_trial_renew(), which multiplies V by a factor. */
+/* Restores the checked inputs and poisons the output. The poison changes from round to round: NaN, or small numbers. The
+ * hash of the right output stays the same, also after bench_trial_renew(), which multiplies V by a factor. */
 void bench_trial_restore(const bench_trial *trial, int64_t turn);
 uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
 void bench_trial_renew(const bench_trial *trial, int64_t turn, int threads);
@@ -119,10 +119,10 @@ typedef struct bench_meter {
   double (*now_ns)(void);
   bench_clocks (*clocks)(void);
   bench_cpu_time (*cpu_now)(void);
-  double (*own_cpu_ns)(void);    /* of the calling thread: bench_cpu_time.own_ns */
+  double (*own_cpu_ns)(void);    /* CPU time of the calling thread: bench_cpu_time.own_ns */
   double (*resolution_ns)(void); /* 0 if the clock stands still */
   bench_team (*team)(int threads);
-  void (*dismiss)(void); /* as bench_team_dismiss() */
+  void (*dismiss)(void); /* see bench_team_dismiss() */
   attn_status (*call)(const bench_trial *trial, int64_t turn);
   void (*renew)(const bench_trial *trial, int64_t turn, int threads);
   void (*poison)(const bench_trial *trial, int64_t turn);
@@ -134,9 +134,9 @@ typedef struct bench_meter {
   bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);
   double (*peak_rate)(const bench_peak_slice *slice);
   double (*read_rate)(const bench_trial *trial, int64_t turn,
-                      int threads);               /* as bench_read_rate(), with as many passes as a sample has calls */
-  double (*bandwidth)(size_t bytes, int threads); /* as bench_read_bandwidth() */
-  double (*core_share)(int threads);              /* as bench_core_share() */
+                      int threads);               /* see bench_read_rate(); as many passes as a sample has calls */
+  double (*bandwidth)(size_t bytes, int threads); /* see bench_read_bandwidth() */
+  double (*core_share)(int threads);              /* see bench_core_share() */
 } bench_meter;
 
 extern const bench_meter bench_machine_meter; /* this machine's clock, calls and loops */
@@ -146,23 +146,24 @@ typedef struct bench_sampler {
   int team;            /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
   double sample_ns;    /* a sample lasts at least this long */
   double clock_ns;     /* a reading of the clock adds so much to a time */
-  uint64_t random;     /* for what a kernel must not foresee */
+  uint64_t random;     /* random bits for everything that a kernel must not foresee */
   uint64_t float_mode; /* the thread's; no call may change it */
   char error[400];
 } bench_sampler;
 
-enum { BENCH_SLICES = 2 }; /* before a sample, and as many after it */
+enum { BENCH_SLICES = 2 }; /* slices before a sample; as many follow it */
 
 /* The rates of the slices that ran last. */
 typedef struct bench_slices {
-  const attn_peak_loop *loop; /* NULL: none, or those of the read loop, which serve no other trial */
+  const attn_peak_loop
+      *loop; /* the loop of the last slices, if another trial may use them; NULL: none, or the read loop's */
   double rate[BENCH_SLICES];
 } bench_slices;
 
 /* Says what went wrong; false. */
 #define bench_sampler_fail(sampler, ...) bench_say((sampler)->error, sizeof(sampler)->error, __VA_ARGS__)
 
-/* Whether the trial had its cores to itself in that round: nobody else ran on their other hardware threads. */
+/* Whether the trial had its cores to itself in that round: no other program ran on their other hardware threads. */
 bool bench_sample_is_calm(const bench_trial *trial, int round);
 
 /* Whether bench_sample_is_calm() can tell: on CPUs that bench_core_share() knows. */
@@ -172,8 +173,8 @@ bool bench_knows_calm(const bench_trial *trial);
  * with the sampler's error if a call failed. */
 bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
 
-/* Whether a call, or several, left the thread's floating-point mode as it was; to be asked after timed and other calls,
- * since the mode stays what a call made of it. False with the sampler's error, and the mode as before. */
+/* Whether calls left the thread's floating-point mode as it was. It is checked after every group of calls, since the mode
+ * stays what a call made it. False with the sampler's error, and the mode restored. */
 bool bench_sample_keeps_float_mode(bench_sampler *sampler, const bench_trial *trial);
 
 /* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
@@ -194,9 +195,9 @@ typedef struct bench_timing_options {
   double precision;          /* stop when the 95 % interval of every median is within +-precision (0.01) */
   int min_rounds;            /* 11 */
   int max_rounds;            /* sample cap */
-  double budget_s;           /* of one case */
+  double budget_s;           /* for one case */
   double min_sample_s;       /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
-  uint64_t seed;             /* of the order */
+  uint64_t seed;             /* for the order */
   volatile const int *stop;  /* set by Ctrl-C: finish the round and return; NULL = never */
   const bench_meter *meter;  /* NULL = bench_machine_meter */
   const bench_trial *reader; /* whose tensors the read loop reads once a round; NULL: none */

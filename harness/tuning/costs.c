@@ -36,7 +36,7 @@ static double mean_square(const bench_tune_cost *c) {
   return error / c->weight;
 }
 
-enum { SWEEPS = 20000 /* at most */, ROUNDS = 10 /* of costs and slowness in turn */ };
+enum { SWEEPS = 20000 /* at most */, ROUNDS = 10 /* rounds of costs and slowness in turn */ };
 static const double STILL = 1e-6; /* the part of itself by which an unknown moves that has been found */
 
 /* Least squares of which no unknown is negative, each in turn by what the others leave (coordinate descent: Franc, Hlavac
@@ -83,7 +83,7 @@ static double slowness_of(const bench_tune_result *result, const bench_tune_look
   return timed_weight / expected_weight;
 }
 
-/* Slowness is relative: its mean over the looks of a type is made 1, so that costs are those of a usual moment. */
+/* Slowness is relative: the mean over the looks of a type is 1, so that costs are those of a usual moment. */
 static void find_slowness(bench_tune_result *result) {
   double sum[3] = {0};
   for (int i = 0; i < result->looks; i++) {

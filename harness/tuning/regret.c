@@ -85,7 +85,7 @@ typedef struct problem {
   int chosen[BENCH_REGRETS]; /* kernels; -1 if it is none that is looked at */
   int looks;
   bool calm[LOOKS];
-  double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel over the best's of the look; 0 = not timed */
+  double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel / time of the best one in the same look; 0 */
   double best_ns;
 } problem;
 

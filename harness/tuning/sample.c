@@ -8,16 +8,16 @@
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
 
-static const double POINT_S = 0.016; /* long enough for the quick kernels of the longest call to be timed three times */
+static const double POINT_S = 0.016;       /* three samples of each quick kernel fit, even for the longest call */
 static const double SHORT_POINT_S = 0.006; /* where few kernels are timed */
-static const double CALLS_OF_POINT = 16;   /* of the quickest kernel, at least */
+static const double CALLS_OF_POINT = 16;   /* samples of the quickest kernel, at least */
 static const double CLEARLY = 1.03;        /* times as long takes the next kernel */
 static const double UNCLEAR = 1.15;        /* and may be expected to take, where it may as well be the quickest */
 enum {
-  FEWEST_POINTS = 200,   /* of the whole, where time is short */
-  FEWEST_ROUNDS = 3,     /* that a time of costs comes from */
-  POINTS_OF_ALL = 300,   /* of a type that all kernels are timed on */
-  FEWEST_NEAR = 3,       /* of these, for a kernel that is timed on more */
+  FEWEST_POINTS = 200,   /* problems in all, where time is short */
+  FEWEST_ROUNDS = 3,     /* rounds for a time from which costs come */
+  POINTS_OF_ALL = 300,   /* problems of a type that all kernels are timed on */
+  FEWEST_NEAR = 3,       /* such problems for a kernel that is timed on more */
   POINTS_OF_NEAR = 1500, /* until so many are */
   MOST_DRAWS = 200       /* for a problem whose quickest kernel is not clear */
 };
@@ -148,7 +148,7 @@ typedef struct sampler {
   bench_tune_result *result;
   uint64_t seed;
   int drawn;
-  double most_s; /* of a problem */
+  double most_s; /* for a problem */
 } sampler;
 
 /* Every second problem is one that is not clear, if these are asked for. */

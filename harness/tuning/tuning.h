@@ -37,7 +37,7 @@ typedef struct bench_tune_shape {
 } bench_tune_shape;
 
 enum { TUNE_KERNELS = 31 /* in the order of the registry; further ones are not looked at */ };
-typedef uint32_t bench_tune_set; /* of kernels, a bit for each */
+typedef uint32_t bench_tune_set; /* kernels, a bit for each */
 #define TUNE_ALL ((bench_tune_set)-1)
 
 /* Where times come from. Tests pass scripted ones, and so know what must come out. The automatic choice is timed beside the
@@ -67,7 +67,7 @@ typedef struct bench_tune_cost {
   int terms;                                                                  /* the kernel's number of terms */
   int count;                                                                  /* times */
   int leads; /* random problems of which the kernel was clearly the quickest; for a class, of kernels of no higher tier */
-  int near;  /* of the first problems, which all kernels are timed on: those that it took about the least time of */
+  int near;  /* how often it took about the least time on the first problems, on which all kernels are timed */
   double ns[ATTN_MAX_TERMS], error;
 } bench_tune_cost;
 
@@ -78,7 +78,7 @@ typedef struct bench_tune_look {
   bench_tune_shape shape;
   int count, kernel[TUNE_NEAR];
   double time_ns[TUNE_NEAR]; /* the quickest's, times the median of the ratios with it */
-  double slowness;           /* of the moment, as a factor: what all of its kernels exceed their costs by */
+  double slowness;           /* how slow the moment was: all of its kernels exceed their costs by this factor */
   bool calm;                 /* nobody else ran on the core before and after it */
 } bench_tune_look;
 
@@ -87,8 +87,8 @@ typedef struct bench_tune_result {
   int looks;
   int points[3];                          /* looks, by dtype */
   int random[3];                          /* those of random problems, not of unclear ones */
-  bench_tune_cost costs[TUNE_KERNELS][3]; /* by dtype */
-  double least_ns;                        /* of one thread; 0 = not measured */
+  bench_tune_cost costs[TUNE_KERNELS][3]; /* one for each dtype */
+  double least_ns;                        /* time on one thread; 0 = not measured */
   const char *class;                      /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
 
@@ -149,7 +149,7 @@ void bench_tune_write(const bench_tune_result *result, FILE *file);
 
 typedef struct bench_regret {
   const char *name;          /* the choice's: "built_in" */
-  const attn_tuning *tuning; /* that it is made by; NULL = none */
+  const attn_tuning *tuning; /* makes the choice; NULL = none */
   int count, above;          /* problems; those whose choice takes more than 1.1 times as long as the best */
   double sum, worst;
   bench_tune_shape where; /* the worst */
@@ -162,7 +162,7 @@ void bench_regret_add(bench_regret *regret, double ratio, const bench_tune_shape
 double bench_tune_work(const bench_tune_shape *shape);
 extern const double BENCH_REGRET_WORK;
 
-enum { BENCH_REGRET_KEYS = 6 /* of a random shape, at least */ };
+enum { BENCH_REGRET_KEYS = 6 /* multiply-adds of a random shape, at least */ };
 
 /* A random shape, from a seed. */
 bench_tune_shape bench_regret_shape(uint64_t *seed);

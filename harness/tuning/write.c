@@ -23,7 +23,7 @@ bool bench_tune_has_costs(const bench_tune_result *result) {
   return false;
 }
 
-static const double LEAST_NS = 1e-6; /* of a term: times ten million elements it would be 10 ns */
+static const double LEAST_NS = 1e-6; /* least cost of a term: times ten million elements it would be 10 ns */
 
 /* The error is what is left beside the slowness of moments, which all kernels of a problem share. */
 static void write_costs(FILE *file, const bench_tune_result *result, int kernel, attn_dtype dtype) {

@@ -33,7 +33,7 @@ typedef struct cpu_set_t {
 #define CPU_OR(to, one, other) ((void)((to)->bits = (one)->bits | (other)->bits))
 
 int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set);       /* the process's CPUs, whatever the thread */
-int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set); /* of the calling thread, whatever `thread` */
+int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set); /* the calling thread's, whatever `thread` is */
 int sched_getcpu(void);
 
 /* ---- Memory ---------------------------------------------------------------------------------------------------------- */

@@ -585,7 +585,7 @@ inline std::vector<kernel> kernels() {
   return all;
 }
 
-/** A line for each kernel: what it says to the problem. */
+/** A line for each kernel: that it takes the problem, or why it does not. */
 inline std::string explain(const problem &p) {
   std::string lines;
   for (const kernel &k : kernels()) lines += std::string(k.name()) + ": " + k.rejects(p).value_or("takes it") + "\n";

@@ -33,11 +33,11 @@ typedef struct attn_struct_part {
 } attn_struct_part;
 
 struct attn_struct_layout {
-  const char *name;              /**< "attn_args" */
-  const char *maker;             /**< The macro that sets its size: "ATTN_STRUCT(attn_args, ...)". */
-  size_t bytes;                  /**< Its size here. */
-  size_t least;                  /**< No caller's is smaller. */
-  size_t unsized;                /**< The size that struct_size 0 stands for: that of version 0.1; 0 = it is refused. */
+  const char *name;  /**< "attn_args" */
+  const char *maker; /**< The macro that sets its size: "ATTN_STRUCT(attn_args, ...)". */
+  size_t bytes;      /**< Its size here. */
+  size_t least;      /**< No caller's is smaller. */
+  size_t unsized;    /**< The size that struct_size 0 stands for (that of version 0.1); 0: struct_size 0 is refused. */
   const attn_struct_part *parts; /**< In the order of their offsets; NULL = none. */
 };
 
@@ -57,7 +57,8 @@ ATTN_API int attn_parallel_default_threads(void);
  * has ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
 ATTN_API int attn_parallel_available(int wanted);
 
-/** Whether so many items, each of which takes one thread item_ns nanoseconds, are done faster by several threads. */
+/** Whether several threads are faster than one for this number of items, each of which takes one thread item_ns nanoseconds.
+ */
 ATTN_API bool attn_parallel_pays(int64_t items, double item_ns);
 
 /** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns

@@ -34,17 +34,18 @@ enum {
   ATTN_MAX_PHASES = 6,   /**< Phases of a schedule. */
   ATTN_MAX_TERMS = 64,   /**< Terms of a kernel's time. */
   ATTN_OWN_BYTES = 256,  /**< attn_schedule.own. */
-  ATTN_MEMORY_ALIGN = 64 /**< Bytes to which the memory of units and threads is aligned. */
+  ATTN_MEMORY_ALIGN = 64 /**< The memory of units and threads is aligned to so many bytes. */
 };
 
 /** The steps around a library's products (kernels/library/score_steps.h of the source): for libattn's own plug-ins. */
 struct attn_score_steps;
 
-/** How this CPU wants keys and values prefetched that are read once: what its class says (kernels/machines). Bytes are those
- * of K and V of all heads. */
+/** How this CPU wants keys and values prefetched if they are read once, by its class (kernels/machines). Bytes are those of
+ * K and V of all heads. */
 typedef struct attn_prefetch {
-  double none_up_to;   /**< No prefetches up to so many bytes where a single row reads K and V in their order; 0 = always. */
-  double twice_beyond; /**< Each line twice beyond so many bytes without gaps; 0 = never. */
+  double
+      none_up_to; /**< No prefetches if a single row reads at most so many bytes of K and V in order; 0 = always prefetch. */
+  double twice_beyond; /**< Each line is prefetched twice if there are more bytes, without gaps; 0 = never. */
 } attn_prefetch;
 
 /** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
@@ -53,7 +54,7 @@ typedef struct attn_machine {
   int threads; /**< Threads that may work at once. */
   /** Never NULL. Finds the CPU's class once per process, which takes milliseconds: only kernels that go by it ask. */
   attn_prefetch (*prefetch)(void);
-  const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
+  const struct attn_score_steps *steps; /**< For the highest tier that CPU and cap allow. */
 } attn_machine;
 
 /** Phases, tasks and memory of a plan. plan() fills in the fields that are not marked as set by the plan. */
@@ -88,14 +89,14 @@ typedef struct attn_task {
 typedef struct attn_kernel_terms {
   int count;                /**< At most ATTN_MAX_TERMS; 0: the kernel ranks behind all that have terms. */
   const char *const *names; /**< `count` names of a-z, 0-9 and _, as tuning files write them. */
-  /** Writes `count` numbers, none of them negative: what one sequence of the problem makes one thread
-   * do. Sees neither batch nor threads. Called on CPUs that run the kernel only. */
+  /** Writes `count` numbers >= 0: how often each term occurs when one thread does one sequence of the problem. Sees neither
+   * batch nor threads. Called on CPUs that run the kernel only. */
   void (*of)(const attn_problem *problem, double *terms);
 } attn_kernel_terms;
 
-/** Functions of a kernel on another library beside its own four; each may be NULL. open() makes objects
- * of that library once per plan and close() frees them with the plan. In between they do not change, so that any number of
- * threads may run the plan at once. */
+/** The further functions of a kernel on another library; each may be NULL. open() makes objects of that library once per
+ * plan and close() frees them with the plan. In between they do not change, so that any number of threads may run the plan
+ * at once. */
 typedef struct attn_library_hooks {
   /** Makes objects from what plan() filled in, keeps their address in `own`, and may add to scratch_bytes what the library
    * wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
@@ -110,8 +111,8 @@ typedef struct attn_library_hooks {
   const char *(*unusable)(const char *cap);
   /** Threads that may work at once. */
   int (*most_threads)(void);
-  /** Before the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs
-   * to the library, such as its number of threads. */
+  /** Called before the tasks of each attn_plan_run, on its thread: sets state of the library that is global to the process,
+   * such as its number of threads. */
   void (*begin_run)(void);
   /** After them: puts it back when the last of several runs at once has ended. */
   void (*end_run)(void);
@@ -123,8 +124,8 @@ typedef struct attn_kernel {
   attn_operation operation; /**< That of the problems that it takes; 0 = ATTN_FORWARD. */
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
-  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.
-   * Called again, with fewer threads, where those of the first call do not pay. */
+  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. Called again with
+   * fewer threads if the threads of the first call do not pay. */
   bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
   attn_kernel_terms terms; /**< Optional. */
   /** One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */

@@ -34,10 +34,10 @@ enum {
   SUMS_1 = HALF,
   SUMS_2 = HALF * TILE_QUERIES,
   SUMS_3 = HALF * TILE_QUERIES + HALF
-}; /* of the four tiles */
+}; /* rows of the four tiles */
 
-/* How much softmax runs beside one step of four products: `pairs` of keys, for all queries; if they are too many, until the
- * block ends. Constants of each body. */
+/* How much softmax runs beside one step of four products: `pairs` of keys, for all queries. Pairs that do not fit wait until
+ * the block ends. Constants of each body. */
 typedef struct softmax_pace {
   int pairs;
   bool too_many, masked, biased;
@@ -61,8 +61,8 @@ typedef struct tile_group {
   operands at;
 } tile_group;
 
-/* One step of a group, four products; the first one starts its sums. Softmax comes before the product, not after it, and an
- * operand is loaded just before its first product: what the tile unit waits for has then more time to arrive. */
+/* One step of a group: four products; the first step starts the sums. Softmax comes before the product, and an operand is
+ * loaded just before its first product, so that the data for the tile unit has more time to arrive. */
 static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool starts, softmax *x, const softmax_pace pace) {
   operands *at = &g->at;
   softmax_share(x, pace, 0);
@@ -107,7 +107,7 @@ static ALWAYS_INLINE void run_group(pending_sums *pending, const group_work w, s
   pending->at = w.out;
 }
 
-/* Stores what the tiles hold; `nowhere` takes what the next group stores. */
+/* Stores the pending tiles; then nothing is pending, and the next call stores to `nowhere`. */
 static void store_pending(pending_sums *pending, float *nowhere) {
   const int64_t stride = TILE_QUERIES * sizeof(float);
   _tile_stored(0, pending->at + SUMS_0, stride);
@@ -162,7 +162,7 @@ typedef struct block_run {
   int64_t blocks;
   int64_t k_block, v_block; /* values from block to block */
   float *total;             /* [TILE_QUERIES]: sums of the blocks before */
-  uint16_t *other_p;        /* where P of every second block goes; it holds that of the block before the first */
+  uint16_t *other_p;        /* place for P of every second block; first it holds P of the block before */
 } block_run;
 
 /* Returns for how many blocks softmax has run: less than all if some query's reference did not suit the last one of these.
@@ -235,19 +235,19 @@ static body_function *body_for(int depth_v, int depth_qk, score_kind kind) {
   return depth_v + depth_qk >= 6 ? many[kind] : few[kind];
 }
 
-/* S^T of a block beside nothing; its last group stays pending. */
+/* S^T of a block, with no softmax beside it; its last group stays pending. */
 static NO_INLINE void scores_alone(pending_sums *pending, const score_work *scores, int depth_qk) {
   softmax none = {.key = 0};
   score_groups(pending, scores, depth_qk, &none, (softmax_pace){0});
 }
 
-/* O^T of a block beside nothing; its last group stays pending. */
+/* O^T of a block, with no softmax beside it; its last group stays pending. */
 static NO_INLINE void output_alone(pending_sums *pending, const output_work *output, int depth_v) {
   softmax none = {.key = 0};
   output_groups(pending, output, depth_v, &none, (softmax_pace){0});
 }
 
-/* Softmax of a block whose S^T is stored, beside nothing. */
+/* Softmax of a block whose S^T is stored, with no products beside it. */
 static NO_INLINE void softmax_alone(const softmax_work *given, bool masked) {
   softmax x = start_softmax(given);
   while (x.s < x.end) {

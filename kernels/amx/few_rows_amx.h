@@ -37,7 +37,7 @@ static inline vec round_p(vec p) {
 #include "tiles_amx.h"
 
 enum {
-  GROUP_KEYS = 16, /* of a tile */
+  GROUP_KEYS = 16, /* keys of a tile */
   GROUPS = 4,
   DECODE_KEYS = GROUPS * GROUP_KEYS,
   DECODE_SCORE_STRIDE = DECODE_KEYS + 16,
@@ -47,11 +47,11 @@ enum {
   TILE_FLOATS = 256
 };
 
-#define DECODE_PRODUCTS /* decode.h takes those of this file */
+#define DECODE_PRODUCTS /* decode.h takes the functions of this file */
 static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS};
 
-/* Pairs of lines prefetched beside the load of a tile, and for each tile of K beside the transposition of its scores: 16 for
- * each tile of K and its tile of V, as many as they have. */
+/* Pairs of lines to prefetch: beside each load of a tile, and beside the transposition of a tile's scores. Together they are
+ * 16 for a tile of K and its tile of V: all that these have. */
 enum { PAIRS_BESIDE_TILE = 7, PAIRS_BESIDE_SCORES = 2 };
 
 /* Tiles by number, which gcc pastes into names: scores of four groups of keys, or sums of two times 32 columns; a tile of K
@@ -125,7 +125,7 @@ static __m512i load_query(const row_block *block, int64_t row, int64_t d) {
 static void pair_queries(const row_block *block, uint16_t *to) {
   for (int64_t row = 0; row < block->rows; row += DECODE_TILE_ROWS)
     for (int64_t d = 0; d < block->problem->dim_qk; d += ROW_VALUES, to += TILE_BYTES / 2) {
-      vec pairs[DECODE_TILE_ROWS]; /* of dims, as if they were floats */
+      vec pairs[DECODE_TILE_ROWS]; /* pairs of dims, as if they were floats */
       for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) pairs[i] = _mm512_castsi512_ps(load_query(block, row + i, d));
       vec_transpose(pairs);
       for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) _mm512_storeu_si512(to + i * ROW_VALUES, _mm512_castps_si512(pairs[i]));
@@ -173,7 +173,7 @@ static value_rows copy_group(const products *work, const row_block *block, value
   return (value_rows){.at = to, .stride = padded};
 }
 
-/* One of the block's groups, whose rows are `values`: where they lie, or copied to `copy`. */
+/* One of the block's groups of rows: `values` if they can be read in place, else a copy in `copy`. */
 static value_rows take_group(const products *work, const row_block *block, int group, value_rows values, int64_t dim,
                              bool picks, uint16_t *copy) {
   const int64_t first = work->first + group * GROUP_KEYS;
@@ -332,7 +332,7 @@ static ALWAYS_INLINE void add_columns(products *work, const row_block *block, fl
   }
 }
 
-/* add_columns with constants for what `work` says. */
+/* Calls add_columns with the fields of `work` as constants. */
 static ALWAYS_INLINE void choose_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
                                          bool ahead) {
   if (!work->whole)

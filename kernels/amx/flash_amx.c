@@ -19,12 +19,12 @@
 #include "kernels/common/problem/terms.h"
 
 enum {
-  MOST_ROWS = 1024,          /* of a task: tiles that share a super-block of keys */
+  MOST_ROWS = 1024,          /* tiles of a task, which share a super-block of keys */
   ONE_SUPER_BYTES = 1 << 20, /* K and V of all keys, if they are one super-block: they stay in level 2 while tiles pass */
-  SUPER_BYTES = 3 << 18,     /* of one of several super-blocks: the next one is fetched before this one ends */
-  OUTPUT_BYTES = 1 << 19,    /* of the tiles of a task, if there are several super-blocks: their O^T waits in level 2, too */
-  BLOCKS_AHEAD = 3,          /* from the block at work to that whose bias or mask is prefetched */
-  JOBS = 3                   /* before, now, next */
+  SUPER_BYTES = 3 << 18,     /* bytes of one of several super-blocks: the next one is fetched before this one ends */
+  OUTPUT_BYTES = 1 << 19, /* bytes of O^T of a task's tiles, which wait in level 2, too, if there are several super-blocks */
+  BLOCKS_AHEAD = 3,       /* from the block at work to that whose bias or mask is prefetched */
+  JOBS = 3                /* before, now, next */
 };
 
 /* ---- Memory of a thread ---- */
@@ -92,7 +92,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 
 /* 64 keys for a tile of queries. */
 typedef struct job {
-  bool exists, starts, last; /* starts, last: of the tile */
+  bool exists, starts, last; /* starts, last: this is the first or the last block of its tile */
   bool masked;               /* some query does not see some key */
   bool biased;               /* softmax adds the bias, instead of adjust_block */
   query_tile *tile;
@@ -111,12 +111,12 @@ typedef struct attention {
   uint16_t *p[2], *q[2], *v;
   pending_sums pending;
   const uint16_t *k;       /* the first key of the KV head, if all lie in one run */
-  int64_t in_place_blocks; /* of K */
+  int64_t in_place_blocks; /* blocks of K that are read in place */
   int64_t k_block;         /* values from a block of K to the next */
   int depth_qk, depth_v;
   body_function *body[SCORE_KINDS];
   bool adjusted;  /* scores are more than dot products times a positive scale */
-  bool adds_bias; /* by no more than a bias of adjacent keys, which softmax can add */
+  bool adds_bias; /* changed by no more than a bias of adjacent keys, which softmax can add */
   float *turned;  /* bias with queries in lanes; its first half is that of `turned_for` */
   const float *turned_for;
   cold_lines cold;
@@ -127,7 +127,7 @@ typedef struct attention {
 typedef struct walk {
   int64_t first_tile, end_tile, end_block, per_super;
   int64_t super, tile, block, packed_tile;
-  int slot; /* of Q */
+  int slot; /* where Q stands */
 } walk;
 
 static walk start_walk(const attention *a, int64_t first_tile, int64_t end_tile) {
@@ -251,7 +251,7 @@ static const float *bias_of(const attention *a, const job *j) {
   return a->block->args->bias + score_offset_of(a->block, stride, j->tile->row, j->block * KEY_BLOCK);
 }
 
-/* Lets softmax of `now` add its bias, and turn the beginning of that of `next`. */
+/* Lets softmax of `now` add its bias, and turns the beginning of the bias of `next`. */
 static void give_bias(attention *a, const job *now, const job *next, softmax_work *x) {
   x->bias_stride = a->block->problem->bias_stride.q;
   x->turned = a->turned;
@@ -263,8 +263,8 @@ static void give_bias(attention *a, const job *now, const job *next, softmax_wor
 
 /* ---- Lines for later ---- */
 
-/* Lets softmax of `blocks` blocks prefetch as many pairs of lines as it has pairs of keys: of each row the first two
- * lines, next time the next two. False if there are none left. */
+/* Lets softmax of `blocks` blocks prefetch a pair of lines for each pair of keys: the first two lines of each row, next time
+ * the next two. False if no lines are left. */
 static bool ask_for_rows(line_walk *from, int64_t blocks, softmax_work *x) {
   const int64_t rows = blocks * KEY_BLOCK / 2;
   if (from->rows <= 0) return false;
@@ -309,8 +309,8 @@ static void ask_for_super(const attention *a, const walk *w, const job *now, sof
   }
 }
 
-/* Gives softmax the lines that it prefetches: those of the bias or mask, or of the next super-block, which are needed
- * soonest. If there are none, they are cold lines of O, V, K or Q. */
+/* Gives softmax the lines to prefetch: first those of the bias, of the mask, or of the next super-block, which are needed
+ * soonest. If there are none, cold lines of O, V, K or Q. */
 static void give_lines(attention *a, const walk *w, const job *now, int64_t blocks, softmax_work *x) {
   const attn_problem *p = a->block->problem;
   cold_lines *cold = &a->cold;
@@ -368,8 +368,8 @@ static int64_t jobs_alike(const attention *a, const walk *w, const job *before, 
   return max64(0, min64(seen, a->in_place_blocks > 0 ? next->block + run : seen) - 1 - next->block);
 }
 
-/* Softmax of `now`, beside the output of `before` and the scores of `next`. Then, if there are jobs alike, of those behind
- * it: `now` and `next` become the last pair of these. Returns by how many blocks they have moved. */
+/* Does softmax of `now`, beside the output of `before` and the scores of `next`, and then of further blocks as long as jobs
+ * are alike: `now` and `next` become the last pair of these. Returns by how many blocks they have moved. */
 static int64_t run_jobs(attention *a, walk *w, const job *before, job *now, job *next, int flight) {
   const bool adjusted = a->adjusted && !now->biased;
   if (adjusted) {

@@ -75,7 +75,7 @@ static inline __m512i load_quarters(const char *from, int64_t stride) {
 /* 32 keys of 32 dimensions, rows `stride` bytes apart, to 32 dimensions of 32 keys. */
 static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
   for (int part = 0; part < 4; part++, to += 8 * DEPTH) { /* dimensions 8 part .. 8 part + 7 */
-    __m512i r[8], t[8];                                   /* each quarter is of eight keys of its own: keys 8 quarter .. */
+    __m512i r[8], t[8];                                   /* quarter q holds keys 8 q .. 8 q + 7 */
     UNROLL
     for (int i = 0; i < 8; i++) r[i] = load_quarters(from + part * 16 + i * stride, 8 * stride);
     UNROLL
@@ -129,7 +129,7 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
   }
 }
 
-/* Up to 32 queries, of which those that see no key may hold anything and count as zeros. */
+/* Up to 32 queries. Queries that see no key may hold anything and count as zeros. */
 static void pack_queries(const row_block *block, int64_t row, const attn_key_range *range, uint16_t *to) {
   const attn_problem *p = block->problem;
   const problem_row first = problem_row_of(block, row);

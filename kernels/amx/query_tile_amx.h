@@ -7,10 +7,10 @@
 #include "pack_amx.h"
 
 typedef struct query_tile {
-  int64_t row; /* of the task */
+  int64_t row; /* in the task */
   attn_key_range range[TILE_QUERIES];
   int64_t all_begin, all_end;     /* keys that every query sees, as far as ranges tell */
-  int64_t first_block, end_block; /* that some query sees */
+  int64_t first_block, end_block; /* blocks that some query sees */
   float minus_ref[TILE_QUERIES], sum[TILE_QUERIES];
   float *o;     /* O^T */
   bool started; /* o is in use */
@@ -140,9 +140,9 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
 
 /* Further terms of the scores of 16 rows and 16 keys: bias, softcap and ALiBi. */
 typedef struct further_terms {
-  const float *bias; /* of the first row and key, NULL if there is none */
+  const float *bias; /* bias of the first row and key, NULL if there is none */
   int64_t row_stride, key_stride;
-  int64_t rows, keys; /* that exist; further rows repeat the last one, further keys have none */
+  int64_t rows, keys; /* rows and keys that exist; further rows repeat the last one, further keys have none */
   vec scale, cap, slope;
   bool has_cap, has_alibi;
 } further_terms;
@@ -254,8 +254,8 @@ static void move_half(query_tile *t, int half, __mmask16 moving, vec largest, in
 
 /* ---- Rows out ---- */
 
-/* 16 queries of one dimension: O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. 0
- * x is NaN for NaN and infinities, and stays so in `poison`. */
+/* O^T / denominator for 16 queries of one dimension. -0 becomes 0, because its sign would tell whether unseen keys had added
+ * their 0. `poison` becomes NaN where the result is not finite: 0 x is NaN for NaN and infinities. */
 static ALWAYS_INLINE vec divided(const float *o, vec inverse, vec *poison) {
   const vec x = vec_fma(vec_load(o), inverse, vec_zero());
   *poison = vec_fma(x, vec_zero(), *poison);
@@ -277,7 +277,7 @@ typedef struct output_rows {
   int64_t count, first, stride;
 } output_rows;
 
-/* 16 rows of adjacent elements. Returns what is not finite. */
+/* Stores 16 rows of adjacent elements. Returns NaN in the lanes of rows that are not finite. */
 static NO_INLINE vec store_f32(const row_block *block, const float *o, vec inverse, output_rows rows) {
   vec poison = vec_zero();
   float *to = (float *)block->args->o + rows.first;

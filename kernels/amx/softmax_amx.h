@@ -14,12 +14,12 @@ typedef struct softmax_work {
   const uint32_t *visible; /* [KEY_BLOCK / 32][TILE_QUERIES]: bit j of a query's word is its key j; read if masked */
   const float *minus_ref;  /* [TILE_QUERIES]: minus the reference of each query */
   float *sum;              /* [TILE_QUERIES]: receives the sum of P as rounded */
-  float scale;             /* of the scores, to log2 units */
-  const float *bias[2];    /* of the first query and key of this block and of the next one; read if biased */
+  float scale;             /* factor of the scores, to log2 units */
+  const float *bias[2];    /* bias of the first query and key of this block and of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
   float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
   uintptr_t wanted;        /* adjacent lines that are used later: each pair of keys prefetches two, or four if biased */
-  uintptr_t wanted_step;   /* bytes to those of the next pair; 0: none are wanted */
+  uintptr_t wanted_step;   /* bytes to the lines of the next pair; 0: nothing to prefetch */
 } softmax_work;
 
 /* Where softmax of a block stands; all of it in registers. */
@@ -27,7 +27,7 @@ typedef struct softmax {
   const float *s, *end; /* the next two keys of S^T */
   uint16_t *p;          /* their row of P^T */
   const uint32_t *visible;
-  int key; /* of the block, counted if masked or biased */
+  int key; /* place in the block, counted if masked or biased */
   const float *bias[2];
   int64_t bias_stride;
   float *turned;
@@ -59,7 +59,7 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .high_words = _mm512_set1_epi32((int)0xffff0000)};
 }
 
-/* Goes on with the next block, whose S^T is where that of this one was. */
+/* Goes on with the next block: its S^T has replaced that of this block. */
 static ALWAYS_INLINE void next_block(softmax *x, const softmax_work *w, uint16_t *p) {
   x->s = w->s;
   x->p = p;
@@ -84,11 +84,11 @@ static ALWAYS_INLINE __mmask16 sees_key(const uint32_t *visible, int half, int k
 
 /* ---- Bias ---- */
 
-/* Bias stands in rows of keys, softmax wants queries in lanes. A part is 16 keys of 4 queries, one of BIAS_PARTS of a block:
- * whole lines of memory, of which each is read once, because rows a power of two apart share a set of the cache. */
+/* Bias lies in rows of keys, but softmax wants queries in lanes. A part is 16 keys of 4 queries, one of BIAS_PARTS of a
+ * block. Parts are whole lines, each read once: rows a power of two apart share a set of the cache. */
 enum { BIAS_PARTS = 32, PARTS_AHEAD = 16 };
 
-static ALWAYS_INLINE void store_quarters(float *to, vec x) { /* of one query quarter; every fourth key */
+static ALWAYS_INLINE void store_quarters(float *to, vec x) { /* bias of one query quarter; every fourth key */
   _mm_storeu_ps(to, _mm512_castps512_ps128(x));
   _mm_storeu_ps(to + 4 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 1));
   _mm_storeu_ps(to + 8 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 2));

@@ -22,7 +22,7 @@
 #define REFERENCE_ABOVE(largest)            ceilf(largest)
 #define RESCALE_PENDING(p, pending, factor) rescale_pairs(p, pending, factor)
 
-/* Exact, because the factor is a power of 2, but for what becomes denormal and counts as 0 in the product. */
+/* Exact, because the factor is a power of 2; only values that become denormal count as 0 in the product. */
 static inline void rescale_pairs(float *p, int64_t pending, vec factor) {
   for (int64_t j = 0; j < pending; j += ROW_VALUES, p += VEC_LANES) {
     const __m512i both = _mm512_castps_si512(vec_load(p)), high = _mm512_set1_epi32((int)0xffff0000);
@@ -81,14 +81,14 @@ static packed_keys packed_pairs_at(const attn_schedule *schedule, void *unit_mem
 
 /* ---- Packing ---- */
 
-/* Values of row i from `column` on; zeros beyond the last column, and for keys that nobody uses. */
+/* Values of row i from `column` on; zeros beyond the last column and for keys that no row uses. */
 static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool used) {
   if (!used) return _mm512_setzero_si512();
   const uint16_t *from = (const uint16_t *)rows->from.data + rows->offset + i * rows->row_stride;
   return load_values(from + column * rows->column_stride, rows->column_stride, rows->columns - column);
 }
 
-/* VEC_LANES keys from `key` on, with which `run` begins, transposed into a panel's columns. */
+/* VEC_LANES keys from `key` on, at the beginning of `run`, transposed into a panel's columns. */
 static void pack_k_pairs(const unit_keys *unit, attn_key_run run, int64_t key, float *panel) {
   const row_source k = k_rows(unit, run);
   for (int64_t d = 0; d < k.columns; d += ROW_VALUES) {
@@ -156,8 +156,8 @@ typedef struct waiting_panel {
   int64_t stride, vecs;
 } waiting_panel;
 
-/* P of VEC_LANES scores at s, as floats. What it needs beside them comes from memory each time: compilers would keep it in
- * registers, which the sums of a product need. */
+/* P of VEC_LANES scores at s, as floats. Its constants come from memory each time: compilers would keep them in registers,
+ * which the sums of a product need. */
 static ALWAYS_INLINE vec weights_of(const float *s) {
   static const int high_words = (int)0xffff0000;
   const float *tables = exp_tables;
@@ -191,7 +191,7 @@ static ALWAYS_INLINE void weigh_rows(const waiting_panel *w, const int vecs) {
 /* A panel of a tile whose scores are next, and the one that waits for its P. */
 typedef struct pair_work {
   panel_work panel;
-  waiting_panel *waiting; /* vecs is 0 if there is none */
+  waiting_panel *waiting; /* vecs is 0 if no panel waits */
 } pair_work;
 
 static NO_INLINE void weigh_waiting(waiting_panel *w) {
@@ -205,7 +205,7 @@ static NO_INLINE void weigh_waiting(waiting_panel *w) {
  * ADJUSTED_PAIRS: relative_rows() does all of it. */
 typedef enum panel_kind { PLAIN_PAIRS, EDGE_PAIRS, SHIFTED_PAIRS, ADJUSTED_PAIRS } panel_kind;
 
-/* sum = Q K^T. `beside`: the waiting panel, which is whole, becomes P meanwhile. */
+/* sum = Q K^T. Meanwhile the waiting panel `beside`, which is whole, becomes P. */
 static ALWAYS_INLINE void multiply_pairs(const pair_work *work, vec sum[TILE_ROWS][TILE_VECS], const bool beside,
                                          const int vecs, const int64_t depth) {
   const panel_work *w = &work->panel;
@@ -352,7 +352,7 @@ static void accumulate_unseen(const row_block *block, unseen_tile *t) {
 
 /* ---- The loop ---- */
 
-/* Work that one tile leaves to the next one, which does it beside its own first product. */
+/* Work that one tile leaves to the next tile, which does it beside its own first product. */
 typedef struct left_over {
   waiting_panel waiting;
   unseen_tile tile;
@@ -363,7 +363,7 @@ static void finish_left_over(const row_block *block, left_over *left) {
   accumulate_unseen(block, &left->tile);
 }
 
-/* Scores of a panel; leaves it waiting. Everything that an earlier tile has left is done before anything of it is
+/* Computes the scores of a panel, which then waits. Everything that an earlier tile has left is done before any of it is
  * overwritten, or references move. */
 static void panel_pairs(const pair_work *work, const tile_keys *keys, left_over *left) {
   const panel_work *w = &work->panel;

@@ -29,9 +29,9 @@ static inline __m512bh pairs_in(vec x) {
 }
 
 static inline vec dot_pairs(vec a, vec b, vec sum) { return _mm512_dpbf16_ps(sum, pairs_in(a), pairs_in(b)); }
-#define vec_fma_factor dot_pairs /* of register_tile.h's product() */
+#define vec_fma_factor dot_pairs /* for register_tile.h's product() */
 
-/* Adjacent values of which the first n are there; zeros beyond. */
+/* The first n of adjacent values; zeros beyond. */
 static inline vec load_pairs(const uint16_t *from, int64_t n) { return _mm512_castsi512_ps(load_values(from, 1, n)); }
 
 /* Values of two keys to pairs: of columns 0 .. 3, then of 4 .. 7 of every 8. */
@@ -60,7 +60,7 @@ static inline vec pair_rows_of_8(vec low, vec high) {
   return pair_lanes(_mm512_shuffle_f32x4(low, high, 0x44), _mm512_shuffle_f32x4(low, high, 0xee));
 }
 
-/* Lanes that zip_pairs() has put into such an order, in the order of the columns. */
+/* Undoes the order of zip_pairs(): lanes in the order of the columns. */
 static inline void unzip_columns(vec low, vec high, vec columns[2]) {
   const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);

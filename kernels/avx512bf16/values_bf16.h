@@ -6,9 +6,9 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-enum { ROW_VALUES = 32 /* of a register */ };
+enum { ROW_VALUES = 32 /* values of a register */ };
 
-/* ROW_VALUES values, `stride` apart, of which n are there; zeros beyond. */
+/* The first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
 static inline __m512i load_values(const uint16_t *from, int64_t stride, int64_t n) {
   if (stride == 1)
     return n >= ROW_VALUES ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, from);

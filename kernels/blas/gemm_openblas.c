@@ -15,7 +15,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 const attn_kernel attn_gemm_openblas = {
     .info = {.name = "gemm_openblas",
              .algorithm = "gemm",
-             .isa = "c", /* of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
+             .isa = "c", /* tier of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
              .library = attn_openblas_library,
              .summary =
                  "products of 128 query rows by OpenBLAS sgemm, their scores kept; softmax, masks and storage types ours",

@@ -10,7 +10,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 const attn_kernel attn_naive_openblas = {
     .info = {.name = "naive_openblas",
              .algorithm = "naive",
-             .isa = "c", /* of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
+             .isa = "c", /* tier of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
              .library = attn_openblas_library,
              .summary = "textbook: the whole score matrix of a head, two products by OpenBLAS sgemm; softmax, masks and "
                         "storage types ours",

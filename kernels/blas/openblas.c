@@ -27,9 +27,9 @@ static void sgemm(const library_product *p) {
 
 /* ---- Threads ---- */
 
-enum { BUILT_ON_OPENMP = 2 }; /* what openblas_get_parallel() says of such a build */
+enum { BUILT_ON_OPENMP = 2 }; /* answer of openblas_get_parallel() in such a build */
 
-/* A build on OpenMP ignores the number that was set and asks OpenMP for that of the calling thread. */
+/* A build on OpenMP ignores the number that was set, and takes the calling thread's number from OpenMP. */
 void attn_openblas_product(const library_product *product) {
   assert(product->rows > 0 && product->columns > 0 && product->depth > 0);
 #ifdef _OPENMP
@@ -44,7 +44,7 @@ void attn_openblas_product(const library_product *product) {
   sgemm(product);
 }
 
-/* Sets OpenBLAS's number; a build on OpenMP would set that of the calling thread's regions as well. */
+/* Sets OpenBLAS's number of threads. In a build on OpenMP it sets that of the calling thread's parallel regions, too. */
 static void set_threads(int threads) {
 #ifdef _OPENMP
   const int of_regions = omp_get_max_threads();

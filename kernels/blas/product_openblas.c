@@ -23,7 +23,7 @@ static void run(const attn_product_block *block) {
 
 const attn_product_kernel attn_product_openblas = {
     .name = "product_openblas",
-    .isa = "c", /* of our code, as in gemm_openblas.c */
+    .isa = "c", /* tier of our code, as in gemm_openblas.c */
     .tile_rows = ROWS,
     .panel_columns = COLUMNS,
     .depth_block = INT64_MAX,

@@ -106,7 +106,7 @@ typedef struct composed_task {
   library_product_fn product;
   row_block block;
   int64_t k_stride;      /* floats from one key's row of K to the next's */
-  const uint8_t *finite; /* of each key: whether its V is finite; where it is not, the copy of V holds zeros */
+  const uint8_t *finite; /* for each key, whether its V is finite; where it is not, the copy of V holds zeros */
 } composed_task;
 
 /* Rows of the products: only those that the sequence has queries for, so that a sequence gives the same bits alone and

@@ -21,9 +21,9 @@ static inline vec dot_pairs(vec a, vec b, vec sum) {
 static inline vec dot_factor(vec_factor a, vec b, vec sum) {
   return vbfdotq_laneq_f32(sum, vreinterpretq_bf16_f32(b), vreinterpretq_bf16_f32(a), 0);
 }
-#define vec_fma_factor dot_factor /* of register_tile.h's product() */
+#define vec_fma_factor dot_factor /* for register_tile.h's product() */
 
-/* Adjacent values of which the first n are there; zeros beyond. */
+/* The first n of adjacent values; zeros beyond. */
 static inline vec load_pairs(const uint16_t *from, int64_t n) {
   uint16_t padded[8] = {0};
   if (n >= 8) return vreinterpretq_f32_u16(vld1q_u16(from));
@@ -38,7 +38,7 @@ static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   pairs[1] = vreinterpretq_f32_u16(vzip2q_u16(first, second));
 }
 
-/* Lanes that zip_pairs() has put into such an order, in the order of the columns: they are. */
+/* Undoes the order of zip_pairs() for columns. Nothing is to be done: they already lie in order. */
 static inline void unzip_columns(vec low, vec high, vec columns[2]) {
   columns[0] = low;
   columns[1] = high;

@@ -20,8 +20,8 @@
 #include "pairs_neonbf16.h"
 
 enum {
-  PAIRS = TILE_ROWS / 2, /* of rows */
-  COLUMNS = 12,          /* of a tile of O; keys of a tile of S are as many */
+  PAIRS = TILE_ROWS / 2, /* pairs of rows */
+  COLUMNS = 12,          /* columns of a tile of O; a tile of S has as many keys */
   COLUMN_PAIRS = COLUMNS / 2,
   QUAD = 4,           /* values that one step sums over */
   STEP_A = PAIRS * 8, /* values of Q or P of one step */
@@ -183,7 +183,7 @@ static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q
 /* A tile's P against one group of columns. */
 typedef struct group_work {
   float *acc;
-  int64_t stride, columns; /* of acc */
+  int64_t stride, columns; /* stride and columns of acc */
   const uint16_t *p;
   int64_t steps; /* quads of keys */
 } group_work;

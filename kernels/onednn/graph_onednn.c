@@ -102,7 +102,7 @@ static const graph_operation operations[] = {{"qk", dnnl_graph_op_matmul, Q, K, 
                                              {"pv", dnnl_graph_op_matmul, WEIGHTS, V, OUTPUT}};
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
-/* How a graph is divided, and what is needed only meanwhile. */
+/* How a graph is divided, with objects that are needed only meanwhile. */
 typedef struct finding {
   graph_state *state;
   const attn_problem *problem;
@@ -126,7 +126,7 @@ static dnnl_status_t add_operation(finding *f, size_t id) {
   return status == dnnl_success ? dnnl_graph_add_op(f->graph, f->op) : status;
 }
 
-/* The graph has its own copy. */
+/* Destroys the operation: the graph has its own copy. */
 static void end_operation(finding *f) {
   if (f->op) dnnl_graph_op_destroy(f->op);
   f->op = NULL;
@@ -282,7 +282,7 @@ static void close(attn_schedule *schedule) {
 
 /* ---- run ---- */
 
-/* One execution and its handles; the last is that of the working memory. */
+/* One execution and its handles; the last handle is that of the working memory. */
 typedef struct execution {
   const graph_state *state;
   void *const *data;
@@ -380,7 +380,7 @@ const attn_kernel attn_graph_onednn = {
              .isa = "c",
              .library = attn_onednn_text,
              .summary = "oneDNN's fused attention through its graph API, on blocks of rows; plain float32 attention only",
-             .numerics = {.exp_error = 0x1p-21}}, /* as matmul_onednn's softmax */
+             .numerics = {.exp_error = 0x1p-21}}, /* like matmul_onednn's softmax */
     .rejects = rejects,
     .plan = plan,
     .run = run,

@@ -15,18 +15,18 @@ enum {
   /* Keys of a product: no more than oneDNN sums at a time, so that every output is one chain of multiply-adds over the block
    * and zeros beyond the last key change nothing. */
   MATMUL_KEYS = 256,
-  MATMUL_SCORE_FLOATS = 96 * 4096, /* of one block's scores: longer sequences get fewer rows at a time */
+  MATMUL_SCORE_FLOATS = 96 * 4096, /* floats of one block's scores: longer sequences get fewer rows at a time */
 };
 
 typedef struct matmul_layout {
   bool in_place; /* whole blocks of K and V are read where they are: every row sees every key, and the strides suit */
-  int64_t rows;  /* of a product; those beyond the block's are zero queries */
+  int64_t rows;  /* rows of a product; those beyond the block's are zero queries */
   int64_t heads; /* query heads of one KV head whose rows share a product: more than one for few queries */
   int64_t row_blocks, head_blocks;
   int64_t keys, key_blocks; /* keys of a product; beyond the sequence's, zeros */
-  int64_t first_packed;     /* of the key blocks, the first that is copied: all, or only a last one that is not whole */
+  int64_t first_packed;     /* the first key block that is copied: 0, or a last one that is not whole */
   int64_t score_stride, q_stride, acc_stride;
-  size_t element_bytes; /* of q, k, v, and of P in its product with V */
+  size_t element_bytes; /* bytes of an element of q, k, v, and of P in its product with V */
 
   int64_t k_at, v_at, finite_at, unit_bytes;                               /* packed K and V of a KV head */
   int64_t q_at, acc_at, max_at, sum_at, range_at, score_at, p_at, work_at; /* a thread's scratch; oneDNN's own comes last */

@@ -276,7 +276,7 @@ static dnnl_status_t create_attributes(dnnl_primitive_attr_t *attributes) {
 typedef dnnl_status_t (*describe_fn)(const onednn_library *library, const onednn_operation *operation,
                                      dnnl_primitive_attr_t attributes, dnnl_primitive_desc_t *primitive);
 
-/* How an operation is made, and what is needed only meanwhile. */
+/* How an operation is made, with objects that are needed only meanwhile. */
 typedef struct making {
   const onednn_library *library;
   describe_fn describe;

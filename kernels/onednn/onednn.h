@@ -48,7 +48,7 @@ static inline dnnl_status_t attn_onednn_guarded(dnnl_status_t (*call)(void *), v
 typedef struct onednn_library {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
-  int (*get_threads)(void); /* of OpenMP; NULL for other runtimes */
+  int (*get_threads)(void); /* functions of OpenMP; NULL for other runtimes */
   void (*set_threads)(int);
 } onednn_library;
 
@@ -77,7 +77,7 @@ typedef struct onednn_operation {
   dnnl_primitive_t primitive;
   int operands;
   int role[ONEDNN_OPERANDS];         /* DNNL_ARG_... */
-  onednn_desc desc[ONEDNN_OPERANDS]; /* of the operand that plays it */
+  onednn_desc desc[ONEDNN_OPERANDS]; /* descriptor of the operand in each role */
   onednn_desc work;                  /* scratch_bytes bytes, where there are any */
   size_t scratch_bytes;              /* memory that executing wants from its caller */
 } onednn_operation;

@@ -9,7 +9,7 @@
 
 #include "kernels/ref/oracle_f64.h"
 
-static const double unit = 0x1p-24; /* of float32 rounding */
+static const double unit = 0x1p-24; /* unit of float32 rounding */
 
 static double square(double x) { return x * x; }
 
@@ -246,7 +246,7 @@ static double score_variance(const head *c, int64_t j) {
     } else if (p->score == ATTN_SCORE_ADDITIVE) { /* tanh errs by a few u of 1 */
       const double t = tanh(q + k);
       add_product(&s, w, 0, t, sqrt(square((1 - t * t) * (together + unit * fabs(q + k))) + square(4 * unit)));
-    } else { /* a square, whose two factors err alike */
+    } else { /* a square: both factors have the same error */
       add_product(&s, -0.5 * difference, 0, difference, 2 * (w * together + unit * fabs(difference)));
     }
   }
@@ -261,7 +261,7 @@ static double added_variance(const head *c, double magnitude) {
   return (tanhs + square(unit) * (2 * caps + biases + 2 * slopes)) * square(magnitude);
 }
 
-/* do = sum of p (v - o) ds, over a sink as well, whose v is 0. */
+/* do = sum of p (v - o) ds, the sink included, whose v is 0. */
 static double output_error(const head *c, int64_t d, double o) {
   const attn_problem *p = &c->a->problem;
   sum s = {0};
@@ -277,8 +277,8 @@ static double output_error(const head *c, int64_t d, double o) {
   return sqrt(variance_of(&s, o) + moved);
 }
 
-/* Relative, of the sum of all weights. Errors of scores may be one error, as that of q is, so they count as the sum of
- * p |ds|. */
+/* The relative error of the sum of all weights. Errors of scores may be one and the same, such as that of q, so they count
+ * as the sum of p times the size of ds. */
 static double total_variance(const head *c) {
   double keys = 0, total = 0, squares = 0, moved = 0;
   for (int64_t j = 0; j < c->a->problem.seq_k; j++)

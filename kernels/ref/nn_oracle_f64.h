@@ -47,10 +47,10 @@ attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t widt
 typedef struct attn_nn_attention {
   attn_problem problem;   /* types and strides of q, k, v and scores are not read */
   const attn_args *args;  /* lengths, masks and the like; NULL: none */
-  attn_numerics numerics; /* what the kernel declares of its exp */
+  attn_numerics numerics; /* error of exp that the kernel declares */
   const int64_t *row;     /* which queries of the only sequence q holds, `rows` of them; NULL: all */
   int64_t rows;
-  const attn_nn_field *scores; /* of PRECOMPUTED: [batch][heads_q][queries] rows of at least seq_k */
+  const attn_nn_field *scores; /* for PRECOMPUTED: [batch][heads_q][queries] rows of at least seq_k */
   attn_nn_field *p, *lse;      /* created where not NULL: [queries][heads_q] rows of seq_k, and [queries] rows of heads_q */
 } attn_nn_attention;
 

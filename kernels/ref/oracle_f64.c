@@ -35,8 +35,8 @@ typedef struct query {
   const attn_problem *problem;
   const attn_args *args;
   int64_t b, h, i;
-  int64_t len_q, len_k; /* of the sequence, after q_len, kv_len or cu_seqlens */
-  int64_t position;     /* of the query among the keys: i + offset */
+  int64_t len_q, len_k; /* the sequence's, after q_len, kv_len or cu_seqlens */
+  int64_t position;     /* place of the query among the keys: i + offset */
   int64_t q_at;         /* element offset of q[b][h][i] */
   int64_t kv_head;
   int64_t first_k; /* with VARLEN: where the sequence begins among the packed keys */

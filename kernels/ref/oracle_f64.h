@@ -25,7 +25,7 @@ typedef struct attn_oracle_index {
 typedef struct attn_oracle_output {
   double *o;     /* [dim_v]: the output */
   double *m, *w; /* [dim_v]: M = sum p |v| and W = sqrt(sum p^2 (v - o)^2), for the error bound */
-  double *p;     /* [seq_k]: the probabilities of the allowed keys; those of other keys are not touched */
+  double *p;     /* [seq_k]: the probabilities of the allowed keys; other elements are not touched */
 } attn_oracle_output;
 
 /* Computes one output row. The problem is valid, and the args fit it. */

@@ -28,7 +28,7 @@ typedef struct row_block {
   int64_t b, head, first_row, rows;
   attn_key_range range[ROWS]; /* keys that the row may see */
   float row_max[ROWS], row_sum[ROWS];
-  float *q;     /* [ROWS][dim_qk], those of dot scores times scale */
+  float *q;     /* [ROWS][dim_qk], for dot scores times scale */
   float *k;     /* [dim_qk][KEYS]: the current key block, transposed */
   float *v;     /* [KEYS][dim_v]: the current key block */
   float *acc;   /* [ROWS][dim_v]: O before division */

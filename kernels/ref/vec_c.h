@@ -47,7 +47,7 @@ static inline vec vec_lane_numbers(void) { return (vec){0, 1, 2, 3}; }
 /* a in lanes whose bits are all set, b where none is. */
 static inline vec vec_choose(vec_bits lanes, vec a, vec b) { return (vec)((lanes & (vec_bits)a) | (~lanes & (vec_bits)b)); }
 
-/* a where it is larger, else b: b where a is NaN, and NaN where b is. SSE has an instruction for this, which gcc does not
+/* a if it is larger, else b. So it is b if a is NaN, and NaN if b is. SSE has an instruction for this, which gcc does not
  * find. */
 static inline vec vec_max(vec a, vec b) {
 #ifdef __SSE2__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What runs here, and a check of it: python -m libattn [--seconds S]. Exit code 1 if a kernel fails the check."""
+"""Shows what runs here, and checks it: python -m libattn [--seconds S]. Exit code 1 if a kernel fails the check."""
 
 import argparse
 import sys

@@ -176,7 +176,7 @@ def check(status):
 
 
 def allocate(like, shape, dtype):
-    """A new array for a result: of PyTorch if `like` is, else of NumPy, else a memoryview."""
+    """A new array for a result: PyTorch's if `like` is PyTorch's, else NumPy's, else a memoryview."""
     if hasattr(like, "new_empty"):  # PyTorch before DLPack's C interface
         import torch
 

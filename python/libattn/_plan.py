@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is known of a kernel. The error limits of docs/numerics.md are computed from the last three."""
+    """A kernel's properties. The error limits of docs/numerics.md are computed from the last three."""
 
     name: str
     algorithm: str
@@ -82,7 +82,7 @@ def why_not(kernel: str, q: Any, k: Any, v: Any, **options: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Timing:
-    """What tune() measured of a kernel with one number of threads. Nanoseconds of a call: the median, and the ends of its
+    """The times of a kernel with one number of threads, by tune(). Nanoseconds of a call: the median, and the ends of its
     95 % interval; `ratio`: over the first entry's time. rounds is 0, and the times too, where it could not be timed."""
 
     kernel: str
@@ -98,7 +98,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tune() measured: the entries, quickest first, what the library would have chosen by itself, and what has no
+    """The result of tune(): the entries, quickest first, what the library would have chosen by itself, and what has no
     time."""
 
     entries: list[Timing]
@@ -202,5 +202,5 @@ def forget_plans() -> None:
 
 
 def plan_counts() -> tuple[int, int]:
-    """Plans that sdpa() has made and kept since forget_plans(), and calls that found theirs."""
+    """The number of plans that sdpa() has made and kept since forget_plans(), and of calls that found theirs."""
     return FUNCTIONS["count_plans"]()

@@ -57,7 +57,7 @@ def _refuse_tangents(*tensors):
 
 
 def _refuse_transforms(*tensors):
-    """Those that PyTorch would refuse with advice to whoever wrote the operator: torch.func.grad."""
+    """Calls that PyTorch would refuse with advice to whoever wrote the operator: torch.func.grad."""
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad and _is_wrapped(x) for x in tensors):
         raise NotImplementedError("libattn has no gradients by torch.func (grad, vjp, jacrev); backward() and "
                                   "torch.autograd.grad() have them")

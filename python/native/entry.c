@@ -70,7 +70,7 @@ static PyObject *sdpa_without_gradients(PyObject *self, PyObject *const *args, P
 typedef struct bound {
   settings set;
   planned *plan;
-  PyObject *self; /* of the function that made it */
+  PyObject *self; /* self of the function that made it */
 } bound;
 
 static const char BOUND[] = "libattn.plan";
@@ -378,7 +378,7 @@ PyObject *attn_python_functions(PyObject *unsupported, PyObject *allocate, PyObj
   interpreter *of = interpreter_new(unsupported, allocate, spec);
   PyObject *self = of ? PyCapsule_New(of, INTERPRETER, release_interpreter) : NULL;
   if (!self) return NULL;
-  if (!definitions[0].ml_doc) definitions[0].ml_doc = strdup(sdpa_doc); /* of the process */
+  if (!definitions[0].ml_doc) definitions[0].ml_doc = strdup(sdpa_doc); /* kept as long as the process */
   PyObject *functions = PyDict_New();
   for (size_t i = 0; functions && i < sizeof definitions / sizeof *definitions; i++) {
     PyObject *function = PyCFunction_NewEx(&definitions[i], self, NULL);

@@ -114,7 +114,7 @@ static struct {
   pthread_mutex_t lock;
   pthread_cond_t work, done;
   pthread_mutex_t user; /* one loop at a time */
-  int threads;          /* that were started */
+  int threads;          /* threads that were started */
   uint64_t round;       /* loops so far */
   int wanted, running;  /* threads of this loop; those that are not done */
   void (*body)(void *context, int worker);

@@ -71,12 +71,12 @@ def outputs(model, kind, given):
 
 # ---- Attention for the derived limit -----------------------------------------------------------------------------------
 
-CALLS = []  # of exact: the outputs; of narrow: (limit, largest error / limit)
-INPUT_ROUNDING = 2.0**-24  # of float64 inputs rounded to float32
+CALLS = []  # for exact: the outputs; for narrow: (limit, largest error / limit)
+INPUT_ROUNDING = 2.0**-24  # error of float64 inputs rounded to float32
 
 
 def _problem(module, query, key, attention_mask, scaling, is_causal, position_bias, softcap):
-    """As attention_forward() in libattn.transformers reads its arguments."""
+    """Reads arguments like attention_forward() in libattn.transformers."""
     mask, bias = lt._masks(attention_mask, position_bias, key.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return {"mask": mask, "bias": bias, "causal": bool(causal) and attention_mask is None and query.shape[2] > 1,

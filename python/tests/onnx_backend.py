@@ -17,7 +17,7 @@ def split_heads(x, heads):
 
 
 def with_four_dimensions(mask, keys):
-    """Of a mask that covers the first keys alone, the others are masked."""
+    """A mask may cover the first keys alone; the others are masked then."""
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     missing = keys - mask.shape[3] if mask.shape[3] > 1 else 0
     return np.pad(mask, [(0, 0)] * 3 + [(0, missing)], constant_values=False if mask.dtype == bool else -np.inf)

@@ -97,7 +97,7 @@ def test_every_round_has_its_own_placement(monkeypatch):
     assert found.placing == {"a": (7, 1)} and {row.status for row in found.rows} == {"PASS"}
     assert len(set(seen)) == 7 and (x.ctypes.data, y.ctypes.data) not in seen
     assert all(address % 64 == 0 for pair in seen for address in pair)
-    assert len(forgotten) == 7 * 2  # of the function and its control
+    assert len(forgotten) == 7 * 2  # for the function and its control
 
 
 def test_few_placements_where_arguments_are_large(monkeypatch):
@@ -198,7 +198,7 @@ def test_tables_files_and_figures(tmp_path, monkeypatch):
     assert float(written[1]["ratio"]) == pytest.approx(found.rows[1].ratio.median)
     assert len((tmp_path / "samples.csv").read_text(encoding="utf-8").splitlines()) == 1 + 6 * 7
     assert [record["function"] for record in found.records()] == ["once", "often"] * 2
-    assert repr(found) == str(found)  # what a notebook shows
+    assert repr(found) == str(found)  # notebooks show it
     with monkeypatch.context() as without:
         for package, call in (("pandas", found.frame), ("pandas", found.samples),
                               ("matplotlib", found.plot)):

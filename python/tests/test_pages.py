@@ -12,7 +12,7 @@ LENGTHS = [64, 33, 5]
 ALIGNED = {"causal": True, "align": "bottom_right"}
 R = np.random.default_rng(3)
 ORDER = R.permutation(PAGES).astype(np.int32)
-TABLE = np.full((B, 4), -1, np.int32)  # what stands behind a length is no page
+TABLE = np.full((B, 4), -1, np.int32)  # entries behind a length name no page
 for b, first in enumerate((0, 4, 7)):
     used = -(-LENGTHS[b] // TOKENS)
     TABLE[b, :used] = ORDER[first:first + used]

@@ -124,7 +124,7 @@ def test_opcheck(long):
 
 
 def kinds(function, *arguments, **options):
-    """What the call adds to stats(), the warnings that it gives, and its result."""
+    """Returns what the call adds to stats(), the warnings that it gives, and its result."""
     lt.stats(reset=True)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -162,7 +162,7 @@ def test_gradients(function, kind, options):
 
 
 def test_gradients_of_options():
-    """By PyTorch's fused function where it has the options, by its operations elsewhere."""
+    """Attention by PyTorch's fused function where it has the options, by its operations elsewhere."""
     q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in qkv(sq=13))
 
     def gradients(function, query):
@@ -242,7 +242,7 @@ def replaced_calls():
 
 
 def test_replace_sdpa():
-    """What it passes on is PyTorch's answer, is counted, and warns once for each kind."""
+    """A call that is passed on has PyTorch's answer, is counted, and warns once for each kind."""
     with lt.replace_sdpa():
         assert F.scaled_dot_product_attention is not ORIGINAL
         lt._warned.clear()

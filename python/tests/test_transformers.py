@@ -87,7 +87,7 @@ def test_compiled(models, kind, dtype):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_and_weights(models, kind):
-    """Those of eager attention; and stats() says what computed them."""
+    """The weights are those of eager attention, and stats() says what computed them."""
     import libattn.torch as lt
 
     found = {}
@@ -126,7 +126,7 @@ def generated(models, kind, implementation, **options):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_same_tokens(models, kind, cache, beams):
-    """Of a padded batch, greedily and by beam search."""
+    """Text of a padded batch, greedily and by beam search."""
     options = {"num_beams": beams, "cache_implementation": cache, "disable_compile": True}
     if kind == "gemma2" and cache == "dynamic":
         options.pop("cache_implementation")

@@ -17,7 +17,7 @@ import torch
 import libattn.torch
 from libattn import bench
 
-# Those of the table of peers (scripts/peers, preset limits), and shapes of models.
+# Cases of the table of peers (scripts/peers, preset limits), and shapes of models.
 CASES = {"prefill d64 s2048": "heads=1 seq=2048", "prefill d64 s2048 causal": "heads=1 seq=2048 causal=top-left",
          "prefill d128 s2048": "heads=1 seq=2048 head_dim=128", "prefill d64 s512": "heads=1 seq=512",
          "prefill d64 s128 x 8 heads": "heads=8 seq=128", "prefill d64 s128": "heads=1 seq=128",

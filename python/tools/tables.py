@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts that make tables of docs/python.md share: their options, and where a table goes."""
+"""Shared by the scripts that make tables of docs/python.md: their options, and where a table goes."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ def caption(options):
 
 
 def write(name, lines, options):
-    """Between <!-- NAME DTYPE THREADS --> and <!-- end -->, if a file is given."""
+    """Puts it between <!-- NAME DTYPE THREADS --> and <!-- end -->, if a file is given."""
     if not options.write:
         return
     path, mark = Path(options.write), f"{name} {options.dtype} {options.threads}"

@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "notebook" / "neon-static.md"
 CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
 BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA and BFDOT
-ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; STEPS: of the inner dimension in one round of a product loop
+ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # sizes of a tile; STEPS: those of the inner dimension in one round of a product loop
 GOALS = {64: (86, 90), 128: (92, 94)}  # floor and goal in % of the limit, by head_dim
 FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
          "-Iinclude", "-I.", "-S", "-o"]
@@ -59,7 +59,7 @@ def compile_kernel(compiler, source, *flags, root=ROOT):
 
 
 def compile_without_prefetching(compiler, source, *flags):
-    """The loops of decode for rows that read what others have read before, alone."""
+    """The loops of decode alone, for rows whose keys an earlier row has read."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         for part in ("kernels", "include"):

@@ -33,7 +33,7 @@ types that the kernel takes.
 
 
 class Table:
-    """What the kernels of the builds answered."""
+    """The answers of the builds' kernels."""
 
     def __init__(self):
         self.heads, self.meanings = {}, {}  # title -> headings; title -> heading -> meaning

@@ -33,7 +33,7 @@ from pairing.storage import aligned_empty, spoil  # noqa: E402
 NAME = "ggml_flash_attn_ext"
 WITHOUT = "ggml is not installed as a package; --ggml-lib PATH names your build of it (libggml.so)"
 F32, F16, SUCCESS = 0, 1, 0  # enum ggml_type, enum ggml_status
-OBJECTS_BYTES = 2**20        # of a context: a graph and a handful of tensors without their data
+OBJECTS_BYTES = 2**20        # memory of a context: a graph and a handful of tensors without their data
 
 
 class InitParams(ctypes.Structure):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What plot.py and report.py do before and after they draw: they read results, and say what went wrong."""
+"""The work of plot.py and report.py before and after they draw: they read results, and say what went wrong."""
 
 import sys
 from pathlib import Path

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from . import style, svg, views
 from .page import Frame, Page
 
-LEAST, MOST = 1e-3, 4.0  # of the axis; smaller shares stand at its left end, larger ones at its right end
+LEAST, MOST = 1e-3, 4.0  # ends of the axis; smaller shares stand at its left end, larger ones at its right end
 ROW = 0.2                # inches per kernel
 
 

@@ -9,7 +9,7 @@ from . import style, svg, views
 from .page import Frame, Page, columns_for
 from .table import Row
 
-PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB", "undivided": "#009E73"}  # as in style.py
+PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB", "undivided": "#009E73"}  # see style.py
 MOST_BARS = 8
 
 

@@ -9,7 +9,7 @@ from . import style, svg, views
 from .axes import from_zero, power_of_two_axis
 from .page import Frame, Page, columns_for
 
-COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#1A1A1A", "#8C7A00")  # as in style.py
+COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#1A1A1A", "#8C7A00")  # see style.py
 MARKERS = "os^DvPX*"
 
 

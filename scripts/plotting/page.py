@@ -14,7 +14,7 @@ from . import style, views
 from .svg import svg_text
 
 EDGE = 0.25            # around the page
-LINE = 0.165           # of header, legend and notes
+LINE = 0.165           # height of a line of header, legend and notes
 MOST_NOTES = 14        # wrapped lines; a last line counts the others
 
 
@@ -26,7 +26,7 @@ class Frame:
     left: float
     right: float
     below: float = 0.5
-    first_left: float = 0.0  # of the first column, if it needs more
+    first_left: float = 0.0  # left margin of the first column, if it needs more
 
 
 class Page:

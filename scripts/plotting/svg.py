@@ -36,7 +36,7 @@ def svg_text(figure, prefix=""):
         share_class(element, rules)
     unwrap(root)
     root[:] = [child for child in root if not child.tag.endswith("metadata") and child.find(f"{{{SVG}}}style") is None]
-    root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # as matplotlib's style sheet has it
+    root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt"}  # like matplotlib's style sheet
     style = ElementTree.Element(f"{{{SVG}}}style")
     style.text = "".join(f".{name}{{{text}}}" for text, name in sorted(rules.items()))
     root.insert(0, style)

@@ -24,7 +24,7 @@ TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
 EXTRA = ("layer", "other_axes", "level")  # text; "" in a Row if the file does not have the column
-SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers; None in a Row if the file does not have the column
+SHARES = ("projections_pct", "attention_pct", "rest_pct")  # layers' shares; None in a Row if the file lacks the column
 MEASURES = ("flops", "bytes", "noise", "max_err_ratio")  # likewise; max_err_ratio may be infinite
 INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
@@ -38,7 +38,7 @@ class ResultsError(Exception):
 class Row:
     """One case x kernel. Counts are int, measurements float or None, everything else text."""
     file: Path
-    number: int  # as a spreadsheet counts: the header is row 1
+    number: int  # counted like in a spreadsheet: the header is row 1
     cpu: str
     values: dict
 
@@ -56,7 +56,7 @@ class Ceiling:
     kind: str
     name: str     # the tier, or the level: "L1", "memory"
     dtype: str    # "" for reads
-    threads: int  # of all_cores
+    threads: int  # threads of all_cores
     one_core: float
     all_cores: float
 

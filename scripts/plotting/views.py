@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups. Nothing is drawn.
+"""The content of each figure as plain data: panels of equal conditions, curves, winners, speed-ups. Nothing is drawn.
 
 Every function returns its panels or raises NothingToDraw with the reason.
 """

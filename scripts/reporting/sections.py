@@ -15,7 +15,7 @@ from plotting.views import case_words
 
 from . import html
 
-MOST_PAGES = 3  # of one figure; scripts/plot.py draws all
+MOST_PAGES = 3  # pages of one figure; scripts/plot.py draws all
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ static attn_status check_page_table(const attn_problem *p, const attn_args *a) {
 typedef struct span {
   const char *field;
   uintptr_t begin, end;
-  uint64_t places, elements; /* that fit between, and that the tensor has: may wrap where an input overlaps itself */
+  uint64_t places, elements; /* counts that fit between, and that the tensor has: may wrap where an input overlaps itself */
 } span;
 
 /* Moves the ends of the span, in elements, by an axis. */

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 typedef struct attn_process_usage {
-  double cpu_ns;       /* of all threads */
+  double cpu_ns;       /* sum over all threads */
   int64_t preemptions; /* involuntary context switches of all threads */
 } attn_process_usage;
 

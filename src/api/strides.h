@@ -5,8 +5,8 @@
 
 #include "attn/attn.h"
 
-#define ATTN_SIZE_LIMIT    ((int64_t)1 << 31) /* of one axis */
-#define ATTN_ELEMENT_LIMIT ((int64_t)1 << 60) /* that strides may reach */
+#define ATTN_SIZE_LIMIT    ((int64_t)1 << 31) /* size and stride of one axis */
+#define ATTN_ELEMENT_LIMIT ((int64_t)1 << 60) /* elements that strides may reach */
 
 typedef struct attn_axis {
   char name;

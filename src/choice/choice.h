@@ -7,10 +7,10 @@
 #include "src/choice/machine_class.h"
 
 typedef enum attn_cause {
-  ATTN_CAUSE_GIVEN, /* by a test or a program that has a kernel of its own */
-  ATTN_CAUSE_NAMED, /* by an option or a variable */
-  ATTN_CAUSE_RULE,  /* of the tuning file */
-  ATTN_CAUSE_COSTS, /* of the tuning file, or of a class of CPUs */
+  ATTN_CAUSE_GIVEN, /* named by a test or a program that has a kernel of its own */
+  ATTN_CAUSE_NAMED, /* named by an option or a variable */
+  ATTN_CAUSE_RULE,  /* a line of the tuning file */
+  ATTN_CAUSE_COSTS, /* costs of the tuning file, or of a class of CPUs */
   ATTN_CAUSE_RANK   /* the first of the registry: no kernel that takes the problem has costs */
 } attn_cause;
 
@@ -21,11 +21,11 @@ typedef struct attn_choice {
   const char *named_by;      /* CAUSE_NAMED: "ATTN_KERNEL". Static text */
   const attn_tuning *tuning; /* the tuning file in force; NULL = none */
   const char *not_tuned;     /* why it did not decide; NULL if it did, or if there is none. Static text, or a process's */
-  const attn_tuning *source; /* what costs or the rule are of */
-  double distance;           /* of the class from this CPU */
-  bool class_named;          /* by ATTN_MACHINE */
-  int line;                  /* of the rule, or of the costs */
-  double error;              /* of the costs: root of the mean square, relative */
+  const attn_tuning *source; /* the costs or the rules */
+  double distance;           /* distance of the class from this CPU */
+  bool class_named;          /* ATTN_MACHINE names it */
+  int line;                  /* line that has the rule or the costs */
+  double error;              /* error of the costs: root of the mean square, relative */
   const attn_kernel *second; /* the next by costs; NULL = no other has any */
   double margin;             /* times as long as the kernel the second takes */
 } attn_choice;

@@ -9,10 +9,10 @@
 /* The measured cost of each term of a kernel. */
 typedef struct attn_kernel_costs {
   const attn_kernel *kernel;
-  attn_dtype dtype;          /* of K and V */
-  double error;              /* of the times that it comes from: root of the mean square, relative */
-  double ns[ATTN_MAX_TERMS]; /* of each of the kernel's terms */
-  int line;                  /* of the file */
+  attn_dtype dtype;          /* type of K and V */
+  double error;              /* error of the times that it comes from: root of the mean square, relative */
+  double ns[ATTN_MAX_TERMS]; /* cost of each of the kernel's terms */
+  int line;                  /* line of the file */
 } attn_kernel_costs;
 
 /* The time of one sequence on one thread, in nanoseconds. `ns`: of each of the kernel's terms. */

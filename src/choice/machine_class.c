@@ -33,16 +33,16 @@ static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that
 
 enum {
   TURNS = 3,
-  CALLS = 2,               /* of a turn: the first one finds other data in the caches */
-  MOST_ELEMENTS = 1 << 16, /* of Q, K, V and O each */
-  MOST_BYTES = 1 << 18     /* of a unit and of a thread */
+  CALLS = 2,               /* calls of a turn: the first one finds other data in the caches */
+  MOST_ELEMENTS = 1 << 16, /* elements of Q, K, V and O each */
+  MOST_BYTES = 1 << 18     /* most workspace of a unit and of a thread */
 };
 
 typedef struct probed {
   int64_t heads_q, heads_kv, queries, keys, dim;
 } probed;
 
-static const double MOST_NS = 2e4; /* that a call of a kernel may be expected to take */
+static const double MOST_NS = 2e4; /* longest time that a call of a kernel is expected to take */
 
 /* One row and several, a few queries, many; K and V in level 1 and beyond. */
 static const probed PROBLEMS[] = {
@@ -70,7 +70,7 @@ typedef struct probe {
 static struct {
   pthread_mutex_t lock;
   _Atomic bool found;
-  attn_tuning costs[CLASSES]; /* by class */
+  attn_tuning costs[CLASSES]; /* one for each class */
   attn_kernel_costs lines[CLASSES][MOST_LINES];
   probe probe;
   attn_class here;

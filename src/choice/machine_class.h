@@ -8,9 +8,9 @@
 
 typedef struct attn_class {
   const attn_tuning *costs;
-  double distance; /* of its costs from what kernels take here: the standard deviation of the logarithm of their ratios; 0 if
-                      nothing was timed */
-  bool named;      /* by ATTN_MACHINE */
+  double distance; /* distance of its costs from the times of kernels here: the standard deviation of the logarithm of their
+                      ratios; 0 if nothing was timed */
+  bool named;      /* ATTN_MACHINE names it */
 } attn_class;
 
 /* The class whose costs the built-in choice takes: that of ATTN_MACHINE, or the nearest. Found once per process, in a few

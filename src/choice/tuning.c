@@ -20,7 +20,7 @@
 #include "src/registry/shared_object.h"
 
 enum {
-  MOST_BYTES = 4 << 20, /* of a file */
+  MOST_BYTES = 4 << 20, /* bytes of a file */
   MOST_LINE = 2000
 };
 
@@ -112,7 +112,7 @@ static bool next_range(reader *r, const char *name, int64_t range[2]) {
   return read_size(&at, &range[1]) && !*at && range[0] <= range[1];
 }
 
-/* "step=16"; 32, where the next word is another. */
+/* Reads "step=16". The step is 32 where the next word is another one. */
 static bool next_step(reader *r, int64_t *step) {
   char text[8];
   const char *at = text;

@@ -10,7 +10,7 @@
 #include "src/choice/costs.h"
 #include "src/registry/plugin.h"
 
-enum { ATTN_TUNING_FORMAT = 5, ATTN_TUNING_PATH_BYTES = 400 /* of a path in messages */ };
+enum { ATTN_TUNING_FORMAT = 5, ATTN_TUNING_PATH_BYTES = 400 /* bytes of a path in messages */ };
 
 /* The version of a kernel's code, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
@@ -19,7 +19,7 @@ const char *attn_tuning_code(const attn_kernel_info *kernel);
 typedef struct attn_tuning_rule {
   attn_dtype dtype_q, dtype_kv;
   bool causal;
-  int64_t dim[2];   /* of the mean of dim_qk and dim_v */
+  int64_t dim[2];   /* for the mean of dim_qk and dim_v */
   int64_t step;     /* the largest of 8, 16 and 32 that divides both */
   int64_t group[2]; /* query heads of a KV head */
   int64_t seq_k[2], seq_q[2];
@@ -33,13 +33,13 @@ struct attn_tuning {
   attn_tuning_rule *rules;
   attn_kernel_costs *costs;
   int rule_count, cost_count, rule_room, cost_room;
-  double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
+  double least_ns; /* time that a thread has to save in a wave; 0 = not measured */
   attn_prefetch prefetch;
   bool has_cpu, has_library;
   char class[60], tiers[120];
   _Atomic int users;
   bool fixed;                                      /* costs has cost_room elements, and is not to be freed */
-  bool stale;                                      /* of another CPU or build */
+  bool stale;                                      /* made by another CPU or build */
   char refusal[700], path[ATTN_TUNING_PATH_BYTES]; /* why it is refused */
 };
 
@@ -50,7 +50,7 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_p
 /* The costs of the file: `*count` of them. Those of kernels that are not here were left out. */
 const attn_kernel_costs *attn_tuning_costs(const attn_tuning *tuning, int *count);
 
-/* Those of one kernel and type of K and V; NULL = none. */
+/* The costs of one kernel and type of K and V; NULL = none. */
 const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *tuning, const attn_kernel *kernel, attn_dtype dtype);
 
 /* Nanoseconds that a thread has to save in each wave to pay; 0 = not measured. */

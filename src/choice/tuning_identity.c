@@ -29,7 +29,7 @@ static void append_kernel(const attn_kernel_info *kernel, char *text, size_t byt
   char line[200];
   snprintf(line, sizeof line, "kernel %s %s", kernel->name, attn_tuning_code(kernel));
   for (char *c = line; *c; c++)
-    if ((unsigned char)*c < ' ') *c = ' '; /* of a plug-in's text */
+    if ((unsigned char)*c < ' ') *c = ' '; /* control characters in a plug-in's text */
   attn_append(text, bytes, "\n", line);
 }
 

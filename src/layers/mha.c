@@ -29,7 +29,7 @@ struct attn_mha {
   attn_plan *attention, *weights;          /* weights: NULL unless wanted */
   int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and what the steps work in */
   size_t workspace_bytes;
-  size_t rest_bytes; /* of the product or plan that needs most */
+  size_t rest_bytes; /* bytes of the product or plan that needs most */
   char description[3400];
 };
 

@@ -42,7 +42,7 @@ static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_h
 enum {
   BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
   STRIP_COLUMNS = 512, /* X is gathered once per strip */
-  MOST_COLUMNS = 256,  /* of any panel */
+  MOST_COLUMNS = 256,  /* most columns of a panel */
   PAD = 16             /* floats that keep rows off each other's cache sets */
 };
 
@@ -235,7 +235,7 @@ static thread_memory memory_of(const attn_product *product, int64_t rows, int64_
 /* How the rows and columns of one run are cut. */
 typedef struct layout {
   int64_t rows_per_block, blocks, panels_per_strip, strips;
-  int64_t rows; /* that are cut into blocks together: all, or those of one sequence */
+  int64_t rows; /* rows that are cut into blocks together: all, or those of one sequence */
   thread_memory memory;
 } layout;
 

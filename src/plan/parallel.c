@@ -62,7 +62,7 @@ int attn_parallel_available(int wanted) {
   if (!forks_are_counted) return 1; /* for want of memory: a child could wait forever */
   if (last.threads > 1 && last.process != process) return 1;
   if (omp_get_thread_limit() < wanted) wanted = omp_get_thread_limit();
-  if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* what OpenMP would do as well */
+  if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* like OpenMP */
   const bool nested = omp_get_level() > 0;
   const int there = !nested && last.threads > 1 ? last.threads : 1;
   /* Where a thread cannot be made, OpenMP runtimes end the process. */

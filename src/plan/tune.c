@@ -35,8 +35,8 @@ enum {
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
 static const double NEAR_BEST = 1.3;       /* times the best: worth more rounds */
-static const double FIRST_CALLS = 0.5;     /* of the time: rounds take the rest */
-static const double BUSY = 0.75;           /* of threads x time: CPU time of a call that had its CPUs */
+static const double FIRST_CALLS = 0.5;     /* share of the time: rounds take the rest */
+static const double BUSY = 0.75;           /* share of threads x time: CPU time of a call that had its CPUs */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */
 
 /* Why a candidate has no time. */
@@ -49,13 +49,13 @@ static const char DISTURBED[] = "other programs took the CPUs of so many threads
 typedef struct candidate {
   const attn_kernel_info *kernel;
   attn_plan *plan;
-  bool automatic; /* what the library would take */
+  bool automatic; /* the library's choice */
   int threads, rounds;
-  int timings, disturbed;     /* of calls: all, and those in which other programs took its CPUs */
+  int timings, disturbed;     /* counts of calls: all, and those in which other programs took its CPUs */
   const char *not_timed;      /* why it has no rounds */
-  int64_t calls;              /* of a sample; 0 = not called yet, or never to be called */
+  int64_t calls;              /* calls in a sample; 0 = not called yet, or never to be called */
   double call_ns;             /* first a guess */
-  double least_ns, median_ns; /* of one call */
+  double least_ns, median_ns; /* time of one call */
   double *sample_ns;          /* [MOST_ROUNDS] of one call; NaN where it was left out */
 } candidate;
 
@@ -66,7 +66,7 @@ typedef struct session {
   attn_options options;
   candidate candidates[ATTN_TUNE_ENTRIES]; /* first the automatic choice's kernel with the fewest threads */
   int count, left_out;
-  double *samples, *scratch; /* of all candidates; room for the samples of one */
+  double *samples, *scratch; /* samples of all candidates; room for those of one */
   void *workspace;
   size_t workspace_bytes;
   double start_ns, budget_ns;

@@ -5,7 +5,7 @@
 
 #include "attn/attn.h"
 
-enum { ATTN_KERNEL_NAME_BYTES = 60 /* of a kernel's name, its 0 included, at most */ };
+enum { ATTN_KERNEL_NAME_BYTES = 60 /* bytes of a kernel's name, its 0 included, at most */ };
 
 /* Loads what ATTN_LOAD names, the first time. Costs one load from memory after that. */
 void attn_plugins_load_named(void);

@@ -96,7 +96,7 @@ enum { MOST_ADDED = 256 };
 
 static struct {
   const attn_kernel *kernel[MOST_ADDED];
-  const char *file[MOST_ADDED]; /* that the kernel came from */
+  const char *file[MOST_ADDED]; /* file of the kernel */
   _Atomic int kernels;
   const attn_product_kernel *product[MOST_ADDED];
   _Atomic int products;

@@ -9,7 +9,7 @@
 #ifdef _WIN32
 #define ATTN_PLUGIN_FILE       "libattn_%s.dll"
 #define ATTN_FOLDER_SEPARATORS "/\\"
-#define ATTN_LIST_SEPARATOR    ";" /* as in PATH: paths have a colon */
+#define ATTN_LIST_SEPARATOR    ";" /* separates paths, which have a colon */
 #else
 #define ATTN_PLUGIN_FILE       "libattn_%s.so"
 #define ATTN_FOLDER_SEPARATORS "/"

@@ -8,7 +8,7 @@
 #include "data/tensors.h"
 #include "fuzz.h"
 
-enum { MOST_CASES = 300 }; /* of a grid; larger grids are not expanded, because they would only take time */
+enum { MOST_CASES = 300 }; /* most cases of a grid; larger grids are not expanded, because they would only take time */
 
 static void use_case(const bench_case *bench) {
   if (bench->invalid[0]) return;

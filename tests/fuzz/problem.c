@@ -7,7 +7,7 @@
 
 #ifdef __has_feature
 #if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ /* as gcc says it */
+#define __SANITIZE_ADDRESS__ /* in gcc's words */
 #endif
 #endif
 #ifdef __SANITIZE_ADDRESS__

@@ -10,7 +10,7 @@
 /* One tensor, or one array of lengths. */
 typedef struct fuzz_tensor {
   int64_t extent[4], stride[4]; /* elements */
-  size_t element_bytes, bytes;  /* of the span, gaps included */
+  size_t element_bytes, bytes;  /* bytes of the span, gaps included */
   int64_t first;                /* index of element [0][0][0][0] in the span */
   unsigned char *data;          /* the span; NULL if the problem does not use the tensor */
 } fuzz_tensor;
@@ -47,7 +47,7 @@ typedef struct fuzz_problem {
 /* Valid until the next call. */
 void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *p);
 
-enum { FUZZ_POISON = 0xb6 }; /* what o and lse hold before a run */
+enum { FUZZ_POISON = 0xb6 }; /* o and lse hold it before a run */
 void fuzz_problem_poison(fuzz_problem *p);
 
 #endif

@@ -63,7 +63,7 @@ static void destroy_cases(void) {
 /* Shared with the child process: its progress, so that a fault can be reported with its case. */
 typedef struct progress {
   int at, passed;
-  bench_verdict failure; /* of the first case that failed */
+  bench_verdict failure; /* verdict on the first case that failed */
   bool failed;
 } progress;
 

@@ -59,7 +59,7 @@ enum { SHAPES = COUNT(shapes) };
 
 typedef struct layer {
   const shape *shape;
-  attn_args attention; /* what args_of() points to */
+  attn_args attention; /* data of args_of() */
   attn_mha_problem problem;
   attn_mha_weights weights;
   attn_mha_args args;

@@ -10,13 +10,13 @@
 #include "examples/safetensors.h"
 #include "tests/support/nn_support.h"
 
-enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* as in nn_fixture.py */
+enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* see nn_fixture.py */
 
 typedef struct fixture {
   safetensors file;
   attn_block_config config;
   attn_block_args args;
-  attn_args masks; /* of the attention that has lengths */
+  attn_args masks; /* lengths for the attention that has them */
   int32_t lengths[BATCH];
   const float *expected;
 } fixture;

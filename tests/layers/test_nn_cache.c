@@ -71,7 +71,7 @@ static attn_nn_field rows_of(const float *data, int heads, int dim) {
   return field;
 }
 
-static attn_numerics numerics; /* of the tested kernel */
+static attn_numerics numerics; /* the tested kernel's */
 
 static double worst_against(bool causal, const float *keys, const float *o) {
   attn_nn_field fq = rows_of(q, H, D), fk = rows_of(keys, KV, D), fv = rows_of(v, KV, DV);
@@ -223,7 +223,7 @@ TEST(steps_check_arguments) {
   assert_int_equal(attn_kv_cache_lengths(cache)[1], LONG - 1);
   assert_int_equal(attn_kv_cache_lengths(cache)[0], LONG - 1);
   test_ok(attn_kv_cache_truncate(cache, 0));
-  test_ok(attn_kv_cache_step(cache, LONG, NULL, a, a, a, o)); /* as many as it holds */
+  test_ok(attn_kv_cache_step(cache, LONG, NULL, a, a, a, o)); /* all that it holds */
   test_invalid(attn_kv_cache_truncate(cache, -1), "length is -1");
   test_invalid(attn_kv_cache_truncate(NULL, 0), "cache is NULL");
   attn_kv_cache_destroy(cache);

@@ -145,7 +145,7 @@ static attn_additive_config additive_config(void) {
                      .key = nn_random_linear(WK, AH, false, 2), .score_weight = nn_random(AH, 3));
 }
 
-static attn_numerics numerics; /* of the tested kernel */
+static attn_numerics numerics; /* the tested kernel's */
 
 static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_additive_args *a, attn_score score) {
   attn_nn_field q = nn_apply(attn_nn_field_of(a->q, AB * AQ, WQ), &c->query, AH);

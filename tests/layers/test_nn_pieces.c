@@ -295,7 +295,7 @@ TEST(weights_check_arguments) {
 enum { POINTS = 41, QUERIES = 23, DX = 3, DY = 2 };
 static float points[POINTS * DX], values[POINTS * DY], queries[QUERIES * DX], predicted[QUERIES * DY];
 
-static attn_numerics numerics; /* of the tested kernel */
+static attn_numerics numerics; /* the tested kernel's */
 
 static attn_nn_field regression_oracle(const float *inverse_width, const float *at) {
   attn_nn_field q = attn_nn_field_of(at, QUERIES, DX), k = attn_nn_field_of(points, POINTS, DX),

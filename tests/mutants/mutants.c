@@ -36,7 +36,7 @@ typedef struct row {
   int64_t i;
   attn_key_range keys;
   float max, sum;
-  bool allowed[KEY_BLOCK]; /* of the tile at hand */
+  bool allowed[KEY_BLOCK]; /* in the tile at hand */
   float *acc;              /* [dim_v], in scratch */
 } row;
 

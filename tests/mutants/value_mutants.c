@@ -18,7 +18,7 @@
 enum { SAMPLE = 8, PATIENCE = 100 /* cases that a broken kernel may pass; today all fail within 20 */ };
 
 typedef struct outcome {
-  bench_verdict verdict; /* of the case that killed it */
+  bench_verdict verdict; /* verdict on the case that killed it */
   bench_case killer;
   bool killed;
   int survived; /* cases before that */

@@ -83,7 +83,7 @@ class Browser:
                 self.events.append(self.receive())
 
     def value(self, expression):
-        """What a JavaScript expression gives, as JSON."""
+        """The value of a JavaScript expression, as JSON."""
         done = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in done:
             raise RuntimeError(done["exceptionDetails"])

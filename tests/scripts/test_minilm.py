@@ -223,7 +223,7 @@ def test_ratios_are_those_of_the_rounds(capsys):
                          "PyTorch, packed": theirs, "PyTorch, padded": [6 * time for time in ours]})
     printed = ratios_of(capsys.readouterr().out)
     ratio, low, high = printed["same work, packed"]
-    assert ratio == pytest.approx(2 ** (20 / 13), abs=1e-3)  # of 21 logarithms four are left out at each end
+    assert ratio == pytest.approx(2 ** (20 / 13), abs=1e-3)  # four of 21 logarithms are left out at each end
     assert 2 < low < ratio < high < 4
     assert printed["same work, padded"] == [2, 2, 2]
     assert printed["packed by us, padded by PyTorch"] == [6, 6, 6]

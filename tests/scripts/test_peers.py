@@ -191,7 +191,7 @@ def test_half_precision_is_checked_by_its_own_steps(dtype):
     neighbour = right + np.asarray(1, right.dtype) if dtype == "bf16" else np.nextafter(right, np.float16(9))
     assert not reference.check(neighbour, exact).passed
     assert reference.check(neighbour, Rounding(0, store_error=3 * step)).passed
-    p_error = np.random.default_rng(3).uniform(-step, step, o.shape) * w  # of a kernel that rounds P
+    p_error = np.random.default_rng(3).uniform(-step, step, o.shape) * w  # like a kernel that rounds P
     moved = store((o + p_error).astype(np.float32), dtype)
     assert reference.check(moved, narrow).passed and not reference.check(moved, exact).passed
     right[0, 0, 3, 5] = store(np.array([np.nan], np.float32), dtype)[0]
@@ -295,7 +295,7 @@ def test_statistics_are_those_of_the_harness():
     drift = [2.0**i for i in range(21)]
     ratio = harness.paired_ratio([1.5 * x for x in drift], drift)
     assert [round(x, 12) for x in (ratio.median, ratio.low, ratio.high)] == [1.5, 1.5, 1.5]
-    medians = [2, 100, 0, 3, 1, 4]  # of six placements of two rounds each: see tests/harness/timing/test_stats.c
+    medians = [2, 100, 0, 3, 1, 4]  # six placements of two rounds each: see tests/harness/timing/test_stats.c
     a = [math.exp(medians[i // 2] + (0.1 if i % 2 else -0.1)) for i in range(12)]
     ratio = harness.paired_ratio(a, [1.0] * 12, (6, 2))
     assert math.log(ratio.median) == pytest.approx(2.5)

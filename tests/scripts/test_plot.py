@@ -364,7 +364,7 @@ def test_unknown_figure_exits_2_with_the_nearest_name(tmp_path, capsys):
     assert "did you mean 'winners'" in capsys.readouterr().err
 
 
-SINGLE = [name for name in plot.FIGURES if name != "machines"]  # what one run is enough for
+SINGLE = [name for name in plot.FIGURES if name != "machines"]  # figures for which one run is enough
 
 
 @pytest.fixture(scope="module")

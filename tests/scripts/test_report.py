@@ -69,7 +69,7 @@ def file(tmp_path_factory):
     """A report on two machines, with everything that a run may hold."""
     folder = tmp_path_factory.mktemp("report")
     decoding = [row(name, rate, seq=seq, seq_q=1, peak_gbs="40", warnings="noisy",
-                    bw_pct="162" if seq == 16384 else "90")  # of a disturbed loop, which means nothing
+                    bw_pct="162" if seq == 16384 else "90")  # a disturbed loop's, which means nothing
                 for seq in (1024, 4096, 16384) for name, rate in (("flash_avx2", 9.0), ("naive_c", 2.0))]
     half = [cells | {"dtype_q": "bf16", "dtype_kv": "bf16", "dtype_o": "bf16", "case_id": cells["case_id"] + "/bf16"}
             for cells in grid(dims=(64,))]

@@ -125,7 +125,7 @@ TEST(unannounced_pointers_are_refused) {
   { #field, offsetof(attn_args, field), use }
   static const struct {
     const char *field;
-    size_t at; /* of attn_args */
+    size_t at; /* offset in attn_args */
     const char *use;
   } rows[] = {ROW(lse, "ATTN_USE_LSE"),
               ROW(bias, "ATTN_USE_BIAS"),

@@ -99,9 +99,9 @@ TEST(in_place_products) {
 
 static attn_status make_product(int64_t stride_depth, int64_t stride_column) {
   static const float w[4 * 6];
-  const attn_product_weights weights =
-      ATTN_STRUCT(attn_product_weights, .depth = 4, .columns = 6, .weight = stride_depth < 0 ? w + 3 * 6 : w, /* of row 0 */
-                  .stride_depth = stride_depth, .stride_column = stride_column);
+  const attn_product_weights weights = ATTN_STRUCT(attn_product_weights, .depth = 4, .columns = 6,
+                                                   .weight = stride_depth < 0 ? w + 3 * 6 : w, /* address of row 0 */
+                                                   .stride_depth = stride_depth, .stride_column = stride_column);
   attn_product *product;
   const attn_status status = attn_product_create(&weights, NULL, &product);
   attn_product_destroy(product);

@@ -174,7 +174,7 @@ static int threads_of_process(void) {
 /* One shape of a call. */
 typedef struct call {
   int64_t rows, width;
-  int threads; /* of attn_options */
+  int threads; /* attn_options.threads */
 } call;
 
 /* How many threads a process has that makes this call alone; this one has run no loop yet. */

@@ -25,7 +25,7 @@ def environment(**more):
 
 
 def client(*arguments, **more):
-    """What the client prints."""
+    """The client's output."""
     done = subprocess.run([CLIENT, *map(str, arguments)], capture_output=True, text=True, env=environment(**more),
                           timeout=100)
     assert done.returncode == 0, done
@@ -121,7 +121,7 @@ class Own(unittest.TestCase):
             self.assertRegex(json.dumps(facts), r"OpenBLAS \d.*oneDNN \d")
 
 
-SENTENCES = {  # what is wrong with plugin_NAME.so
+SENTENCES = {  # the fault of plugin_NAME.so
     "entry": "is no plug-in: it does not export attn_plugin_entry",
     "abi": r"is built for version 99 of the kernel interface, and libattn \d+\.\d+\.\d+ has version \d+; build it",
     "size": r"an attn_kernel has \d+ bytes, and in libattn .* \d+; build it",

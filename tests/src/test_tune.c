@@ -19,7 +19,7 @@ enum { MOST_CALLS = 4000 };
 /* Nanoseconds of a call of each kernel; the clock moves by nothing else. */
 typedef struct scripted_kernel {
   const char *name;
-  double ns, ns_a_call; /* of the first call, and how much longer each call is than the one before */
+  double ns, ns_a_call; /* time of the first call, and how much longer each call is than the one before */
   double per_thread;    /* added for each thread beyond the first */
   bool fails;
   int calls, disturbed_call; /* which takes 60 ms longer; 0: none */
@@ -29,9 +29,9 @@ typedef struct scripted_kernel {
 static scripted_kernel script[] = {{.name = "flash_c"}, {.name = "blocked_c"}, {.name = "naive_c"}, {.name = NULL}};
 static double clock_ns, slower_by; /* the factor that all calls take longer by, for each second of the clock */
 static char last_kernel[64];
-static int first_threads;    /* of the first call; 0: there was none */
-static int calls_to_disturb; /* of those on several threads: other programs take their CPUs */
-static double disturbed_ns;  /* that such a call takes longer */
+static int first_threads;    /* threads of the first call; 0: there was none */
+static int calls_to_disturb; /* calls on several threads whose CPUs other programs take */
+static double disturbed_ns;  /* the time that such a call takes longer */
 static attn_process_usage used;
 
 static int threads_of(const attn_plan *plan) {
@@ -229,7 +229,7 @@ TEST(a_kernel_that_fails_has_no_time) {
   assert_int_equal(failed->rounds, 0);
   assert_string_equal(report.not_timed[failed - report.entry], "a call of it failed");
   assert_int_equal(find("blocked_c")->calls, 1);
-  assert_true(report.entry[0].rounds > 40); /* what has no time is not the best */
+  assert_true(report.entry[0].rounds > 40); /* an entry without time is not the best */
 }
 
 TEST(if_all_fail_so_does_the_call) {
@@ -344,8 +344,8 @@ TEST(mistakes_are_sentences) {
   before = report;
   test_refused(attn_tune(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = "flash_mmx"), 1, &report),
                ATTN_UNKNOWN_KERNEL, "flash_mmx");
-  assert_memory_equal(&report, &before, sizeof report);       /* what fails writes nothing */
-  report.struct_size = offsetof(attn_tune_report, not_timed); /* of a program that knows no reasons */
+  assert_memory_equal(&report, &before, sizeof report);       /* a failing call writes nothing */
+  report.struct_size = offsetof(attn_tune_report, not_timed); /* for a program that knows no reasons */
   test_ok((attn_tune)(&problem, &data.args, NULL, 0.001, &report));
   assert_true(report.timed >= 1);
   assert_memory_equal(report.not_timed, before.not_timed, sizeof report.not_timed);

@@ -11,7 +11,7 @@
 #include "tests/support/idle_kernel.h"
 #include "tests/support/support.h"
 
-static char head[16384], text[65536]; /* of a file of this machine; of the file that a test reads */
+static char head[16384], text[65536]; /* text of a file of this machine; of the file that a test reads */
 static attn_tuning *tuning;
 
 static int forget(void **state) {
@@ -406,7 +406,7 @@ TEST(wrong_lines_are_named) {
       "cost kernel=slow f32 error=0.1 column=1",
       "class",
       "class cray-1",
-      "prefetch none_up_to=4096 twice_beyond=8192", /* of one machine */
+      "prefetch none_up_to=4096 twice_beyond=8192", /* the policy of one machine */
       "class cray-1 c\nprefetch none_up_to=4096",
       "class cray-1 c\nprefetch none_up_to=-1 twice_beyond=8192",
       "class cray-1 c\nprefetch none_up_to=4096 twice_beyond=8192 3",

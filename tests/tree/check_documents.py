@@ -30,7 +30,7 @@ SKIPPED = 77
 
 
 def documents():
-    """Those of a clone: other tests may be writing to build folders, which nobody reads here."""
+    """The files of a clone: other tests may be writing to build folders, which nobody reads here."""
     for top in sorted(ROOT.iterdir()):
         if not top.name.startswith(("build", ".")):
             for path in sorted(top.rglob("*.md")) if top.is_dir() else [top] if top.suffix == ".md" else []:
@@ -240,7 +240,7 @@ def follow(folder, language, text, environment):
 
 
 def files_missing(results):
-    """What scripts/bench.sh should have written, but did not."""
+    """Files that scripts/bench.sh should have written, but did not."""
     names = ["table.txt", "results.csv", "samples.csv", "results.json", "env.json", "journal.jsonl", "peak.csv"]
     if all(map(importlib.util.find_spec, ("numpy", "matplotlib"))):
         names += ["figures/rate-seq.png", "figures/winners.svg", "report.html"]

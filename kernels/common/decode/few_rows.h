@@ -20,9 +20,9 @@
 #endif
 
 enum {
-  DECODE_KEYS = 32,                       /* of a block: K and V are used while they are in level 2 */
+  DECODE_KEYS = 32,                       /* keys of a block: K and V are used while they are in level 2 */
   DECODE_SCORE_STRIDE = DECODE_KEYS + 16, /* 16 at least, for scores beyond the keys */
-  VEC_VALUES = VEC_LANES * LANE_VALUES    /* of K or V in a vector */
+  VEC_VALUES = VEC_LANES * LANE_VALUES    /* elements of K or V in a vector */
 };
 
 /* Lanes of a row of Q, whole vectors. */
@@ -40,22 +40,22 @@ typedef struct key_rows {
 typedef struct few_rows {
   key_rows keys;        /* K for scores, V for sums */
   prefetch_lines *next; /* to prefetch */
-  int64_t count;        /* of the keys */
-  int64_t lanes;        /* of P; the first key is the `before`-th of its lane */
+  int64_t count;        /* number of keys */
+  int64_t lanes;        /* lanes of P; the first key is the `before`-th of its lane */
   int64_t before;
   float factor;   /* from sums to scores in log2 units (scores_of) */
   int64_t row;    /* the first row that a call works on */
-  const float *q; /* as tile_queries leaves them */
+  const float *q; /* from tile_queries */
   float *score;   /* [row][DECODE_SCORE_STRIDE]: S, or P */
   float *acc;     /* [row][acc_stride] */
   int64_t dim_qk, acc_stride;
-  int64_t columns; /* of V that may be read */
+  int64_t columns; /* columns of V that may be read */
 } few_rows;
 
 /* Constants at every call. */
 typedef struct few_kind {
   int rows;
-  attn_dtype dtype; /* of K and V */
+  attn_dtype dtype; /* type of K and V */
   prefetch_policy policy;
 } few_kind;
 
@@ -185,7 +185,8 @@ static ALWAYS_INLINE void find_columns(const few_rows *t, int64_t j, int64_t col
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          prefetch_lines *next) {
   const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES), values = vecs * VEC_LANES * LANE_VALUES;
-  const int pairs = values > two_lines ? values / two_lines : 1; /* of lines, each time that as many have been read */
+  const int pairs =
+      values > two_lines ? values / two_lines : 1; /* pairs of lines to prefetch, each time that as many have been read */
   const int between = values < two_lines ? two_lines / values : 1;
   const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
   const int64_t last = LOADS_PARTS ? columns : VEC_VALUES;

@@ -110,7 +110,7 @@ typedef struct group_operands {
 static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t n, const few_kind kind, vec sum[VEC_LANES],
                                      prefetch_lines *next) {
   const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES), keys = keys_of_vector(kind.rows);
-  const int values = keys * VEC_VALUES, pairs = values / two_lines; /* of lines */
+  const int values = keys * VEC_VALUES, pairs = values / two_lines; /* pairs of lines */
   /* P V prefetches for whole vectors, so that both prefetch what they read if a part is half of one. */
   const bool prefetches = n == VEC_VALUES && (pairs > 0 || d * keys % two_lines == 0);
   if (prefetches) prefetch_ahead(next, kind.policy, pairs > 0 ? pairs : 1, &next->v_again);

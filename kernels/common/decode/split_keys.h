@@ -11,7 +11,7 @@
 
 enum {
   DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */
-  SPLIT_KEYS = 1024 /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
+  SPLIT_KEYS = 1024 /* keys of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
 };
 
 /* Query rows that share a KV head. */

@@ -8,8 +8,8 @@
 
 /* The state of softmax for several rows side by side (group_rows.h). */
 typedef struct group_softmax {
-  float sum[VEC_LANES][VEC_LANES]; /* of P, as row_sum, but as scores stand; as many vectors as rows */
-  float reference[VEC_LANES];      /* of the rows, as often as they fit */
+  float sum[VEC_LANES][VEC_LANES]; /* sums of P like row_sum, but in the order of scores; as many vectors as rows */
+  float reference[VEC_LANES];      /* references of the rows, repeated as often as they fit */
   int64_t unset;                   /* rows that have no reference yet, and 0 as their sums */
 } group_softmax;
 
@@ -23,7 +23,7 @@ struct row_stream {
   stream_function *run;
   const row_block *block; /* the whole block if they are its first, else `part` */
   row_block part;
-  const float *q; /* as tile_queries() leaves it */
+  const float *q; /* from tile_queries() */
   int64_t rows;
   prefetch_policy policy;
   group_softmax state;

@@ -40,7 +40,7 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
                                           const int vecs, const int at_once, prefetch_lines *next) {
   enum { PARTS = 16 };
   const int tile = wide_rows(kind.rows), two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
-  const int share = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* of a pair of lines, for each lane */
+  const int share = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* part of a pair of lines for each lane */
   int due = 0;
   NO_UNROLL
   for (int row = 0; row < kind.rows; row += tile) {

@@ -13,7 +13,7 @@
 
 typedef struct memory_part {
   int64_t *start;       /* receives the part's offset in bytes, a multiple of ATTN_MEMORY_ALIGN */
-  int64_t count, bytes; /* of elements; of each element */
+  int64_t count, bytes; /* elements, and the bytes of each */
 } memory_part;
 
 /* Appends the parts to what ends at *end and moves *end behind them. False if a size overflows. */

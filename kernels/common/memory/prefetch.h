@@ -22,16 +22,17 @@
 
 enum {
   LINE_BYTES = 64,
-  LEAST_DISTANCE = 8192, /* the least distance from what is read to what is prefetched, in K and in V */
-  /* Other distances, of both times, where lines are prefetched twice and K and V of a block have so many bytes. */
+  LEAST_DISTANCE = 8192, /* least distance between the lines that are read and those that are prefetched, in K and in V */
+  /* Other distances, of the first and the second time, if lines are prefetched twice and K and V of a block have so many
+     bytes. */
   FIRST_DISTANCE = 12288,
   SECOND_DISTANCE = 8192,
   NEARER_ABOVE = 24 << 10,
   NEARER_UP_TO = 32 << 10
 };
 
-/* None: K and V that other rows have just read, or that the CPU fetches by itself. Any: in code for all of them, whatever
- * prefetch_lines says. */
+/* None: other rows have just read K and V, or the CPU fetches them by itself. Any: one piece of code for all policies,
+ * whatever prefetch_lines says. */
 typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY } prefetch_policy;
 
 /* Rows of K or V: `bytes` each, `stride` bytes apart. */
@@ -50,7 +51,8 @@ typedef struct prefetch_lines {
   bool nearer;                /* prefetch_twice() prefetches lines that are SECOND_DISTANCE ahead instead */
 } prefetch_lines;
 
-/* From what is read to what is prefetched. `block`: bytes from one block of keys to the next. */
+/* The distance between the lines that are read and those that are prefetched. `block`: bytes from one block of keys to the
+ * next. */
 static inline uintptr_t prefetch_distance(int64_t block, bool nearer) {
   return (uintptr_t)(nearer ? FIRST_DISTANCE : block > 0 ? round_up(LEAST_DISTANCE, block) : 0);
 }
@@ -99,8 +101,8 @@ static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs)
   }
 }
 
-/* The same into level 1, for rows without gaps, and again for as many nearer ones: from *again on, or SECOND_DISTANCE ahead.
- */
+/* Prefetches into level 1, for rows without gaps, and again as many lines that are nearer: from *again on, or
+ * SECOND_DISTANCE ahead. */
 static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, uintptr_t *again) {
   const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES);
   const uintptr_t one = next->nearer ? next->k - (FIRST_DISTANCE - SECOND_DISTANCE) : *again;

@@ -46,7 +46,7 @@ static inline const char *attn_element_at(const void *data, attn_dtype dtype, in
   return (const char *)data + attn_elements_bytes(dtype, index);
 }
 
-/* Bytes to which data of the type has to be aligned. */
+/* Data of the type has to be aligned to so many bytes. */
 static inline size_t attn_dtype_alignment(attn_dtype dtype) { return attn_dtype_of(dtype).bytes; }
 
 #endif

@@ -70,7 +70,7 @@ static double score_of(const exact_row *row, int64_t j) {
 /* Results of a first pass over the scores, for the weights exp(score - shift) / sum and for LSE. */
 typedef struct softmax {
   double shift; /* the largest score, or the sink where that is larger */
-  double sum;   /* of exp(score - shift), sink included; undefined if shift is infinite */
+  double sum;   /* sum of exp(score - shift), sink included; undefined if shift is infinite */
   double lse;   /* without the sink */
   bool nan;     /* a score or the sink is NaN */
   bool empty;   /* no allowed key */
@@ -78,7 +78,7 @@ typedef struct softmax {
 
 static softmax softmax_of(const exact_row *row) {
   softmax s = {.shift = -INFINITY, .lse = -INFINITY, .empty = true};
-  double sum = 0.0; /* of exp(score - largest), rescaled whenever a larger score turns up */
+  double sum = 0.0; /* sum of exp(score - largest), rescaled whenever a larger score turns up */
   double largest = -INFINITY;
   for (int64_t j = row->keys.begin; j < row->keys.end; j++) {
     if (!selected(row, j)) continue;
@@ -100,7 +100,7 @@ static softmax softmax_of(const exact_row *row) {
   return s;
 }
 
-/* Infinite shift: beside a score of +inf the weight of a finite score is 0, and that of the infinite score is NaN. */
+/* The shift is infinite: if a score is +inf, the weight of finite scores is 0, and its own is NaN. */
 static double probability(const softmax *s, double score) {
   if (s->nan) return NAN;
   if (isfinite(s->shift)) return exp(score - s->shift) / s->sum;

@@ -155,8 +155,8 @@ typedef struct attn_key_run {
   int64_t keys; /* attn_run_keys() */
 } attn_key_run;
 
-/* Keys from key j on until their run ends, and none beyond the sequence. Runs begin and end at multiples of RUN_KEYS, but
- * for the end of the sequence. */
+/* The keys from key j to the end of its run or of the sequence. Runs begin and end at multiples of RUN_KEYS; the last one
+ * ends with the sequence. */
 enum { RUN_KEYS = 16, MOST_PAGE_TOKENS = 1024 };
 static inline int64_t attn_run_keys(const attn_problem *problem, const attn_sequence *seq, int64_t j) {
   const int64_t left = seq->len_k - j;

@@ -24,14 +24,14 @@ typedef enum attn_operand_id {
 typedef struct attn_operand {
   const char *name; /* "lse", the member of attn_args */
   size_t member;    /* its offset there */
-  const char *use;  /* what makes the problem have it */
+  const char *use;  /* options with which the problem has it */
   size_t element_bytes;
   attn_dtype dtype;  /* where elements are floats */
   bool single;       /* a row is one number and has no columns: extent[3] is 1 */
   bool of_operation; /* the problem's operation reads or writes it */
-  bool present;      /* so it does, and the problem has it, */
-  bool ignored;      /* but does not read it */
-  bool needed;       /* and if so a call needs its pointer: it is not empty, and is read or written */
+  bool present;      /* and the problem has it */
+  bool ignored;      /* the problem has it, but its operation does not read it */
+  bool needed;       /* a call has to give its pointer: it is present, not empty, and read or written */
   int64_t extent[4], stride[4];
   const char *axes;  /* the names of extent[0] to [3]; "" where the problem has no strides of it */
   const char *field; /* "attn_problem.lse_stride", which has strides of it, */

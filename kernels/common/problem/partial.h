@@ -19,7 +19,7 @@ typedef struct partial_weights {
   float earlier, later;
 } partial_weights;
 
-/* References in log2 units, of which at most one is -inf. A NaN makes one of the weights NaN. */
+/* References in log2 units; at most one is -inf. A NaN makes one of the weights NaN. */
 static inline partial_weights weigh_partials(double earlier, double later) {
   const double step = later - earlier;
   const float weight = exp2f((float)-fabs(step));

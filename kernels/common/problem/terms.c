@@ -46,7 +46,7 @@ static double shared_keys(const attn_problem *p) {
   return (double)max64(keys_of_row(p, &seq, 0).end - keys_of_row(p, &seq, p->seq_q - 1).begin, 0);
 }
 
-/* The mean of tiles that lie evenly. */
+/* Keys that a tile of rows sees: the mean over tiles at even distances. */
 double attn_tile_keys(const attn_problem *p, int64_t tile_rows) {
   enum { TILES = 16 };
   const attn_sequence seq = planned_sequence(p);
@@ -186,7 +186,7 @@ void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
   const counts c = counts_of(p, w);
   double count[AT_ONCE];
   const double passes = split_rows(c.rows, w.values > w.lanes, count);
-  const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* with those of zeros */
+  const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* rows of zeros included */
   const double blocks = keys_in_blocks(p, w, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
   t[DECODE_score] = 0;
   for (int i = 0; i < AT_ONCE; i++) {

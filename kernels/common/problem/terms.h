@@ -9,14 +9,14 @@
 
 #include "attn/kernel.h"
 
-/* Floats of the tier's vectors, and values of a vector of K: 1 pair of bf16 values in place of a float makes twice as many.
- */
+/* Floats in a vector of the tier, and values of K in a vector: pairs of bf16 values in the place of floats make twice as
+ * many. */
 typedef struct term_widths {
   int lanes, values;
 } term_widths;
 
-/* TERM(name): what is done so often. "_8": by 8 rows at once; x_width: for each vector of a row of K and one of V, halved.
- */
+/* TERM(name): a thing that loops do, counted. "_8": for 8 rows at once; x_width: for each vector of a row of K and one of V,
+ * halved. */
 #define FLASH_TERMS(TERM)                                                                        \
   TERM(call)                                                                                     \
   TERM(head)                                                                                     \
@@ -24,7 +24,7 @@ typedef struct term_widths {
   TERM(pack_width)                                                                               \
   TERM(pack_tail) /* keys whose last vector is not full */                                       \
   TERM(task)      /* a block of query rows */                                                    \
-  TERM(tile)      /* of TILE_ROWS queries */                                                     \
+  TERM(tile)      /* tiles of TILE_ROWS queries */                                               \
   TERM(tile_width)                                                                               \
   TERM(tile_key_width)    /* products of the keys that the tile sees, */                         \
   TERM(tile_vector_width) /* and of those in whole vectors */                                    \
@@ -41,47 +41,47 @@ typedef struct term_widths {
   TERM(masked)       /* vectors of scores that a boolean mask is applied to, */                  \
   TERM(biased)       /* a bias is added to, */                                                   \
   TERM(sloped)       /* or ALiBi's; */                                                           \
-  TERM(capped)       /* that pass through a softcap; */                                          \
+  TERM(capped)       /* scores that pass through a softcap; */                                   \
   TERM(additive)     /* elements of q and k of other scores than dot products */                 \
   TERM(gaussian)                                                                                 \
   TERM(given)                                                                                    \
   CACHE_TERMS(TERM)
 
-#define DECODE_TERMS(TERM)                                                                            \
-  TERM(call)                                                                                          \
-  TERM(head)                                                                                          \
-  TERM(pass_8) /* a walk over the keys */                                                             \
-  TERM(pass_4)                                                                                        \
-  TERM(pass_2)                                                                                        \
-  TERM(pass_1)                                                                                        \
-  TERM(key)   /* outside whole blocks, as all up to block_8 */                                        \
-  TERM(key_8) /* vectors of K and V */                                                                \
-  TERM(key_4)                                                                                         \
-  TERM(key_2)                                                                                         \
-  TERM(key_1)                                                                                         \
-  TERM(key_tail)                                                                                      \
-  TERM(score) /* which come by the vector: of a row and several keys, or of several rows and a key */ \
-  TERM(row_key)                                                                                       \
-  TERM(row_key_tail)                                                                                  \
-  TERM(row_block) /* 32 keys of a row */                                                              \
-  TERM(block_8)   /* vectors of K and V in whole blocks that all rows see */                          \
-  TERM(block_4)                                                                                       \
-  TERM(block_2)                                                                                       \
-  TERM(block_1)                                                                                       \
-  TERM(block_8_tail)                                                                                  \
-  TERM(block_4_tail)                                                                                  \
-  TERM(block_2_tail)                                                                                  \
-  TERM(block_row_key)                                                                                 \
-  TERM(block_key)                                                                                     \
-  TERM(block_joins) /* keys outside whole blocks */                                                   \
-  TERM(row)                                                                                           \
-  TERM(row_width)                                                                                     \
-  TERM(row_tail)                                                                                      \
-  TERM(row_ragged) /* rows that see different keys */                                                 \
-  TERM(masked)                                                                                        \
-  TERM(biased)                                                                                        \
-  TERM(sloped)                                                                                        \
-  TERM(capped)                                                                                        \
+#define DECODE_TERMS(TERM)                                                                         \
+  TERM(call)                                                                                       \
+  TERM(head)                                                                                       \
+  TERM(pass_8) /* a walk over the keys */                                                          \
+  TERM(pass_4)                                                                                     \
+  TERM(pass_2)                                                                                     \
+  TERM(pass_1)                                                                                     \
+  TERM(key)   /* outside whole blocks, as all up to block_8 */                                     \
+  TERM(key_8) /* vectors of K and V */                                                             \
+  TERM(key_4)                                                                                      \
+  TERM(key_2)                                                                                      \
+  TERM(key_1)                                                                                      \
+  TERM(key_tail)                                                                                   \
+  TERM(score) /* scores, in vectors of one row and several keys, or of several rows and one key */ \
+  TERM(row_key)                                                                                    \
+  TERM(row_key_tail)                                                                               \
+  TERM(row_block) /* 32 keys of a row */                                                           \
+  TERM(block_8)   /* vectors of K and V in whole blocks that all rows see */                       \
+  TERM(block_4)                                                                                    \
+  TERM(block_2)                                                                                    \
+  TERM(block_1)                                                                                    \
+  TERM(block_8_tail)                                                                               \
+  TERM(block_4_tail)                                                                               \
+  TERM(block_2_tail)                                                                               \
+  TERM(block_row_key)                                                                              \
+  TERM(block_key)                                                                                  \
+  TERM(block_joins) /* keys outside whole blocks */                                                \
+  TERM(row)                                                                                        \
+  TERM(row_width)                                                                                  \
+  TERM(row_tail)                                                                                   \
+  TERM(row_ragged) /* rows that see different keys */                                              \
+  TERM(masked)                                                                                     \
+  TERM(biased)                                                                                     \
+  TERM(sloped)                                                                                     \
+  TERM(capped)                                                                                     \
   CACHE_TERMS(TERM)
 
 /* Kernels on tiles of 16 x 32 values: of 32 queries, or of 16 rows of a KV head. */
@@ -105,8 +105,8 @@ typedef struct term_widths {
   TERM(capped)                                                               \
   CACHE_TERMS(TERM)
 
-/* Elements of K and V of a head, as far as those of the call exceed a level of the caches: the first three count K and V
- * alone, and the next three, around the end of level 2, all bytes that a call goes through, what it packs included. */
+/* Elements of K and V of a head beyond the size of a level of the caches. The first three terms compare K and V alone with
+ * the level. The next three, around the end of level 2, compare all bytes of a call, with what it packs. */
 enum { CACHE_TERM_COUNT = 6 };
 #define CACHE_TERMS(TERM) \
   TERM(beyond_64k)        \
@@ -133,8 +133,8 @@ void attn_decode_terms(const attn_problem *problem, term_widths widths, double *
 /* How a kernel on tiles goes through a problem. */
 typedef struct tile_walk {
   int width;    /* values that dimensions are padded to */
-  int keys;     /* of a step */
-  double tiles; /* of a KV head, each of which meets */
+  int keys;     /* keys of a step */
+  double tiles; /* tiles of a KV head, each of which meets */
   double seen;  /* so many keys */
   bool copies;  /* K and V are packed or copied */
 } tile_walk;

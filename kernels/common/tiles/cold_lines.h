@@ -12,8 +12,9 @@
 #include "rows_io.h"
 
 enum {
-  WARM_BYTES = 3 << 19,                                /* of all tensors: what stays in level 2 of 2 MiB from task to task */
-  PANEL_LINES = PANEL_KEYS < 16 ? 1 : PANEL_KEYS / 16, /* of each tensor for each panel of a tile: enough for 384 tokens */
+  WARM_BYTES = 3 << 19, /* bytes of all tensors that stay in a level 2 of 2 MiB from task to task */
+  PANEL_LINES =
+      PANEL_KEYS < 16 ? 1 : PANEL_KEYS / 16, /* lines of each tensor for each panel of a tile: enough for 384 tokens */
 };
 
 /* Lines of rows, in the order in which they lie. */

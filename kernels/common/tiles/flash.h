@@ -73,8 +73,8 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   }
 }
 
-/* Rows that have seen no allowed key yet get the largest score of this panel as their reference; subtracts it from their
- * scores. True if all rows got theirs: then no score is above 0. */
+/* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and subtracts it from
+ * their scores. True if all rows got one: then no score is above 0. */
 static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
                                       const int vecs) {
   bool all = true;
@@ -150,7 +150,8 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const panel_shift kind, 
   softmax_sums(w, sum, true, bounded, vecs);
 }
 
-/* dot_panel's cases. Each is a function of its own, because inlined into one they would compete for registers. */
+/* The cases of dot_panel. Each is a function of its own, because they would compete for registers if they were inlined into
+ * one. */
 static NO_INLINE void full_panel(const panel_work *w) { dot_panel(*w, UNSHIFTED, false, TILE_VECS); }
 
 static NO_INLINE void biased_panel(const panel_work *w) { dot_panel(*w, BIASED, false, TILE_VECS); }
@@ -223,8 +224,8 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
 enum {
   FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
   FLASH_SCORE_PAD = 16, /* floats between rows of S: breaks up powers of two, which would share L1 sets */
-  /* K and V of a head that come from beyond level 2 for every task are used by up to MOST_FLASH_ROWS rows, as many as keep q
-   * and acc in FAR_STATE_BYTES. */
+  /* If K and V of a head come from beyond level 2 for every task, up to MOST_FLASH_ROWS rows use them: as many as keep q and
+     acc in FAR_STATE_BYTES. */
   FAR_KEYS_BYTES = 2 << 20,
   MOST_FLASH_ROWS = 4 * FLASH_ROWS,
   FAR_STATE_BYTES = 384 << 10
@@ -277,7 +278,7 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
 /* Rows of O that a tile fills. Where the tile has fewer rows, the others are acc's. */
 typedef struct tile_output {
   float *o[TILE_ROWS];
-  float inverse[TILE_ROWS]; /* of the denominators */
+  float inverse[TILE_ROWS]; /* reciprocals of the denominators */
   int64_t columns;
   bool finite; /* all that was stored, in acc too */
 } tile_output;
@@ -389,7 +390,7 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
   return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }
 
-/* A task of a kernel with packing and tiles of its own. */
+/* A task of a kernel that has packing and tiles of its own. */
 static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                 void *scratch, pack_function *pack, attend_function *attend, bool direct) {
   run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, direct});

@@ -51,8 +51,8 @@ static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args
   return keys;
 }
 
-/* `width` dimensions of VEC_LANES keys `stride` apart, of which `count` exist, the first at element `offset`, transposed
- * into the rows of a panel. */
+/* Transposes `width` dimensions of VEC_LANES keys into the rows of a panel. The keys are `stride` apart, the first is at
+ * element `offset`, and `count` of them exist. */
 static ALWAYS_INLINE void transpose_square(attn_storage k, int64_t offset, int64_t stride, const int64_t count,
                                            const int64_t width, float *rows) {
   vec r[VEC_LANES];

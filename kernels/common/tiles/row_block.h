@@ -30,7 +30,7 @@ typedef struct row_block {
   int64_t b, head, first_row, rows, rows_per_head;
   packed_keys keys;
 
-  float *q;              /* [capacity][q_stride], those of dot scores times scale log2(e), 0 beyond dim_qk */
+  float *q;              /* [capacity][q_stride], for dot scores times scale log2(e); 0 beyond dim_qk */
   float *acc;            /* [capacity][acc_stride]: O before division */
   float *row_max;        /* [capacity]: reference of the exponentials, log2 units */
   float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
@@ -147,7 +147,7 @@ typedef struct scratch_layout {
   int64_t acc_stride, score_stride;
 } scratch_layout;
 
-/* For `capacity` rows, of which score_rows x score_stride scores are kept, and vectors of `lanes` floats. False if a size
+/* Memory for `capacity` rows, with score_rows x score_stride scores, and vectors of `lanes` floats. False if a size
  * overflows. */
 static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                       int64_t lanes, scratch_layout *at) {

@@ -99,7 +99,7 @@ static ALWAYS_INLINE void load_query_rows(const row_block *block, int64_t begin,
   const int64_t first = attn_q_offset(p, block->seq, block->b, block->head, block->first_row);
   for (int64_t i = begin; i < end; i++) {
     float *q = block->q + i * block->q_stride;
-    int64_t offset = first + i * p->q_stride.s; /* of a row of the first head */
+    int64_t offset = first + i * p->q_stride.s; /* where a row of the first head begins */
     if (i >= block->rows || block->range[i].begin >= block->range[i].end) {
       memset(q, 0, (size_t)block->q_stride * sizeof(float));
       continue;
@@ -210,7 +210,7 @@ static ALWAYS_INLINE bool divide_row(const float *acc, int64_t acc_columns, floa
   return !vec_any_nan(poison);
 }
 
-/* Row i of o = acc / denominator. False if it is not finite; then what it holds does not matter. */
+/* Stores row i of o = acc / denominator. False if it is not finite; its content does not matter then. */
 static ALWAYS_INLINE bool store_divided(const row_block *block, int64_t i, float denominator) {
   const attn_problem *p = block->problem;
   float *acc = block->acc + i * block->acc_stride;

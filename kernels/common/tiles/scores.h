@@ -61,7 +61,7 @@ static inline int64_t keys_in_vector(const row_block *block, int64_t key) {
   return min64(block->seq->len_k - key, VEC_LANES);
 }
 
-/* x where mask and bias allow the key for row i, else -inf, also where x is NaN. */
+/* x if mask and bias allow the key for row i, else -inf, even if x is NaN. */
 static inline vec select_keys(const row_block *block, int64_t i, int64_t key, vec x) {
   const attn_problem *p = block->problem;
   const int64_t count = keys_in_vector(block, key);

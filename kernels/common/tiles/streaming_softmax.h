@@ -43,7 +43,7 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *p
   assert(step > 0 && pending % VEC_LANES == 0);
   const float before = block->row_max[i];
   block->row_max[i] = before + step;
-  step = block->row_max[i] - before; /* what the reference really moved by, after rounding */
+  step = block->row_max[i] - before; /* the step that the reference really took, after rounding */
   const vec factor = vec_exp2(vec_set1(-step));
   float *acc = block->acc + i * block->acc_stride, *sum = block->row_sum + i * VEC_LANES;
   vec_store(sum, vec_mul(vec_load(sum), factor));

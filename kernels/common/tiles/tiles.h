@@ -102,7 +102,7 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
   store_tile(sum, acc, acc_stride, vecs);
 }
 
-/* V of the keys from `key` on that lie in one run, none from `end` on: as many as *count. */
+/* V of the keys from `key` on that lie in one run and before `end`: *count keys. */
 static inline float_rows v_rows_from(const row_block *block, int64_t key, int64_t end, int64_t *count) {
   const packed_keys *keys = &block->keys;
   *count = end - key;
@@ -133,7 +133,7 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
 /* Columns are cut into equal strips instead of full tiles and a rest: 5 vectors are 2 + 3, not 4 + 1, because a tile of one
  * vector has too few sums to hide the latency of multiply-add. */
 typedef struct column_strips {
-  int64_t vecs, narrow, wide; /* vectors of a narrow strip; strips to come that have as many, then one more */
+  int64_t vecs, narrow, wide; /* vectors of a narrow strip; narrow strips to come; wide ones, which have one vector more */
 } column_strips;
 
 static inline column_strips strips_of(int64_t columns) {

@@ -40,8 +40,8 @@ static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count
 /* ---- Loops ---- */
 
 enum {
-  BLOCKED_ROWS = 96,               /* as flash: more rows would not save more L2 traffic */
-  BLOCKED_SCORE_BYTES = 384 << 10, /* of S: leaves room for K and V blocks in a 1 MiB L2 */
+  BLOCKED_ROWS = 96,               /* like flash's: more rows would not save more L2 traffic */
+  BLOCKED_SCORE_BYTES = 384 << 10, /* bytes of S, which leave room for K and V blocks in a 1 MiB L2 */
   BLOCKED_KEYS = WHOLE_PANELS(256),
   TWO_PASS_SCORE_PAD = 16
 };
@@ -105,7 +105,7 @@ static bool two_pass_attend(const attn_schedule *schedule, const row_block *bloc
   return finish_rows(block);
 }
 
-/* A task of a kernel with packing and tiles of its own. */
+/* A task of a kernel that has packing and tiles of its own. */
 static inline void two_pass_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                    void *scratch, pack_function *pack, attend_function *attend) {
   run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});

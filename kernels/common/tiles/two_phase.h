@@ -10,7 +10,7 @@
 #include "kernels/common/problem/terms.h"
 #include "pack.h"
 
-/* Plan data of the kernels that pack by pack_unit(), and the beginning of that of kernels with packing of their own. */
+/* Plan data of kernels that pack by pack_unit(). Plan data of kernels with packing of their own begins with it. */
 typedef struct tiled_layout {
   packed_layout unit;
   scratch_layout scratch;

@@ -17,7 +17,7 @@ CASES = ["heads=8 seq=128", "heads=8 seq=512 causal=top-left", "heads=8 seq_q=1 
 
 
 def numpy_attention(q, k, v, causal=False, align="top_left"):
-    """As a textbook has it, in float32: the matrix of scores and three passes over it."""
+    """Textbook attention in float32: the matrix of scores and three passes over it."""
     dtype = q.dtype
     q, k, v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))

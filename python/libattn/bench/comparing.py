@@ -34,14 +34,14 @@ class Row:
     times_ns: list = field(default_factory=list)
     positions: list = field(default_factory=list)
     peak_rates: list = field(default_factory=list)  # flop/s of the peak loop just before each sample
-    read_rates: list = field(default_factory=list)  # of decoding: bytes/s of the read loop in the same round
+    read_rates: list = field(default_factory=list)  # where it decodes: bytes/s of the read loop in the same round
     iterations: int = 1
     check: Check | None = None  # the largest error, where an oracle has one
     facts: dict = field(default_factory=dict)  # further columns
     note: str = ""
     warnings: list = field(default_factory=list)
     ratio: Ratio | None = None
-    p: float | None = None  # of the ratio; Holm-corrected over all rows
+    p: float | None = None  # p of the ratio, Holm-corrected over all rows
     verdict: str = ""
 
     def drop(self, status, reason):
@@ -70,7 +70,7 @@ class Row:
                                          for time, rate in zip(self.times_ns, self.read_rates, strict=True))
 
     def columns(self, baseline):
-        """Those of results.csv. baseline: the function that the ratio compares with."""
+        """Columns of results.csv. baseline: the function that the ratio compares with."""
         columns = {**self.problem.columns(), "kernel": self.function, "algorithm": self.function, "status": self.status,
                    "reason": self.reason, "warnings": "; ".join(self.warnings), **self.facts}
         if self.check:
@@ -175,7 +175,7 @@ def set_verdicts(rows):
 
 
 class Comparison:
-    """What compare() found: `rows`, and tables and figures of them."""
+    """The result of compare(): `rows`, and tables and figures of them."""
 
     def __init__(self, baseline, threads):
         self.baseline, self.threads, self.rows = baseline, threads, []
@@ -219,7 +219,7 @@ class Comparison:
         return _needed("pandas", "frame()").DataFrame(list(self.records()))
 
     def sample_rows(self, control=True):
-        """Those of samples.csv, with or without the A/A control's."""
+        """The rows of samples.csv, with or without the A/A control's."""
         return [sample for row in self.rows if control or not self.is_control(row)
                 for sample in row.samples(self.id, row.problem.columns().get("case_id", row.case))]
 

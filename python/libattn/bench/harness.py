@@ -15,8 +15,8 @@ from .._native import S, bench_library
 
 ALIGNMENTS = {"none": None, "top-left": 0, "bottom-right": 1}  # attn_align of causal problems
 SLICE_NS = 2e6        # time of the peak loop before every sample
-READ_BYTES = 2.0**28  # of K and V are read at most once per round
-READ_ORDERS = 3  # of the read loop (harness/timing/reading.h)
+READ_BYTES = 2.0**28  # so many of K and V are read at most once per round
+READ_ORDERS = 3  # orders of the read loop (harness/timing/reading.h)
 
 
 def doubles(values):
@@ -142,7 +142,7 @@ ASSUMED_EXP_ERROR = 20 * 2.0**-23  # for peers that state none: the largest that
 
 @dataclass(frozen=True)
 class Rounding:
-    """What an implementation declares about its arithmetic (attn_numerics). store_error: the relative error of storing an
+    """An implementation's declared arithmetic (attn_numerics). store_error: the relative error of storing an
     output; 0 means that it rounds to nearest."""
     exp_error: float
     p_rounding: float = 0.0

@@ -13,8 +13,8 @@ import numpy as np
 from .._plan import forget_plans
 
 LINE, PAGE, MOST_GAP = 64, 4096, 2**17
-MOST_BYTES = 2**28  # of all copies of a case's arguments
-MOST_ROTATION_BYTES, MOST_ROTATIONS = 2.0**31, 64  # of copies for a cold cache
+MOST_BYTES = 2**28  # bytes of all copies of a case's arguments
+MOST_ROTATION_BYTES, MOST_ROTATIONS = 2.0**31, 64  # copies for a cold cache
 
 
 class Copy:
@@ -26,7 +26,7 @@ class Copy:
     @functools.cached_property
     def arguments(self):
         """(arguments, keywords) as functions get them."""
-        done = {}  # what is given twice stays one
+        done = {}  # an object that is given twice stays one
 
         def converted(value):
             if id(value) not in done:
@@ -58,12 +58,12 @@ class Places:
         return [self.copies[index // self.length % self.count]]
 
     def move(self):
-        """What is planned or allocated next lies somewhere else."""
+        """Lets the next plans and allocations lie somewhere else."""
         forget_plans()
         self.gaps.append(np.empty(self.random.integers(LINE, MOST_GAP), np.uint8))
 
     def _copy(self, arguments, keywords):
-        done = {}  # what is given twice stays one
+        done = {}  # an object that is given twice stays one
 
         def copy(value):
             if id(value) not in done:
@@ -84,7 +84,7 @@ class Places:
         return [Copy(self.problem, [q, self._elsewhere(k), self._elsewhere(v)], keywords) for _ in range(count)]
 
     def _elsewhere(self, value):
-        """A copy at any line of a page; of what is no array of NumPy or PyTorch, the same."""
+        """A copy at any line of a page. An object that is no array of NumPy or PyTorch stays the same."""
         if type(value) is np.ndarray and value.flags.c_contiguous and not value.dtype.hasobject:
             start = self.random.integers(PAGE // LINE) * LINE
             memory = np.empty(value.nbytes + 2 * PAGE, np.uint8)

@@ -14,14 +14,14 @@ from . import harness
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 BITS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}  # NumPy has no bfloat16
-TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of outputs that no oracle checks
+TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # for outputs that no oracle checks
 CACHES = ("warm", "cold-kv")
 FEW_QUERIES = 16
 
 
 @dataclass(eq=False)
 class Problem:
-    """What the axes of attnbench define: "heads=8 seq=512 causal=bottom-right" (docs/measuring.md). Axes: dtype, batch,
+    """A case of attnbench's axes: "heads=8 seq=512 causal=bottom-right" (docs/measuring.md). Axes: dtype, batch,
     heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads. Functions are called as libattn.sdpa:
     f(q, k, v), with causal=True and align="bottom_right" if it is causal."""
 
@@ -101,7 +101,7 @@ class Problem:
         return None if found.passed else wrong, found
 
     def columns(self):
-        """Those of results.csv."""
+        """Columns of results.csv."""
         return {"case_id": self.id, **dict.fromkeys(("dtype_q", "dtype_kv", "dtype_o"), self.dtype), "batch": self.batch,
                 "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q, "seq_k": self.seq_k,
                 "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,

@@ -28,8 +28,8 @@ class Grid:
     """All that was measured with one dtype and one number of threads."""
     dtype: str
     threads: int
-    cases: list      # of Problem
-    names: list      # of kernels: ours first, then as PEERS has them
+    cases: list      # list of Problem
+    names: list      # names of kernels: ours first, then as PEERS has them
     libraries: dict  # kernel -> library and version, if a row has them
     cells: dict      # (kernel, case) -> Cell
     peak: float      # GFLOP/s, the median of all rows; None without

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can disturb a measurement in a process with two libraries that each have threads."""
+"""Things that can disturb a measurement in a process with two libraries that each have threads."""
 
 import os
 import re

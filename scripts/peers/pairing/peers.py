@@ -18,7 +18,7 @@ class Peer:
     script: str
     kernels: tuple
     install: str
-    modules: tuple = ()  # what its script imports besides NumPy
+    modules: tuple = ()  # modules that its script imports besides NumPy
 
     def interpreter(self):
         """The Python of its environment, else this one if it has the modules, else None."""

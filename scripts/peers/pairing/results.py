@@ -51,7 +51,7 @@ def print_row(row):
 
 
 def print_verdicts(rows):
-    """Of leads() on all cases, whose verdicts are set."""
+    """rows: those of leads() on all cases, with verdicts."""
     if not rows:
         return
     print(f"\nAgainst {OURS}: the peer's time over ours, paired by round; p Holm-corrected over these "

@@ -31,7 +31,7 @@ OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 
 @dataclass(frozen=True)
 class Script:
-    """What the script of one peer adds."""
+    """The part of a script that one peer adds."""
     peer: Peer
     doc: str                               # the docstring of the script; the help begins with its first paragraph
     implementations: object                # (options, library) -> [implementation], named as in peer.kernels
@@ -77,7 +77,7 @@ def main(script, argv=None):
 
 
 class Run:
-    """What is printed of each case, and the comparisons with peers so far."""
+    """Prints each case, and keeps the comparisons with peers."""
 
     def __init__(self, script, cases):
         self.cases, self.done, self.leads, self.peers = cases, 0, [], set(script.peer.kernels)

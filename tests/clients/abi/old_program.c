@@ -86,7 +86,7 @@ int main(void) {
   fill(q, 1), fill(k, 2), fill(v, 3);
   problem p;
   memset(&p, 0xff, sizeof p);
-  p.struct_size = sizeof p; /* as the macro attn_problem_init did */
+  p.struct_size = sizeof p; /* like the macro attn_problem_init */
   attn_problem_init(&p, 1, HEADS, HEADS, QUERIES, KEYS, DIM, DIM);
   attn_problem_set_causal(&p, 0);
   float o[HEADS * QUERIES * DIM] = {0};

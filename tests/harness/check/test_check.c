@@ -26,7 +26,7 @@ static bool meets_the_sharp_limit(const char *id) {
 TEST(cases_meet_the_sharp_limit_where_errors_average_out) {
   assert_true(meets_the_sharp_limit("heads:1/seq:12/head_dim:8"));
   assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/values:positive"));
-  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.22")); /* of which 0.05 is the square, nearly */
+  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.22")); /* its square is nearly 0.05 */
   assert_true(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.23"));
   assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.23/values:positive"));
 }
@@ -55,7 +55,7 @@ enum { SLACK = 4096, TILE = 6 };
 
 static struct {
   fault fault;
-  float error; /* of WRONG_VALUE */
+  float error; /* error of WRONG_VALUE */
   int runs;
   size_t workspace_bytes;
   float declared;  /* exp error; SCALED multiplies the output by 1 + this */
@@ -63,7 +63,7 @@ static struct {
   bool is_second;  /* for READS_WORKSPACE: the workspace held the second poison */
   int64_t tile;    /* first row of WRONG_TILE */
   attn_args *args; /* those of the case */
-  int64_t element; /* of O or LSE, which SECOND_ELEMENT changes */
+  int64_t element; /* element of O or LSE that SECOND_ELEMENT changes */
   bool in_lse;
 } now = {.error = 0.01f};
 

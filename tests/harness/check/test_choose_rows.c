@@ -51,7 +51,7 @@ TEST(all_rows_are_chosen_up_to_a_cost) {
 /* The rows of one head that should be chosen. */
 typedef struct rows {
   bool is[MOST_ROWS];
-  int64_t count; /* of the problem's rows */
+  int64_t count; /* among the problem's rows */
 } rows;
 
 static void mark(rows *r, int64_t i) {

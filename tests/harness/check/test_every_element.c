@@ -27,7 +27,7 @@ typedef struct sample {
   bench_expected *expected;
   attn_numerics numerics;
   bool zero_mean;
-  double *o, *m, *w, *score; /* of a row */
+  double *o, *m, *w, *score; /* one row's */
   bool refuted[NULL_ANSWERS];
   bool extreme;            /* an input is not finite, or nearly so */
   attn_oracle_row largest; /* facts of the oracle's rows, once others are cut off, */
@@ -280,7 +280,7 @@ static void change_another_row(const sample *s, int64_t others) {
   r->largest = s->largest, r->spread = s->spread; /* it learns from rows that the oracle finds right */
   const element at = draw_element(s, s->expected->rows + draw(others)), seen = seen_by(s, &at);
   const double stored = get(s, &at), limit = sum_of_limits(s, &seen);
-  element answer = seen; /* its M is an output for |V| */
+  element answer = seen; /* M is the output of a run on |V| */
   answer.right = at.m, answer.m = at.m, answer.w = at.w;
   assert_true(at.d < 0 || !at.facts.allowed || fabs(seen.m - at.m) <= sum_of_limits(s, &answer));
   put(s, &at, draw_value(seen.right, limit));

@@ -82,7 +82,7 @@ static void expect_least_alike(const attn_kernel_info *checked, const attn_probl
     if (!may_refer(other, p)) continue;
     if (shared(other, checked) < shared(chosen, checked)) fail_msg("%s, not %s", other->name, chosen->name);
     if (shared(other, checked) == shared(chosen, checked) && !strcmp(other->name, "naive_c"))
-      assert_string_equal(chosen->name, "naive_c"); /* of several, in small problems */
+      assert_string_equal(chosen->name, "naive_c"); /* one of several, in small problems */
   }
 }
 

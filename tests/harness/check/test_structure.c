@@ -27,12 +27,12 @@ static struct {
   attn_problem problem[MOST_RUNS];
   attn_args args[MOST_RUNS];
   int32_t offset[MOST_RUNS];
-  int64_t tasks;                                                     /* of the run under way that are done */
+  int64_t tasks;                                                     /* tasks of the present run that are done */
   void (*look)(const attn_problem *problem, const attn_args *args);  /* at the inputs of each run */
   void (*spoil)(const attn_problem *problem, const attn_args *args); /* the outputs of run `spoilt` */
   int spoilt;
   bool idle;          /* computes nothing */
-  attn_status refuse; /* what planning answers instead */
+  attn_status refuse; /* planning's answer instead */
   const char *rejects;
 } spy;
 
@@ -344,7 +344,7 @@ TEST(threads_are_one_two_three_and_seven) {
 
 static const attn_args *original; /* the case's own inputs, dense */
 static int poisons[4];            /* how often each was seen */
-static int poison;                /* that of the run under way; -1: none yet */
+static int poison;                /* the present run's; -1: none yet */
 
 static void expect_element(float got, float before, bool seen) {
   static const float values[] = {INFINITY, -INFINITY, 3e38f};
@@ -511,7 +511,7 @@ static void look_at_probe(const attn_problem *p, const attn_args *args) {
   for (int64_t n = 0; p->score == ATTN_SCORE_DOT && n < p->seq_k * p->dim_qk; n++)
     assert_true(((const float *)args->k)[n] == 0);
   for (int64_t n = 0; n < p->seq_q * p->dim_qk; n++) assert_true(((const float *)args->q)[n] == 0);
-  for (int64_t n = 0; args->bias && n < p->heads_q * p->seq_q * p->seq_k; n++) /* of all heads: one KV head */
+  for (int64_t n = 0; args->bias && n < p->heads_q * p->seq_q * p->seq_k; n++) /* all heads: one KV head */
     assert_true(args->bias[n] == (original->bias[n] == -INFINITY ? -INFINITY : 0));
 }
 
@@ -661,7 +661,7 @@ TEST(merged_parts_are_held_against_their_limit) {
     assert_int_equal(verdict.status, spy.problem[n].seq_k ? BENCH_FAIL : BENCH_PASS);
     if (spy.problem[n].seq_k) test_contains(verdict.reason, "merged from parts");
   }
-  uint64_t seed = 0; /* of which one part has all keys */
+  uint64_t seed = 0; /* counts up until one part has all keys */
   spy.spoilt = 0;
   for (wrong.by = 0; seed < 200; seed++) {
     expect_pass(&w, BENCH_STRUCTURE_partition, seed);

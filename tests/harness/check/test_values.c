@@ -110,7 +110,7 @@ TEST(the_lse_is_compared_where_it_is_asked_for) {
 TEST(coarse_stores_widen_the_limit) {
   small_case c;
   open_right_case(&c);
-  *out_of(&c, 0, 1) += 0x1p-8f; /* of 1.5 */
+  *out_of(&c, 0, 1) += 0x1p-8f; /* the value is 1.5 */
   assert_int_equal(verdict_on(&c, 0x1p-7).status, BENCH_PASS);
   assert_int_equal(verdict_on(&c, 0x1p-9).status, BENCH_FAIL);
   c.expected.problem.dtype_o = ATTN_BF16;

@@ -115,7 +115,7 @@ static int run_command(const char *const *words) {
 }
 
 typedef struct outcome {
-  int status;      /* of waitpid */
+  int status;      /* from waitpid */
   char said[SAID]; /* on stdout and stderr */
 } outcome;
 

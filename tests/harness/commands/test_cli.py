@@ -132,7 +132,7 @@ class CommandLine(FolderTest):
             self.expect(2, ["needs a result folder"], script)
 
     def complete(self, *words):
-        """What bash offers for the last of the words."""
+        """The words that bash offers for the last one."""
         lines = f'source {ROOT}/packaging/attnbench.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _attnbench'
         done = run(["bash", "-c", lines + r'; printf "%s\n" "${COMPREPLY[@]}"', "bash", ATTNBENCH, *words])
         return done.stdout.split()
@@ -203,7 +203,7 @@ class CommandLine(FolderTest):
                                "against naive_c dtype:f32"], "run", "--preset", "limits", "-n")
         self.assertNotIn("not reached", done.stdout)
         done = self.expect(0, [], "run", "--preset", "limits", "-k", "flash_portable", "-n")
-        self.assertNotIn("open, for", done.stdout)  # what was not asked for
+        self.assertNotIn("open, for", done.stdout)  # files not asked for
         done = self.expect(0, ["open, for another CPU or tier:"], "run", "--preset", "limits", "-n", ATTN_MAX_ISA="avx2")
         self.assertRegex(done.stdout, r"seq 2048, against itself +flash_avx512 +avx512\n")
         limits = ["run", "-q", "--preset", "limits", "-k", "flash_avx2", "--budget", "0.01", "-o", self.folder]
@@ -284,7 +284,7 @@ class CommandLine(FolderTest):
         said = " ".join(self.expect(0, [], "run", "--help").stdout.split())
         self.assertIn("(default 11 to 200, but from 3 on for kernels that are too slow for 11", said)
         for row in self.timed_within("--case-budget", "1ms"):
-            self.assertGreaterEqual(int(row["samples"]), 3)  # test_timing knows how many rounds fit
+            self.assertGreaterEqual(int(row["samples"]), 3)  # test_timed_rows knows how many rounds fit
         for budget in "2s", "20s", "100s":  # the longer ones for a machine that stops for seconds
             samples = [int(row["samples"]) for row in self.timed_within("--budget", budget)]
             if min(samples) >= 11:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What attnbench keeps and says when the system fails: full disks, folders that vanish, closed pipes, SIGKILL, limits of
+"""attnbench's files and words when the system fails: full disks, folders that vanish, closed pipes, SIGKILL, limits of
 memory, stack, files, processes and CPU time (ulimit).
 
 tests/harness/commands/test_faults.py path/to/attnbench [KILLS]     KILLS: how often to kill (8)

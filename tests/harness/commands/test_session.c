@@ -19,7 +19,7 @@ static struct {
   double seconds, run_s; /* the time, and what a run takes */
   int runs, stops_at;    /* the user presses Ctrl-C in this run; 0: in none */
   bool in_time;          /* the run under way was complete all the same */
-  bench_status status;   /* of every row */
+  bench_status status;   /* in every row */
   double budget_s[MOST_RUNS];
   char said[400]; /* queries and kernels of each run */
   volatile int stop;
@@ -42,7 +42,7 @@ bool __wrap_bench_run_case(const bench_case *bench, const attn_kernel_info *cons
     bench_append(now.said, sizeof now.said, " %s", kernels[i]->name);
     rows[i] = bench_row_create(bench, kernels[i]);
     rows[i].verdict = (bench_verdict){.status = now.status, .structure = 1u << i | 4, .reason = "why"};
-    if (stops && i) rows[i].time.n = 7, rows[i].stop = BENCH_STOP_INTERRUPT; /* of too few rounds */
+    if (stops && i) rows[i].time.n = 7, rows[i].stop = BENCH_STOP_INTERRUPT; /* for too few rounds */
   }
   bench_append(now.said, sizeof now.said, ";");
   if (stops) now.stop = 1;
@@ -190,7 +190,7 @@ TEST(a_budget_is_shared_by_guesses) {
     assert_int_equal(now.runs, cases[i].second_s > 0 ? 2 : 1);
     assert_true(fabs(now.budget_s[0] - cases[i].first_s) < 1e-9);
     assert_true(fabs(now.budget_s[1] - cases[i].second_s) < 1e-9);
-    assert_int_equal(lines_of_journal(), 2 * now.runs); /* what was not run is run by --resume */
+    assert_int_equal(lines_of_journal(), 2 * now.runs); /* --resume runs the rest */
     for (int row = 2 * now.runs; row < 4; row++) {
       assert_int_equal(s.rows.item[row].verdict.status, BENCH_SKIP);
       assert_string_equal(s.rows.item[row].verdict.reason, "--budget of 4 s is used up");

@@ -18,12 +18,12 @@
 
 enum { ROWS = 20, ROUNDS = 61, RUNS = 5, PAIRED_ROUNDS = BENCH_PAIRED_ROUNDS_COUNT };
 
-static const double WHILE = 0.9; /* of the luck of a while, so much is left in the next round */
+static const double WHILE = 0.9; /* share of a while's luck that is left in the next round */
 
 typedef struct machine {
   const char *name;
   double round, run;     /* standard deviations: of a sample, of a kernel's luck in a run */
-  double drift, jump;    /* of the machine: over a run, and its jumps */
+  double drift, jump;    /* drift of the machine over a run, and its jumps */
   double outliers;       /* share of the samples that are disturbed */
   double response;       /* how kernels follow the machine, where the peak loop has 1 */
   double place, while_;  /* standard deviations: of a kernel's luck in a placement, and for a while */
@@ -178,7 +178,7 @@ static score simulate(const machine *m, bench_design design, double slowdown, in
 
 static double share(int part, int whole) { return whole ? 100.0 * part / whole : 0; }
 
-/* One line; false if a goal is missed. The intervals of files cover their goal on average over the table, or more often. */
+/* Prints one line; false if a goal is missed. Of files, the mean coverage over the table has to reach the goal. */
 static bool report(const machine *m, bench_design design, int comparisons) {
   const score same = simulate(m, design, 0, comparisons), three = simulate(m, design, 0.03, comparisons),
               two = simulate(m, design, 0.02, comparisons);

@@ -106,7 +106,7 @@ class Compare(FolderTest):
         self.compare(2, ["threads differ: 1 and 2"], a, c)
         self.compare(0, ["8 INCONCLUSIVE"], a, c, "--across")
         (b / "env.json").unlink()
-        self.compare(0, ["8 INCONCLUSIVE"], a, b)  # what is not known does not differ
+        self.compare(0, ["8 INCONCLUSIVE"], a, b)  # unknown facts do not differ
 
     def test_the_peak_divides_out(self):
         a, b = self.write("a"), self.write("b", dict.fromkeys(KERNELS, 1.25), peak=80)

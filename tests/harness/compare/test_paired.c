@@ -48,7 +48,7 @@ TEST(paired_rounds_fit_into_the_budget) {
   for (int slow = 0; slow < 2; slow++) assert_int_equal(paired_rounds(0, 30.5 * 15e-3, 4e6, slow), 30);
 }
 
-static int plans_left; /* of a build whose plans end after so many */
+static int plans_left; /* plans that a build still makes */
 
 static attn_status plan_a_few(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
   return plans_left-- > 0 ? attn_plan_create(problem, options, plan) : ATTN_OUT_OF_MEMORY;
@@ -112,7 +112,7 @@ TEST(a_paired_job_does_all_cases) {
     assert_true(bench_cases_append(&job.cases, &bench));
   }
   assert_true(bench_paired_run(&job, 0.02, &m));
-  assert_true(m.table.count == 4 && m.unpaired_count == 0); /* what is skipped on both sides is left out */
+  assert_true(m.table.count == 4 && m.unpaired_count == 0); /* without those that are skipped on both sides */
   assert_true(m.table.design == BENCH_PAIRED_ROUNDS && m.table.margin == 0.02);
   for (int i = 0; i < 4; i++) {
     assert_int_equal(m.table.item[i].verdict, BENCH_SAME);

@@ -329,7 +329,7 @@ TEST(results_that_are_none_are_refused) {
 TEST(samples_belong_to_rows) {
   static const struct {
     const char *text;
-    int line; /* that is refused; 0: none */
+    int line; /* the line that is refused; 0: none */
   } cases[] = {{"B:1,k,2,1\nB:1,k,3,1\n", 0},
                {"B:1,k,2,1\nB:2,l,3,1\nB:1,k,4,1\n", 0}, /* not side by side: not all are there */
                {"B:1,k,2,1\nB:1,k,3,1\nB:1,k,4,1\n", 4},

@@ -103,7 +103,7 @@ TEST(shares_of_the_peak_are_compared) {
   assert_near(c.error, hypot(0.01, log(1.1)), 1e-9);
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
   test_contains(c.reason, "peak loop moved");
-  assert_near(t.mean.error, c.error, 1e-9); /* of one row: the same */
+  assert_near(t.mean.error, c.error, 1e-9); /* for one row: the same */
   c = one_run(100, 1e11, 110, 0);           /* without a peak on one side, times are compared */
   assert_near(c.log_ratio, -log(1.1), 1e-9);
   assert_true(isnan(c.drift));
@@ -128,7 +128,7 @@ TEST(several_runs_tell_how_runs_differ) {
   assert_int_equal(c.degrees, 4);
   assert_near(c.error, 0.01 / pow(1 - 2.0 / 36, 1.5) * sqrt(2.0 / 3), 1e-9);
   assert_int_equal(c.verdict, BENCH_FASTER);
-  assert_near(t.mean.ratio, 1.25, 1e-9); /* of one row: the row itself, with its own error */
+  assert_near(t.mean.ratio, 1.25, 1e-9); /* for one row: the row itself, with its own error */
   assert_near(t.mean.error, 0.01 * sqrt(2.0 / 3), 1e-9);
 }
 
@@ -366,7 +366,7 @@ TEST(what_shifts_a_run_shifts_its_mean) {
   assert_near(t.mean.error, 0.015 * sqrt(1. / 2 + 1. / 2), 1e-6);
   assert_int_equal(t.mean.degrees, 2);
   assert_int_equal(items[0].degrees, 2);
-  const double typical = sqrt((0.01 * 0.01 + 0.02 * 0.02) / 2 / pow(1 - 2. / 18, 3)); /* of both rows */
+  const double typical = sqrt((0.01 * 0.01 + 0.02 * 0.02) / 2 / pow(1 - 2. / 18, 3)); /* in both rows */
   assert_near(items[0].error, typical, 1e-6);
   assert_near(items[1].error, fmax(typical, 0.02), 1e-6);
   test_contains(items[0].reason, "runs of one side differ by more");
@@ -525,7 +525,7 @@ TEST(more_rounds_are_advised_where_they_decide) {
     bench_sides_advise(NULL, NULL, &p.matches);
     assert_string_equal(test_heard(), undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
   }
-  p.matches.table.count = 1; /* what stands behind the table is no row */
+  p.matches.table.count = 1; /* text behind the table is no row */
   test_listen(stdout);
   bench_sides_advise(NULL, NULL, &p.matches);
   assert_string_equal(test_heard(), "");

@@ -28,7 +28,7 @@ typedef struct place {
 
 typedef struct walk {
   int64_t extent[4], stride[4], first;
-  size_t elements; /* of the span */
+  size_t elements; /* elements of the span */
 } walk;
 
 static walk walk_of(const int64_t extent[4], const int64_t stride[4]) {

@@ -41,7 +41,7 @@ PLACES = ["Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqle
 
 
 def queries_of(tensors):
-    return tensors["Q"].shape[-2]  # of [batch, heads, seq, dim] and of [batch, seq, heads * dim]
+    return tensors["Q"].shape[-2]  # seq of [batch, heads, seq, dim] and of [batch, seq, heads * dim]
 
 
 def evaluate(opset, tensors, attributes, outputs=("Y",)):

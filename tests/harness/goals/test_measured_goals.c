@@ -10,8 +10,8 @@ static int clear_goals(void **state);
 
 #include "tests/harness/timing/simulated.h"
 
-static bench_row goal_row;    /* of the last goal; the teardown clears it */
-static bench_goal_list goals; /* that goal; likewise */
+static bench_row goal_row;    /* row of the last goal; the teardown clears it */
+static bench_goal_list goals; /* the last goal; likewise */
 
 static int clear_goals(void **state) {
   bench_row_clear(&goal_row);
@@ -19,10 +19,10 @@ static int clear_goals(void **state) {
   return simulated_end(state);
 }
 
-static char notes[200];                /* what bench_note() said of the last goal */
+static char notes[200];                /* words of bench_note() about the last goal */
 static const char *compared_with = ""; /* the field `against`, but for a speedup */
 static const char *other = "flash_c";  /* the kernel that runs it */
-static int goal_rounds = 11;           /* of goals that nobody interrupts */
+static int goal_rounds = 11;           /* for goals that nobody interrupts */
 static bool complete;                  /* the last goal was not interrupted */
 static const char small[] = "heads=2 seq=64 head_dim=32";
 

@@ -52,7 +52,7 @@ static const trial trials[] = {
       "batch:2/heads:4/head_dim:16/seq_q:4/seq_k:70", "heads:16/heads_kv:16/head_dim:4/seq_q:9/seq_k:40",
       "heads:2/heads_kv:1/head_dim:8/seq_q:20/seq_k:20", "batch:3/heads:1/head_dim:16/seq:300"},
      'x',
-     8 * 8 + 2 * 8 * 8 + 3}, /* of the first shape: a cached key, behind query, key and value of the step */
+     8 * 8 + 2 * 8 * 8 + 3}, /* in the first shape: a cached key, behind query, key and value of the step */
 };
 
 /* Calls check() with every kind of layer in each of its shapes. */

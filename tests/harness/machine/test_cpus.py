@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What --cpus chooses: on this machine, and (with `synthetic`, which needs hwloc) on larger machines that hwloc imitates.
+"""The choice of --cpus: on this machine, and (with `synthetic`, which needs hwloc) on larger machines that hwloc imitates.
 
 tests/harness/machine/test_cpus.py path/to/attnbench [synthetic]     needs only Python's standard library
 """
@@ -19,7 +19,7 @@ SYNTHETIC = sys.argv[1:2] == ["synthetic"] and bool(sys.argv.pop(1))
 TWO_SOCKETS = "pack:2 numa:1 core:8 pu:2"  # 2 nodes, 16 cores, 32 CPUs; CPU 2n and 2n + 1 share core n
 # Linux often numbers all first threads before all second ones: here core n has CPUs n and n + 4. This one has caches, too.
 INTERLEAVED = "pack:1 l3:2 l2:2 core:1 pu:2(indexes=0,4,1,5,2,6,3,7)"
-CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # as on a large EPYC in NPS4: 8 nodes, 96 cores, 192 CPUs
+CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # like a large EPYC in NPS4: 8 nodes, 96 cores, 192 CPUs
 
 
 def attnbench(*arguments, topology=None, cpu=None, **environment):

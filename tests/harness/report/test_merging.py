@@ -366,7 +366,7 @@ class Merging(FolderTest):
         self.assertEqual((path / "table.txt").read_bytes().decode("latin-1"), table(rows, parts, facts["cpu"]["value"]))
 
     def check_words(self, done, parts, machines):
-        """What is said of parts and folders."""
+        """The words about parts and folders."""
         expected = [f"warning: {part['path']}: its run has not ended; start it again with --resume, then merge again"
                     for part in parts if not (part["path"] / "results.csv").exists()]
         if parts[0]["head"]["shard"] != "all":
@@ -410,7 +410,7 @@ class Resumed(FolderTest):
     maxDiff = None
 
     def on_a_terminal(self, *arguments):
-        """What attnbench prints there."""
+        """attnbench's output there."""
         terminal, end = pty.openpty()
         environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
         with subprocess.Popen([ATTNBENCH, *map(str, arguments)], stdout=end, stderr=subprocess.DEVNULL,

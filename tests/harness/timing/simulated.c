@@ -56,7 +56,7 @@ static double luck_of(const bench_trial *trial) {
   assert_true(sim.places < (int)COUNT(sim.place));
   sim.shared += sim.owner[at] != trial;
   uint64_t state = (uint64_t)at + 1;
-  double sum = 0; /* of twelve uniform numbers: nearly normal */
+  double sum = 0; /* sum of twelve uniform numbers: nearly normal */
   for (int i = 0; i < 12; i++) sum += (double)(bench_random(&state) >> 11) * 0x1p-53;
   return exp(sim.luck * (sum - 6));
 }

@@ -23,10 +23,10 @@ typedef struct script {
   attn_kernel_info kernel;
   double call_ns[MOST_ROUNDS]; /* a call in round r takes call_ns[r % lengths] */
   int lengths;
-  double control_factor; /* of the times of the A/A control, a second trial of the same kernel */
-  double own_share;      /* of its calls that the calling thread itself runs; 0: all */
+  double control_factor; /* factor of the times of the A/A control, a second trial of the same kernel */
+  double own_share;      /* share of its calls that the calling thread itself runs; 0: all */
   double busy;           /* threads; 0: as many as the trial has, or as a larger team that still spins */
-  double alone_factor;   /* of the times of a trial with one thread, beside others; 0 = 1 */
+  double alone_factor;   /* factor of the times of a trial with one thread, beside others; 0 = 1 */
   bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
   int idle_from;         /* from this round on it writes no output; 0 = never */
   int wrong_from;        /* from this round on it writes another output */
@@ -47,24 +47,24 @@ typedef struct event {
 
 typedef struct simulated_world {
   double now_ns, resolution_ns, peak_rate;
-  double best_factor; /* of the peak of the last loop; 0 = 1 */
+  double best_factor; /* factor of the peak of the last loop; 0 = 1 */
   event log[MOST_EVENTS];
   int events;
   int64_t calls;
   bench_cpu_time cpu;
-  int threads, most_threads, cpus; /* of the team that spins; most that OpenMP gives; CPUs that it may use (0: enough) */
-  int version[MOST_TENSORS];       /* of the inputs */
+  int threads, most_threads, cpus; /* threads that spin; most that OpenMP gives; CPUs that it may use (0: enough) */
+  int version[MOST_TENSORS];       /* version of the inputs */
   int remembered[MOST_TENSORS];    /* the first version that a call saw */
   bool marked[MOST_TENSORS];       /* the output holds the mark of freshen() */
-  uint64_t output[MOST_TENSORS];   /* of the trial that was poisoned last */
+  uint64_t output[MOST_TENSORS];   /* outputs of the trial that was poisoned last */
   volatile int stop;
   const bench_trial *control;
   const script *all;    /* the script of every trial; NULL: each trial has its own */
-  double libc_factor;   /* by which the C library's clock is too quick; 0 = 1 */
+  double libc_factor;   /* factor by which the C library's clock is too quick; 0 = 1 */
   double slow_until_ns; /* until then peak loops are disturbed */
   int slices;
   int read_rounds;     /* reads so far, of a loop that reads once a round */
-  double read_gbs;     /* of all threads; 0: faster than any kernel */
+  double read_gbs;     /* rate of all threads; 0: faster than any kernel */
   bool read_disturbed; /* in the seven rounds a quarter of it */
   bool read_slower;    /* in round n a share of 1 / (n + 1) */
   size_t bandwidth_bytes;
@@ -84,7 +84,7 @@ extern const bench_meter simulated;
 
 /* A script whose calls all take as long. */
 script steady(const char *name, double ns);
-extern script any; /* of tests that need no other one */
+extern script any; /* for tests that need no other one */
 
 /* A trial of one thread that passed its check. */
 bench_trial trial_of(const script *s);

@@ -36,7 +36,7 @@ typedef struct shape {
 static const shape usual = {1, 1, LONGEST, LONGEST};
 static const shape short_case = {1, 1, 16, 16}, decode = {1, 8, 1, 128}, batched = {4, 2, 24, 48};
 static shape size = {1, 1, LONGEST, LONGEST};
-static int outputs(void) { return size.seq_q * DIM; } /* of a unit */
+static int outputs(void) { return size.seq_q * DIM; } /* elements of a unit's output */
 
 /* One unit of a call of the cheat: it is one task. */
 typedef struct work_call {
@@ -46,8 +46,8 @@ typedef struct work_call {
   int64_t unit;
 } work_call;
 
-static int64_t tasks;                           /* of flash_c */
-static int calls;                               /* of the cheat so far; the first CHECKED_CALLS belong to the check */
+static int64_t tasks;                           /* tasks of flash_c */
+static int calls;                               /* calls of the cheat so far; the first CHECKED_CALLS belong to the check */
 static float known[MOST_UNITS * LONGEST * DIM]; /* an answer that the cheat keeps */
 static const void *known_address;               /* the address of V at that time */
 static float known_v[MOST_UNITS];               /* V's first number at that time */
@@ -56,8 +56,8 @@ static pthread_t helper; /* runs while `helping` is true */
 static bool helping;
 static sem_t help_now; /* posted where the helper need wait no longer */
 static atomic_bool stop_writing;
-static atomic_llong writes_left; /* of the helper that writes again and again; 0 if there is none */
-static attn_args helped_args;    /* of the last call */
+static atomic_llong writes_left; /* the helper thread that writes again and again; 0 if there is none */
+static attn_args helped_args;    /* from the last call */
 static work_call helped;         /* the call for which the helper works */
 
 static float *output_of(const work_call *c) { return (float *)c->args->o + c->unit * outputs(); }

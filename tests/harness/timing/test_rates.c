@@ -27,7 +27,7 @@ enum { MOST_THREADS = 4, MOST_MEASUREMENTS = 4096, PASSES = 9, FILL = 0x55, LINE
 
 typedef struct measurement {
   double time_ns, bytes, cost; /* cost: what a unit of work takes */
-  int order;                   /* of the read loop */
+  int order;                   /* in the read loop */
 } measurement;
 
 /* The measurements that a thread makes between two looks at its clock. */
@@ -41,9 +41,9 @@ typedef struct thread_log {
 static thread_log logs[MOST_THREADS];
 static const double START_NS = 1e6;
 static bool feigned;
-static double look_cost; /* what a measurement without a loop of ours takes, times its cost; 0: nothing */
+static double look_cost; /* time of a measurement without a loop of ours, times its cost; 0: nothing */
 static int threads_now;
-static double look_ns[2 * BENCH_READ_ORDERS]; /* of looks outside of regions, the first of them */
+static double look_ns[2 * BENCH_READ_ORDERS]; /* times of the first looks at the clock outside of parallel regions */
 
 static double cost_of(int thread, int number) {
   uint64_t bits = (uint64_t)(thread * MOST_MEASUREMENTS + number);
@@ -245,7 +245,7 @@ TEST(a_loop_that_reads_wrongly_has_no_rate) {
       assert_true(read_bandwidth(1 << 22, most_threads()) == 0);
   wrong_thread = -1;
   assert_true(read_bandwidth(1 << 22, most_threads()) > 0);
-  assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); /* of this machine's own loop */
+  assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); /* this machine's own loop */
   for (int n = 0; n < BENCH_READ_ORDERS * most_threads(); n++) {
     bad_allocation = n;
     assert_true(read_bandwidth(1 << 14, most_threads()) == 0);
@@ -258,7 +258,7 @@ TEST(a_loop_that_reads_wrongly_has_no_rate) {
 enum { ROTATION = 3, MOST_LINES = 1 << 12 };
 
 static bench_tensors rotation[ROTATION];
-static int lines_read[ROTATION][BENCH_O + 1][MOST_LINES]; /* of Q, K, V, O */
+static int lines_read[ROTATION][BENCH_O + 1][MOST_LINES]; /* lines of Q, K, V and O */
 
 static void note_lines_of(const unsigned char *data, size_t bytes) {
   bool inside = false;
@@ -287,7 +287,7 @@ static uint64_t read_any(const void *data, const void *beside, size_t bytes, siz
   return 0;
 }
 
-/* How often the turns of a span come to a tensor. Each order takes all passes. */
+/* How many turns of a span read tensor n. Each order takes all passes. */
 static int turns_of(int n, int64_t first, int64_t passes, int count) {
   int turns = 0;
   for (int64_t i = 0; i < BENCH_READ_ORDERS * passes; i++) turns += (first + i) % count == n;

@@ -248,8 +248,8 @@ TEST(slow_trials_run_three_times_at_least) {
 
 /* ---- Order ----------------------------------------------------------------------------------------------------------- */
 
-static int at, orders; /* in the log; calls that do not follow their neighbour */
-static int64_t turn;   /* of the rotation */
+static int at, orders; /* at: index in the log; orders: calls whose tensors do not follow those of the call before */
+static int64_t turn;   /* place in the rotation */
 
 /* The tensors of the next event, which must be of this kind. */
 static int64_t expect(event_kind kind, const bench_trial *trial) {

@@ -20,9 +20,9 @@ static const char small[] = "heads:2/seq:12/head_dim:8";
 
 static struct {
   int plans, fails_at; /* plan number fails_at cannot be made; 0: all can */
-  size_t workspace;    /* that a plan asks for; 0: as much as it does */
+  size_t workspace;    /* bytes that a plan asks for; 0: as many as it really does */
   bool overwrites;     /* its kernels change q */
-  char notes[200];     /* what bench_note() said */
+  char notes[200];     /* words of bench_note() */
   volatile int stop;
   bool stops; /* a note of "checking" stops the run */
 } now;
@@ -141,7 +141,7 @@ TEST(plans_are_made_five_times_more_to_be_timed) {
   assert_true(s->trials[0].plan_ns > 0 && s->trials[0].plan_ns < 1e9);
   assert_true(s->trials[0].call_ns > 0 && s->trials[0].call_ns < 1e10);
   bench_setup_close(s);
-  now.plans = 0, now.fails_at = 4; /* of those that are timed: there is no time */
+  now.plans = 0, now.fails_at = 4; /* timed kernels: there is no time */
   s = open_case(small, "naive_c", NULL, &timed);
   assert_true(bench_setup_check(s));
   expect_verdict(&s->trials[0], BENCH_PASS, "");
@@ -248,8 +248,7 @@ TEST(sharp_limits_need_values_that_average_out) {
   }
 }
 
-/* A call that nobody made leaves marks or poison behind; and what it should have written is known, to the bit on known
- * inputs. */
+/* A call that was never made leaves marks or poison behind. The right output is known, to the bit on known inputs. */
 TEST(trials_see_what_calls_wrote) {
   char text[350];
   for (int layer = 0; layer < 2; layer++) {
@@ -397,7 +396,7 @@ TEST(warm_groups_have_tensors_that_fit_a_cache) {
 TEST(copies_are_counted_by_caches_and_memory) {
   static const struct {
     long long cache;
-    double copies; /* that 40 % of memory has room for; 0: all */
+    double copies; /* copies for which 40 % of memory has room; 0: all */
     int rotations;
     bool warns;
   } cases[] = {{1 << 20, 0, 65, false},

@@ -13,7 +13,7 @@ TEST(rows_compare_with_naive_and_with_the_best) {
   script naive = steady("naive_c", 8000), slow = steady("slow_c", 16000), quick = steady("quick_c", 2000);
   quick.control_factor = 1.25;
   static double long_ns[] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
-  rows[3] = (bench_row){.kernel = "naive_c", .time = {.n = 7, .median = 1e9}, .samples_ns = long_ns}; /* of no trial */
+  rows[3] = (bench_row){.kernel = "naive_c", .time = {.n = 7, .median = 1e9}, .samples_ns = long_ns}; /* no trial's */
   time_setup(two_threads, &seven_rounds, (const script *[]){&slow, &naive, &quick}, 3);
   static const double times[] = {16000, 8000, 2000}, ratios[] = {0.5, 1, 4}, best[] = {0.125, 0.25, 1};
   for (int i = 0; i < 3; i++) {
@@ -170,7 +170,7 @@ TEST(hidden_threads_are_an_error) {
   s.own_share = 0;
   s.busy = 3;
   expect_objection(two_threads, &s, 1e6, "3.00 threads were busy, but the case has 2");
-  s.busy = 1.25; /* that much may be of other processes */
+  s.busy = 1.25; /* other processes may have used the rest */
   judge(one_thread, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
@@ -213,7 +213,7 @@ TEST(kernels_of_libraries_may_use_any_tier) {
   s.kernel.library = "x";
   for (int much = 0; much < 2; much++) {
     open_setup(one_thread, &seven_rounds, (const script *[]){&s}, 1);
-    setup.flops = 1e3 * (much ? 3.2 : 3.1) * 2.02e3; /* of 3.03 times the rate of the others */
+    setup.flops = 1e3 * (much ? 3.2 : 3.1) * 2.02e3; /* the peak is 3.03 times that of the others */
     bench_setup_time(&setup);
     setup.trials[0].peak = attn_peak_for("c", "f32");
     bench_setup_judge(&setup, &setup.trials[0]);
@@ -228,7 +228,7 @@ TEST(a_slow_peak_makes_no_error) {
   sim.slow_until_ns = sim.now_ns + 7 * 10e6; /* the rounds take 14 samples of 2.4 ms and 28 slices of 0.25 ms */
   judge(one_thread, &s, 1.5e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
-  assert_true(rows[0].peak_pct > 70 && rows[0].peak_pct < 80); /* of the best slice: 1.5e12 of 2.02e12 flop/s */
+  assert_true(rows[0].peak_pct > 70 && rows[0].peak_pct < 80); /* the best slice: 1.5e12 of 2.02e12 flop/s */
 }
 
 /* The loop beside the samples reads 10 GB/s with two threads; 1e6 bytes at 105 % of it take 95238 ns. A disturbed loop is
@@ -264,7 +264,7 @@ TEST(shares_of_the_read_loop_are_of_one_round) {
   s.lengths = 7;
   for (int r = 0; r < 7; r++) s.call_ns[r] = 200e3 * (1 + r);
   open_setup(two_threads, &seven_rounds, (const script *[]){&s}, 1);
-  sim.read_gbs = 10, sim.read_slower = true; /* by the same factor in each round */
+  sim.read_gbs = 10, sim.read_slower = true; /* slower by the same factor in each round */
   bench_setup_time(&setup);
   bench_setup_rows(&setup, rows);
   assert_close(rows[0].bw_pct, 50);

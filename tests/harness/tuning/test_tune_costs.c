@@ -22,9 +22,9 @@ typedef double landscape(const bench_tune_shape *shape);
 static struct {
   landscape *ratio;
   double now_s;
-  int few_rounds; /* of each kernel; 0: 11 */
+  int few_rounds; /* rounds of each kernel; 0: 11 */
   int measured;
-  bench_tune_set kernels; /* that the last measurement was to time */
+  bench_tune_set kernels; /* kernels that the last measurement was to time */
 } world;
 
 static const char *name_of(int kernel) { return attn_kernel_get(kernel)->name; }
@@ -417,8 +417,8 @@ static double least_of_threads(int share, double cost) {
 }
 
 TEST(the_cost_of_threads_is_the_median_of_shapes) {
-  assert_true(least_of_threads(1, 1000) == 4500); /* of 1000 to 8000 */
-  assert_true(least_of_threads(2, 1000) == 4000); /* of 1000, 3000, 5000 and 7000 */
+  assert_true(least_of_threads(1, 1000) == 4500); /* the median of 1000 to 8000 */
+  assert_true(least_of_threads(2, 1000) == 4000); /* the median of 1000, 3000, 5000 and 7000 */
   assert_true(least_of_threads(1, 0) == 0);       /* threads that cost nothing */
 }
 
@@ -441,7 +441,7 @@ TEST(lines_are_all_types_masks_and_dims) {
 TEST(lines_are_those_that_were_asked_for) {
   static const struct {
     const char *axes[2];
-    const char *said; /* by what refuses them */
+    const char *said; /* the refusal; "" where they are taken */
     int lines;
   } cases[] = {{{"head_dim=64", "causal=none"}, "", 1 * 3 * 1},
                {{"dtype=bf16,f32", "head_dim=40,80"}, "", 2 * 2 * 2},
