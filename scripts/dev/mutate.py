@@ -5,16 +5,14 @@
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/dev/mutate.py --files 'harness/check/*' --sample 50 --seed 7   (a seeded choice; without --sample all)
     scripts/dev/mutate.py --named --least 100                              (faults that once survived, with their tests)
-    scripts/dev/mutate.py --files 'src/*.c' --sample 200 --together       (compiled at once: much quicker)
 
-A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (mutating/). Each
-is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
+A fault is another operator, constant or condition, a dropped statement, or two swapped arguments. All faults are compiled
+at once, outside of the build, and wait in one program for their turn (mutating/together.py); those that cannot are compiled
+alone. Then the tests of a fault's file run, the quickest first, until one fails. A fault is
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
     same code     the compiler's object did not change; not counted, like faults that do not compile
-With --together, faults wait in one program for their turn (scripts/dev/mutating/together.py): headers of kernels/ are tried
-in two tiers only, and what would be the same code survives. A build with sanitizers finds faults that only read or write
-beyond an array.
+Headers of kernels/ are tried in two tiers. A build with sanitizers finds faults that only read or write beyond an array.
 Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
 a fault.
 """
@@ -22,17 +20,14 @@ import argparse
 import csv
 import fnmatch
 import os
-import queue
 import random
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mutating.mutations import Mutation, key_of, mutations_of, read_named
@@ -78,7 +73,7 @@ SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harne
          "harness/commands/session*.c", "harness/report/journal.c")
 # They say which lines of memory to prefetch: a fault changes no value.
 PREFETCHES = ("kernels/common/memory/prefetch.h", "kernels/common/tiles/cold_lines.h")
-TRIES = 3  # of a test without a fault: other load may disturb its times
+TRIES = 3  # for a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # glibc fills the memory that programs in C allocate, and checks the bytes behind it when it is freed.
 MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
@@ -94,10 +89,8 @@ def read_options(arguments):
     parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true", help="those of tests/mutants/named_mutants.txt, each with its test")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
     parser.add_argument("--longest", type=float, default=600, metavar="S", help="skip tests that need more CPU seconds")
-    parser.add_argument("--together", action="store_true", help="compile all faults at once, each behind a condition")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
     parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
     return parser.parse_args(arguments)
@@ -131,7 +124,7 @@ def sampled(mutations, count, seed, by="kind"):
 
 
 def named_mutations(patterns=("*",)):
-    """Those of named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
+    """The named faults in these files. Raises ValueError if a line is gone, or stands twice in its file."""
     mutations = []
     for file, before, after in read_named(NAMED):
         if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns):
@@ -186,29 +179,25 @@ def run_test(command, environment, place, limit_s, cpu_s=600):
 class Baseline:
     """CPU seconds of each test without a fault; None for tests that are skipped on this machine, or take too long."""
 
-    def __init__(self, options, linked=False):
-        self.seconds, self.lock, self.longest, self.linked = {}, threading.Lock(), options.longest, linked
+    def __init__(self, place, longest):
+        self.place, self.longest, self.seconds = place, longest, {}
 
-    def of(self, test, place):
-        with self.lock:
-            if test not in self.seconds:
-                self.seconds[test] = self._measure(test, place)
-            return self.seconds[test]
+    def of(self, test):
+        if test not in self.seconds:
+            self.seconds[test] = self._measure(test)
+        return self.seconds[test]
 
-    def _measure(self, test, place):
-        if not place.build.tests.get(test, ([],))[0]:  # not configured, or not built
+    def _measure(self, test):
+        if not self.place.build.tests.get(test, ([],))[0]:  # not configured, or not built
             return None
-        chosen, place.number = place.number, "0"
+        self.place.choose(0)
         limit_s = min(600, 30 + 20 * self.longest)  # beside other load
-        command = place.command_of(test, linked=self.linked)
-        place.number = chosen
         for _ in range(TRIES):
             begun = cpu_seconds()
-            code = run_test(*command, place, limit_s)
-            if code is None and limit_s < 600:
-                return None
-            if code in (0, 77):
-                return cpu_seconds() - begun if code == 0 else None
+            code = run_test(*self.place.command_of(test), self.place, limit_s)
+            seconds = cpu_seconds() - begun
+            if code in (0, 77) or code is None and limit_s < 600:
+                return seconds if code == 0 and seconds <= self.longest else None
         raise Trouble(f"{test} fails without a fault (exit code {code})")
 
 
@@ -219,23 +208,13 @@ def tests_of(mutation, options):
     return " ".join(sorted(area.split(), key=lambda test: not Path(mutation.file).stem.startswith(test)))  # its own first
 
 
-def try_fault(mutation, place, options, baseline):
-    """Outcome of a fault, and the test that noticed it."""
-    outcome = place.build_with(mutation)
-    if outcome != "changed":
-        return outcome, ""
-    done, changed = noticed(mutation, place, options, baseline), place.changed
-    if done[0] == "survived" and not options.together and place.build_with(mutation, every=True) == "changed":
-        return noticed(mutation, place, options, baseline) if place.changed != changed else done  # other tiers may notice
-    return done
-
-
-def noticed(mutation, place, options, baseline):
-    """Runs the tests of a fault that is built until one fails."""
+def noticed(mutation, number, place, options, baseline):
+    """Outcome of a fault that is compiled, and the test that noticed it: runs its tests until one fails."""
     for test in tests_of(mutation, options).split():
-        usual = baseline.of(test, place) if place.touches(test) else None
-        if usual is None or usual > options.longest:
+        usual = baseline.of(test) if place.touches(test, mutation) else None
+        if usual is None:
             continue
+        place.choose(number)
         code = run_test(*place.command_of(test), place, 60 + 20 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
@@ -245,39 +224,18 @@ def noticed(mutation, place, options, baseline):
 
 
 def run_all(mutations, options, report):
-    """Tries every fault, `jobs` at a time, and reports each in order."""
-    build, baseline, places = Build(ROOT, options.build), Baseline(options), queue.Queue()
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
-        for number in range(options.jobs):
-            places.put(Workplace(build, Path(folder) / str(number)))
-
-        def work(mutation):
-            place = places.get()
-            begun = time.monotonic()
-            try:
-                return (mutation, *try_fault(mutation, place, options, baseline), time.monotonic() - begun)
-            finally:
-                places.put(place)
-
-        for done in pool.map(work, mutations):
-            report(*done)
-
-
-def run_together(mutations, options, report):
-    """Tries faults that were compiled at once. Those that cannot be are compiled one by one."""
+    """Tries every fault: first those that are compiled together. The compiler is asked about survivors alone."""
     build = Build(ROOT, options.build)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         many, one = (Workplace(build, Path(folder) / name) for name in ("many", "one"))
-        numbers = many.build_together(mutations)
+        numbers, baseline = many.build_together(mutations), Baseline(many, options.longest)
         print(f"{len(numbers)} of {len(mutations)} faults compiled at once", flush=True)
-        together, alone = Baseline(options, linked=True), Baseline(options)
         for mutation in sorted(mutations, key=lambda each: each not in numbers):
             begun = time.monotonic()
-            if mutation in numbers:
-                many.choose(mutation, numbers[mutation])
-                done = noticed(mutation, many, options, together)
-            else:
-                done = try_fault(mutation, one, options, alone)
+            done = noticed(mutation, numbers[mutation], many, options, baseline) if mutation in numbers else None
+            if not done or done[0] == "survived":
+                outcome = one.build_alone(mutation)
+                done = (outcome, "") if outcome != "changed" else done or noticed(mutation, 0, one, options, baseline)
             report(mutation, *done, time.monotonic() - begun)
 
 
@@ -323,7 +281,7 @@ def main(arguments=None):
                 show(mutation, outcome)
 
         try:
-            (run_together if options.together else run_all)(mutations, options, report)
+            run_all(mutations, options, report)
         except Trouble as trouble:
             print(f"mutate.py: {trouble}", file=sys.stderr)
             return 3

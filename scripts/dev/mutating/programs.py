@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Test programs with one file changed: compiled by the commands of a finished build, linked before its static libraries.
+"""Test programs with faults: compiled by the commands of a finished build, linked before its static libraries.
 
-The linker uses an object before a library instead of the library's object of that name. So a fault costs only compiling
-the files that include it and linking the programs that run, and the build does not change.
+The linker uses an object before a library instead of the library's object of that name. So faults cost only compiling the
+files that include them and linking the programs that run, and the build does not change.
 """
 import hashlib
 import json
@@ -16,7 +16,8 @@ from pathlib import Path
 from mutating.together import READER, with_all
 
 SOURCES = ("include", "src", "kernels", "harness", "tests")  # copied folders; faults are put into the copies
-FIRST = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # compiled first for a header of kernels/
+FEW = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # users of a header of kernels/ that are compiled
+ALONE = ("/kernels/plugin/", "/harness/shared/")  # plug-ins and libattnbench.so, which define names again
 STRICT = ["-g0", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
 
 
@@ -49,16 +50,11 @@ class Build:
         return users
 
     def users_of(self, file):
-        """Sources that include a file, in groups. The second is compiled only if the objects of the first did not change.
-
-        The first group of a header of kernels/common has two tiers, the second the other tiers and the harness. A tier's
-        own headers begin with that tier.
-        """
-        users = sorted(self.users.get(str(self.root / file), []))
-        if not file.startswith("kernels/") or file.endswith(".c"):
-            return [users]
-        own = f"/{Path(file).parent}/"
-        return [[each for each in users if bool(FIRST.search(each) or own in each) == first] for first in (True, False)]
+        """Sources that include a file. For a header of kernels/: those of two tiers and of its own folder, if any."""
+        users = self.users.get(str(self.root / file), [])
+        users = sorted(each for each in users if not any(word in each for word in ALONE))
+        few = [each for each in users if FEW.search(each) or f"/{Path(file).parent}/" in each]
+        return few if few and file.startswith("kernels/") else users
 
     def _tests(self):
         """{name: (command, environment)} of ctest's tests. Python tests get --failfast."""
@@ -74,17 +70,17 @@ class Build:
 
 
 class Workplace:
-    """A copy of the sources and the programs linked from it, one for each job."""
+    """A copy of the sources, and the programs that are linked from it."""
 
     def __init__(self, build, folder):
         self.build, self.folder = build, Path(folder)
         self.sources = self.folder / "sources"
         for name in SOURCES:
             shutil.copytree(build.root / name, self.sources / name, ignore=shutil.ignore_patterns("corpus", "minilm"))
-        self.unchanged = {}  # source: hash of its object without a fault
-        self.objects, self.programs = [], {}
-        self.changed = set()  # sources whose objects a fault changes
-        self.number = None  # of the fault among those that were compiled together
+        self.objects, self.programs = {}, {}
+        self.number = "0"  # the fault's among those that are compiled together
+        (self.folder / "reader.c").write_text(READER, encoding="utf-8")
+        subprocess.run(["cc", "-c", "-o", self.folder / "reader.o", self.folder / "reader.c"], check=True)
 
     def _moved(self, word):
         """A word of a compiler's command, with folders of the sources replaced by those of the copy."""
@@ -94,118 +90,86 @@ class Workplace:
             return word
         return f"{option}{self.sources}{path[len(str(root)):]}"
 
-    def _run_compiler(self, source, output, *more):
-        """Compiles a source of the copy. None if it does not compile."""
+    def _compile(self, source):
+        """The object of a source in the copy, or None: `errors` says why."""
         command, folder = self.build.compiles[source]
         words = [self._moved(word) for word in command]
-        words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*words, *STRICT, *more], cwd=folder, capture_output=True, check=False)
-        self.errors = done.stderr.decode(errors="replace")
-        return None if done.returncode else done
-
-    def _compile(self, source):
-        """The object of a source in the copy; None if it does not compile."""
         output = self.folder / (hashlib.sha1(source.encode()).hexdigest()[:16] + ".o")
-        return output if self._run_compiler(source, output) else None
+        words[words.index("-o") + 1] = str(output)
+        done = subprocess.run([*words, *STRICT], cwd=folder, capture_output=True, check=False)
+        self.errors = done.stderr.decode(errors="replace")
+        return None if done.returncode else output
 
-    def _numbers_in(self, source):
-        """Numbers of the faults that the compiler sees in a source: code for other systems is gone by then."""
-        seen = self._run_compiler(source, "-", "-E").stdout.decode(errors="replace")
-        return {int(number) for number in re.findall(r"attn_mutant == (\d+)", seen)}
+    def _write(self, file, change=lambda text: text):
+        (self.sources / file).write_text(change((self.build.root / file).read_text(encoding="utf-8")), encoding="utf-8")
 
-    def build_with(self, mutation, every=False):
-        """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled".
-
-        Stops after the first group of sources with an object that changed, unless all are wanted.
-        """
-        path = self.sources / mutation.file
-        text = path.read_text(encoding="utf-8")
-        lines = text.split("\n")
-        lines[mutation.number] = mutation.after
-        self.programs = {}
-        groups = self.build.users_of(mutation.file)
-        for users in [[each for group in groups for each in group]] if every else groups:
-            for source in users:
-                if source not in self.unchanged:
-                    self.unchanged[source] = hash_of(self._compile(source))
-            path.write_text("\n".join(lines), encoding="utf-8")
-            try:
-                objects = {source: self._compile(source) for source in users}
-            finally:
-                path.write_text(text, encoding="utf-8")
-            if None in objects.values():
-                return "not compiled"
-            self.objects = {source: each for source, each in objects.items() if hash_of(each) != self.unchanged[source]}
-            self.changed = set(self.objects)
-            if self.objects:
-                return "changed"
-        return "same code"
+    def build_alone(self, mutation):
+        """Puts one fault in and compiles the sources that include it: "changed", "same code" or "not compiled"."""
+        users = self.build.users_of(mutation.file)
+        before = {source: hash_of(self._compile(source)) for source in users}
+        self._write(mutation.file, lambda text: "\n".join(mutation.after if number == mutation.number else line
+                                                          for number, line in enumerate(text.split("\n"))))
+        try:
+            objects = {source: self._compile(source) for source in users}
+        finally:
+            self._write(mutation.file)
+        if None in objects.values():
+            return "not compiled"
+        self.programs, self.number = {}, "0"
+        self.objects = {source: each for source, each in objects.items() if hash_of(each) != before[source]}
+        return "changed" if self.objects else "same code"
 
     def build_together(self, mutations):
         """Compiles many faults at once. Returns {mutation: number} of those for which that is possible."""
-        numbers, own, lines = {}, {}, {}
+        numbers, files = {mutation: number for number, mutation in enumerate(mutations, 1)}, {}
         for mutation in mutations:
-            numbers[mutation] = len(numbers) + 1
-            own.setdefault(mutation.file, []).append(mutation)
-        for file in own:
-            lines[file] = self._write_together(file, own[file], numbers)
+            files.setdefault(mutation.file, {})[numbers[mutation]] = mutation
+        owners = {file: self._write_together(file, own) for file, own in files.items()}
         self.objects = {}
-        for file in own:
-            for source in self._first_users(file):
-                while source not in self.objects:
-                    done = self._compile(source)
-                    if done:
-                        self.objects[source] = done
-                    elif not self._leave_wrong_ones_out(own, lines, numbers):
-                        raise RuntimeError(f"{source} does not compile with many faults:\n{self.errors}")
-        self.users = {file: set(self._first_users(file)) for file in own}
-        reader = self.folder / "reader.c"
-        reader.write_text(READER, encoding="utf-8")
-        subprocess.run(["cc", "-c", "-o", reader.with_suffix(".o"), reader], check=True)
-        self.objects["reader.c"] = reader.with_suffix(".o")
-        kept = {number for numbered in lines.values() for number in numbered.values()}
-        kept &= set().union(*(self._numbers_in(source) for users in self.users.values() for source in users))
-        return {mutation: number for mutation, number in numbers.items() if number in kept}
+        for source in sorted({each for file in files for each in self.build.users_of(file)}):
+            while not (done := self._compile(source)):
+                if not self._leave_wrong_ones_out(files, owners):
+                    raise RuntimeError(f"{source} does not compile with many faults:\n{self.errors}")
+            self.objects[source] = done
+        return {mutation: number for mutation, number in numbers.items() if number in owners[mutation.file].values()}
 
-    def _first_users(self, file):
-        """Sources of the first group that include a file, but for plug-ins and libattnbench.so: they define names again."""
-        users = next(filter(None, self.build.users_of(file)), [])
-        return [each for each in users if "/kernels/plugin/" not in each and "/harness/shared/" not in each]
+    def _write_together(self, file, numbered):
+        owners = {}
 
-    def _write_together(self, file, mutations, numbers):
-        text = (self.build.root / file).read_text(encoding="utf-8")
-        text, lines = with_all(text, {numbers[each]: each for each in mutations})
-        (self.sources / file).write_text(text, encoding="utf-8")
-        return lines
+        def change(text):
+            text, found = with_all(text, numbered)
+            owners.update(found)
+            return text
 
-    def _leave_wrong_ones_out(self, own, lines, numbers):
-        """Takes the faults out that the compiler's errors are at, or before. Returns whether there are any."""
-        wrong = set()
-        place = r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? (?:[Ee]rror|note: in expansion of macro)"
+        self._write(file, change)
+        return owners
+
+    def _leave_wrong_ones_out(self, files, owners):
+        """Takes out the faults in whose copies the compiler found errors. Returns whether there are any."""
+        wrong, told = set(), r"[Ee]rror|note: (?:in expansion of macro|previous definition)"
+        place = rf"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? (?:{told})"
         for name, line in re.findall(place, self.errors, flags=re.M):
             file = os.path.relpath(name, self.sources)
-            before = [number for number in lines.get(file, {}) if number <= int(line)]
-            if before:
-                wrong.add((file, lines[file][max(before)]))
+            wrong |= {(file, number) for number in [owners.get(file, {}).get(int(line))] if number}
+        for file, number in wrong:
+            del files[file][number]
         for file in {file for file, _ in wrong}:
-            own[file] = [each for each in own[file] if (file, numbers[each]) not in wrong]
-            lines[file] = self._write_together(file, own[file], numbers)
+            owners[file] = self._write_together(file, files[file])
         return bool(wrong)
 
-    def choose(self, mutation, number):
-        """Lets programs run with one of the faults that were compiled together."""
+    def choose(self, number):
+        """Lets programs run with one of the faults that were compiled together; 0: with none."""
         self.number = str(number)
-        self.changed = self.users[mutation.file]
 
-    def touches(self, test):
+    def touches(self, test, mutation):
         """Whether a test can see the fault. A test named after a tier cannot see faults in other tiers."""
         tier = re.search(r"_(c|portable|avx\w*|amx|neon\w*)$", test)
         folders = {match and match[1] for match in (re.search(r"/kernels/(ref|portable|avx\w*|amx|neon\w*)/", each)
-                                                    for each in self.changed)}
+                                                    for each in self.build.users_of(mutation.file))}
         return not tier or None in folders or {"c": "ref"}.get(tier[1], tier[1]) in folders
 
     def _program(self, path):
-        """A program of the build, linked with the fault."""
+        """A program of the build, linked with the faults."""
         if path not in self.programs:
             script = self.build.links[path]
             words = shlex.split(script.read_text(encoding="utf-8"))
@@ -215,17 +179,16 @@ class Workplace:
             words = [word for word in words if not any(word.endswith(f"/{source}.o") for source in own)]
             words = [next((each for end, each in tests.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
-            words[at + 1:at + 2] = [str(output), *own.values()]
+            words[at + 1:at + 2] = [str(output), *own.values(), str(self.folder / "reader.o")]
             subprocess.run(words, cwd=script.parent.parent.parent, check=True)
             self.programs[path] = str(output)
         return self.programs[path]
 
-    def command_of(self, test, linked=True):
-        """Command and environment of a test. linked: with the fault."""
+    def command_of(self, test):
+        """Command and environment of a test with the fault."""
         command, environment = self.build.tests[test]
-        if self.number is not None:
-            environment = {**environment, "MUTANT": self.number}
-        return [self._program(word) if linked and word in self.build.links else word for word in command], environment
+        return [self._program(word) if word in self.build.links else word for word in command], \
+            {**environment, "MUTANT": self.number}
 
 
 def hash_of(path):
