@@ -84,6 +84,8 @@ class FlashAttn:
 
     @contextlib.contextmanager
     def start(self, case, rotations):
+        if case.pages:
+            raise Refused("flash_attn_ext has no pages")
         if case.dtype != "f32":
             raise Refused("flash_attn_ext keeps Q and O in float32")
         o = aligned_empty((case.batch, case.seq_q, case.heads, case.head_dim))

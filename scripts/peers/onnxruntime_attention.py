@@ -9,7 +9,7 @@
 ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
 ort_attention  ai.onnx Attention of opset 23: the score matrix of all heads in memory
 ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for
-               past and present
+               past and present; of cases in pages a dense copy, because it has no pages
 
 A model has one node. All graph optimisations are on, and inputs and outputs are bound beforehand (IO binding), so a call is
 only run_with_iobinding(). Method and exit codes: scripts/peers/README.md.
@@ -66,6 +66,8 @@ class Operator:
 
     def refuse(self, case):
         """Raises Refused for a case that the operator does not have, or defines differently."""
+        if case.pages:
+            raise Refused(f"{self.op} has no pages and no packed queries")
 
     def bind(self, case, q, k, v):
         """The Binding of one rotation."""
@@ -89,6 +91,7 @@ class MultiHeadAttention(Operator):
     name, op, domain = "ort_mha", "MultiHeadAttention", CONTRIB
 
     def refuse(self, case):
+        super().refuse(case)
         if case.heads != case.heads_kv:
             raise Refused("MultiHeadAttention has no KV heads of its own; it takes heads_kv = heads")
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
@@ -110,12 +113,16 @@ class GroupQueryAttention(Operator):
     name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
 
     def refuse(self, case):
+        if case.pages and not case.pages.uniform:
+            raise Refused("GroupQueryAttention takes as many queries of every sequence")
         if case.seq_q > case.seq_k:
             raise Refused("GroupQueryAttention appends its queries' keys to a cache; it takes seq_q <= seq_k")
         if case.causal != "bottom-right" and case.seq_q > 1 or case.causal == "top-left" and case.seq_k > 1:
             raise Refused("GroupQueryAttention is always causal, aligned bottom-right")
 
     def bind(self, case, q, k, v):
+        if case.pages:
+            q, k, v = (aligned_copy(x) for x in case.pages.dense(q, k, v))
         new = slice(case.seq_k - case.seq_q, case.seq_k)
         inputs = {"q": tokens_first(q), "k": tokens_first(k[:, :, new]), "v": tokens_first(v[:, :, new]),
                   "past_k": k, "past_v": v, "last_key": np.full(case.batch, case.seq_k - 1, np.int32),
@@ -124,7 +131,7 @@ class GroupQueryAttention(Operator):
                        {"num_heads": case.heads, "kv_num_heads": case.heads_kv})
 
     def output(self, case, o):
-        return heads_first(case, o)
+        return o.reshape(-1, case.heads, case.head_dim) if case.pages else heads_first(case, o)
 
 
 class Attention(Operator):
@@ -132,6 +139,7 @@ class Attention(Operator):
     name, op = "ort_attention", "Attention"
 
     def refuse(self, case):
+        super().refuse(case)
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
             raise Refused("is_causal of opset 23 aligns top-left; bottom-right with seq_q != seq_k would take a past or "
                           "a mask")
@@ -151,6 +159,12 @@ def tokens_first(x):
     batch, heads, seq, dim = x.shape
     copy = aligned_empty((batch, seq, heads * dim), x.dtype)
     copy.reshape(batch, seq, heads, dim)[...] = x.transpose(0, 2, 1, 3)
+    return copy
+
+
+def aligned_copy(x):
+    copy = aligned_empty(x.shape, x.dtype)
+    copy[...] = x
     return copy
 
 

@@ -45,6 +45,8 @@ class ScaledDotProductAttention:
 
     @contextlib.contextmanager
     def start(self, case, rotations):
+        if case.pages:
+            raise Refused("ScaledDotProductAttention has no pages")
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
             raise Refused("causal aligns top-left; bottom-right with seq_q != seq_k would take a mask tensor")
         precision = case.dtype if CAPABILITIES[case.dtype] in self.capabilities else "f32"

@@ -43,6 +43,8 @@ class TorchBackend:
 
     @contextlib.contextmanager
     def start(self, case, rotations):
+        if case.pages:
+            raise Refused("scaled_dot_product_attention has no pages")
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
             raise Refused("is_causal aligns top-left; bottom-right with seq_q != seq_k would take a mask tensor")
         backend = getattr(torch.nn.attention.SDPBackend, BACKENDS[self.name])

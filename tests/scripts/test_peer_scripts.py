@@ -59,7 +59,7 @@ def test_setup_explains_itself(arguments, code, words):
 
 @needs_library
 @pytest.mark.parametrize(("name", "hidden"), [
-    ("onnxruntime", ["onnx"]), ("openvino", ["openvino"]), ("onednn", []), ("ggml", [])])
+    ("onnxruntime", ["onnx"]), ("openvino", ["openvino"]), ("vllm", ["torch"]), ("onednn", []), ("ggml", [])])
 def test_an_absent_peer_is_a_row_with_the_command(script, name, hidden):
     peer = PEERS[name]
     done, rows = script(name, *SMALL, hide=hidden)
@@ -110,6 +110,8 @@ def test_run_all_passes_on_what_was_asked(monkeypatch):
 @pytest.mark.parametrize(("operator", "axes", "words"), [
     ("ort_mha", ("heads=4", "heads_kv=2"), "KV heads"), ("ort_mha", ("seq_q=2", "causal=bottom-right"), "top-left"),
     ("ort_attention", ("seq_q=2", "causal=bottom-right"), "top-left"),
+    ("ort_mha", ("page_tokens=16",), "no pages"), ("ort_attention", ("page_tokens=16",), "no pages"),
+    ("ort_gqa", ("batch=9", "lengths=mixed", "page_tokens=16", "causal=bottom-right"), "as many queries of every"),
     ("ort_gqa", ("seq=8",), "always causal"), ("ort_gqa", ("seq_q=9", "seq_k=8"), "seq_q <= seq_k"),
     ("ort_gqa", ("seq_q=2", "seq_k=8", "causal=top-left"), "bottom-right")])
 def test_onnx_operators_refuse_what_they_define_otherwise(operator, axes, words):
@@ -171,12 +173,13 @@ def test_a_library_that_is_not_ggml_is_a_row(script, tmp_path):
 # ---- Installed peers ------------------------------------------------------------------------------------------------
 
 @needs_library
-@pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino", "vllm"])
 def test_installed_peers_give_the_right_answer(script, name):
     peer, own = PEERS[name], ROOT / ".venv-peers" / name / "bin" / "python"
     if not own.exists():
         pytest.skip(f"{peer.title} is not installed: {peer.install}")
-    done, rows = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", interpreter=own)
+    done, rows = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05",
+                        *(["-a", "page_tokens=32", "-a", "page_order=shuffled"] if name == "vllm" else []), interpreter=own)
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [row for row in rows if row["kernel"] != "auto"]
     assert {row["status"] for row in rows} <= {"PASS", "SKIP"}
@@ -253,6 +256,8 @@ def test_grids_are_apart_by_dtype_and_threads():
     (("heads=1", "seq=2048"), "d64 s2048"), (("heads=8", "seq=128"), "d64 s128 ×8 heads"),
     (("heads=1", "seq=512", "causal=bottom-right", "head_dim=128"), "d128 s512 causal"),
     (("heads=32", "heads_kv=8", "seq_q=1", "seq_k=8192", "head_dim=128"), "GQA decode 32/8×8192×128"),
+    (("batch=16", "lengths=mixed", "page_tokens=16"), "mixed batch of 16"),
+    (("batch=8", "heads_kv=2", "seq_q=1", "page_tokens=16"), "GQA decode 8×8/2×512×64"),
     (("heads=1", "seq_q=64", "seq_k=256", "batch=2"), "d64 s64×256 batch 2")])
 def test_cases_have_short_titles(axes, title):
     assert title_of(one_case(*axes)) == title

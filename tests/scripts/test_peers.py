@@ -25,6 +25,7 @@ from libattn.bench.problems import store
 from libattn.bench.rounds import schedule
 from pairing import machine, storage
 from pairing.cases import CaseError, build_cases
+from pairing.ours import LibraryKernel
 from pairing.results import leads
 from plotting.table import read_results
 
@@ -98,6 +99,30 @@ def test_kernels_agree_with_numpy(library, axes):
     assert reference.check(o, rounding, lse).passed
     lse[0, 1, 0] += 1e-4
     assert reference.check(o, rounding, lse).index == "0:1:0:-1"
+
+
+IN_PAGES = [("seq_q=1",), ("batch=3", "seq_q=5", "causal=bottom-right"), ("batch=9", "chunk=7", "lengths=kv_len"),
+            ("batch=17", "seq_q=9", "lengths=mixed", "causal=bottom-right")]
+
+
+@pytest.mark.parametrize("axes", IN_PAGES, ids=" ".join)
+def test_pages_are_checked_sequence_by_sequence(library, axes):
+    case = one_case("heads=4", "heads_kv=2", "seq_k=70", "head_dim=16", "page_tokens=16", "page_order=shuffled", *axes)
+    q, k, v = case.arrays
+    pages, right = case.pages, np.zeros(q.shape)
+    assert pages.lengths == harness.lengths(case.axes.split(), case.batch) and q.shape[0] == pages.cu_seqlens_q[-1]
+    for b, (queries, keys) in enumerate(pages.lengths):
+        tokens = [np.stack([x[pages.table[b, j // 16], :, j % 16] for j in range(keys)], 1)[None] for x in (k, v)]
+        offset = keys - queries if case.causal == "bottom-right" else None
+        right[pages.rows(b)] = attention(q[pages.rows(b)].transpose(1, 0, 2)[None], *tokens, offset)[0][0].transpose(1, 0, 2)
+    with LibraryKernel(library, "flash_c", "flash_c").start(case, [(q, k, v)]) as prepared:
+        o = prepared.output(prepared.calls[0]())
+        assert np.abs(o - right).max() < 1e-5
+        assert case.check(o, None, prepared.rounding)[0] is None
+        last = max(b for b, (queries, _) in enumerate(pages.lengths) if queries)
+        o[pages.cu_seqlens_q[last], 1, 3] += 1e-3
+        wrong, found = case.check(o, None, prepared.rounding)
+        assert wrong and found.index == f"{last}:1:0:3"
 
 
 def test_one_call_without_a_plan(library):

@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import functools
 import math
-from ctypes import byref, c_char_p, c_double, c_int, c_int64
+from ctypes import byref, c_char_p, c_double, c_int, c_int32, c_int64
 from dataclasses import dataclass
 
 from .._native import S, bench_library
@@ -116,6 +116,15 @@ def describe(*axes):
     if not bench_library().attnbench_case(texts, len(axes), text, sizes, work):
         raise CaseError(text.value.decode())
     return text.value.decode(), list(sizes), int(work[0]), int(work[1])
+
+
+def lengths(axes, batch):
+    """[(queries, keys)] of each of the `batch` sequences of a case of these axes."""
+    texts = (c_char_p * len(axes))(*(axis.encode() for axis in axes))
+    queries, keys = (c_int32 * batch)(), (c_int32 * batch)()
+    if not bench_library().attnbench_lengths(texts, len(axes), batch, queries, keys):
+        raise CaseError(f"{' '.join(axes)}: no such case of {batch} sequences")
+    return list(zip(queries, keys))
 
 
 @dataclass(frozen=True)

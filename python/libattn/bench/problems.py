@@ -10,7 +10,7 @@ from typing import Any, Callable, Mapping
 
 import numpy as np
 
-from . import harness
+from . import harness, pages
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 BITS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}  # NumPy has no bfloat16
@@ -22,8 +22,10 @@ FEW_QUERIES = 16
 @dataclass(eq=False)
 class Problem:
     """A case of attnbench's axes: "heads=8 seq=512 causal=bottom-right" (docs/measuring.md). Axes: dtype, batch,
-    heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads. Functions are called as libattn.sdpa:
-    f(q, k, v), with causal=True and align="bottom_right" if it is causal."""
+    heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads; page_tokens, and with it page_order, lengths and
+    chunk. Functions are called as libattn.sdpa: f(q, k, v), with causal=True and align="bottom_right" if it is causal; in
+    pages with page_table, kv_len and cu_seqlens_q: q is [tokens, heads, dim], k and v [pages, kv_heads, page_tokens, dim].
+    """
 
     axes: str
     convert: Callable[[np.ndarray], Any] | None = None  # applied to q, k and v before anything is timed
@@ -34,7 +36,8 @@ class Problem:
 
     def __post_init__(self):
         axes = dict(word.partition("=")[::2] for word in self.axes.split())
-        allowed = {"dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache", "threads"}
+        allowed = {"dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache", "threads",
+                   "page_tokens", "page_order", "lengths", "chunk"}
         if set(axes) - allowed:
             raise harness.CaseError(f"no axis {min(set(axes) - allowed)!r}; there are: {', '.join(sorted(allowed))}")
         self.id, sizes, self.flops, self.bytes = harness.describe(*self.axes.split())
@@ -44,6 +47,10 @@ class Problem:
         if self.dtype not in DTYPES or self.causal not in harness.ALIGNMENTS or self.cache not in CACHES:
             raise harness.CaseError(f"{self.axes}: dtype is f32, f16 or bf16; causal is none, top-left or bottom-right; "
                                     f"cache is {' or '.join(CACHES)}")
+        self.pages, self.lengths = None, axes.get("lengths", "full")
+        if axes.get("page_tokens", "none") != "none":
+            self.pages = pages.Pages(self.axes.split(), self.batch, self.seq_k, int(axes["page_tokens"]),
+                                     axes.get("page_order") == "shuffled", np.random.default_rng(self.data_seed + 1))
 
     def __eq__(self, other):
         return isinstance(other, Problem) and self.id == other.id
@@ -54,7 +61,7 @@ class Problem:
     @property
     def is_decode(self):
         """Few queries and more keys: memory is the limit (as in scripts/plotting/views.py)."""
-        return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k
+        return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k and self.lengths == "full"
 
     @property
     def offset(self):
@@ -73,18 +80,25 @@ class Problem:
     def arrays(self):
         """q, k and v: normal, of mean 0 and standard deviation 1. bfloat16 is in the bits of uint16."""
         generator = np.random.default_rng(self.data_seed)
-        shapes = [(self.batch, heads, seq, self.head_dim)
-                  for heads, seq in ((self.heads, self.seq_q), (self.heads_kv, self.seq_k), (self.heads_kv, self.seq_k))]
-        return [store(generator.standard_normal(shape, dtype=np.float32), self.dtype) for shape in shapes]
+        if self.pages:
+            queries = int(self.pages.cu_seqlens_q[-1]), self.heads, self.head_dim
+            keys = self.pages.count, self.heads_kv, self.pages.page_tokens, self.head_dim
+        else:
+            queries = self.batch, self.heads, self.seq_q, self.head_dim
+            keys = self.batch, self.heads_kv, self.seq_k, self.head_dim
+        return [store(generator.standard_normal(shape, dtype=np.float32), self.dtype) for shape in (queries, keys, keys)]
 
     @functools.cached_property
     def oracle(self):
-        return harness.Reference(self, *self.arrays, self.data_seed)
+        return (pages if self.pages else harness).Reference(self, *self.arrays, self.data_seed)
 
     @property
     def call(self):
         """(arguments before they are converted, keywords)"""
-        return self.arrays, {} if self.causal == "none" else {"causal": True, "align": self.causal.replace("-", "_")}
+        keywords = {} if self.causal == "none" else {"causal": True, "align": self.causal.replace("-", "_")}
+        if self.pages:
+            keywords.update(page_table=self.pages.table, kv_len=self.pages.kv_len, cu_seqlens_q=self.pages.cu_seqlens_q)
+        return self.arrays, keywords
 
     def argument(self, array):
         """One of the arrays as functions get it."""
@@ -106,8 +120,8 @@ class Problem:
                 "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q, "seq_k": self.seq_k,
                 "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,
                 "align": self.causal if self.causal != "none" else "top-left", "window": "none", "mask": "none",
-                "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd",
-                "cache": self.cache}
+                "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": self.lengths,
+                "layout": "packed" if self.pages else "bhsd", "cache": self.cache}
 
 
 class Given:

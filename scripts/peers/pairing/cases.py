@@ -7,9 +7,10 @@ from pathlib import Path
 
 from libattn.bench import CaseError, Problem, harness
 
-AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache")
+AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache",
+        "page_tokens", "page_order", "lengths", "chunk")
 WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
-         "cache": ("warm", "cold-kv")}
+         "cache": ("warm", "cold-kv"), "lengths": ("full", "kv_len", "mixed")}
 
 
 def read_preset(name):
@@ -41,6 +42,14 @@ PRESETS = {
     "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
               {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
     "models": read_preset("models"),
+    "paged": [{"heads": "32", "heads_kv": "8", "head_dim": "128", "page_tokens": "128", "page_order": "shuffled", **case}
+              for case in (
+                  {"seq_q": "1", "seq_k": "8192", "cache": "cold-kv"},
+                  {"batch": "8", "seq_q": "1", "seq_k": "1024", "cache": "cold-kv"},
+                  {"seq": "1024", "causal": "bottom-right"},
+                  {"seq_q": "256", "seq_k": "4096", "causal": "bottom-right"},
+                  {"batch": "16", "seq_q": "256", "seq_k": "2048", "causal": "bottom-right", "lengths": "mixed",
+                   "cache": "cold-kv"})],
 }
 
 
@@ -48,14 +57,18 @@ def heading(case):
     """The one that attnbench prints above its table."""
     return (f"{case.dtype}  batch {case.batch}  heads {pair(case.heads, case.heads_kv, '/')}"
             f"  seq {pair(case.seq_q, case.seq_k, 'x')}  head_dim {case.head_dim}  causal {case.causal}"
-            f"  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else ""))
+            f"  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else "")
+            + (f"  pages of {case.pages.page_tokens}  lengths {case.lengths}" if case.pages else ""))
 
 
 def title(case):
     """A short name for tables and figures, without what all cases of the peers table share."""
     heads = pair(case.heads, case.heads_kv, "/")
+    if case.lengths == "mixed":
+        return f"mixed batch of {case.batch}"
     if case.is_decode:
-        words = f"{'decode' if case.heads == case.heads_kv else 'GQA decode'} {heads}×{case.seq_k}×{case.head_dim}"
+        batch = f"{case.batch}×" if case.batch > 1 else ""
+        words = f"{'decode' if case.heads == case.heads_kv else 'GQA decode'} {batch}{heads}×{case.seq_k}×{case.head_dim}"
         return words if case.seq_q == 1 else f"{words}, {case.seq_q} queries"
     words = [f"d{case.head_dim}", f"s{pair(case.seq_q, case.seq_k, '×')}"]
     words += [f"×{heads} heads"] if heads != "1" else []

@@ -72,6 +72,11 @@ class Library:
             problem.uses |= C.ATTN_USE_LSE
         return problem
 
+    def take_pages(self, problem, pages):
+        """Queries packed, K and V in pages: libattn.bench.pages.Pages."""
+        self.c.attn_problem_set_varlen(byref(problem), int(pages.cu_seqlens_q[-1]), 0)
+        self.c.attn_problem_set_pages(byref(problem), pages.page_tokens, pages.count)
+
     def load_plugins(self):
         """Loads libattn's own plug-ins, kernels on OpenBLAS and oneDNN, as far as they are there."""
         number = 0
@@ -114,12 +119,12 @@ class Plan:
         self.workspace = aligned_empty(library.c.attn_plan_workspace(self.handle), np.uint8)
         self.kernel = library.c.attn_plan_kernel(self.handle).decode()
 
-    def bind(self, q, k, v, o, lse=None):
+    def bind(self, q, k, v, o, lse=None, pages=None):
         """A function that runs the plan on these arrays and returns the status; it calls C directly."""
-        args = make_args(self.problem, q, k, v, o, lse)
+        args = make_args(self.problem, q, k, v, o, lse, pages)
         run = functools.partial(self.library.c.attn_plan_run, self.handle, byref(args), self.workspace.ctypes.data,
                                 self.workspace.nbytes)
-        run.keep = (q, k, v, o, lse)
+        run.keep = (q, k, v, o, lse, pages)
         return run
 
     def check(self, status):
@@ -133,16 +138,21 @@ class Plan:
         self.handle = ctypes.c_void_p()
 
 
-def make_args(problem, q, k, v, o, lse=None):
+def make_args(problem, q, k, v, o, lse=None, pages=None):
     """attn_args of arrays. Raises ValueError if shape, type or order of an array does not fit: ctypes would not notice."""
     p = problem
-    shapes = {"q": (p.batch, p.heads_q, p.seq_q, p.dim_qk), "k": (p.batch, p.heads_kv, p.seq_k, p.dim_qk),
-              "v": (p.batch, p.heads_kv, p.seq_k, p.dim_v), "o": (p.batch, p.heads_q, p.seq_q, p.dim_v),
-              "lse": (p.batch, p.heads_q, p.seq_q)}
+    queries = (p.total_q, p.heads_q) if pages else (p.batch, p.heads_q, p.seq_q)
+    keys = (p.pages, p.heads_kv, p.page_tokens) if pages else (p.batch, p.heads_kv, p.seq_k)
+    shapes = {"q": (*queries, p.dim_qk), "k": (*keys, p.dim_qk), "v": (*keys, p.dim_v), "o": (*queries, p.dim_v),
+              "lse": queries}
     types = {dtype.number: ARRAYS[name] for name, dtype in dtypes().items()}
     wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
               "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}
+    if pages:
+        arrays.update(page_table=pages.table, kv_len=pages.kv_len, cu_seqlens_q=pages.cu_seqlens_q)
+        shapes.update(page_table=(p.batch, p.page_table_stride), kv_len=(p.batch,), cu_seqlens_q=(p.batch + 1,))
+        wanted.update(dict.fromkeys(("page_table", "kv_len", "cu_seqlens_q"), np.dtype(np.int32)))
     if p.uses & C.ATTN_USE_LSE:
         arrays["lse"] = lse
     for name, array in arrays.items():

@@ -22,6 +22,8 @@ class LibraryKernel:
     def start(self, case, rotations):
         problem = self.library.problem(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim,
                                        case.head_dim, ALIGNMENTS[case.causal], dtype=case.dtype)
+        if case.pages:
+            self.library.take_pages(problem, case.pages)
         begun = time.perf_counter_ns()
         try:
             plan = self.library.plan(problem, self.kernel, case.threads)
@@ -39,7 +41,7 @@ class LibraryKernel:
         return why[1] if why else str(error)
 
     def prepare(self, case, plan, plan_ns, rotations):
-        o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
+        o = aligned_empty(rotations[0][0].shape, ARRAYS[case.dtype])
 
         def output(status):
             plan.check(status)
@@ -48,7 +50,7 @@ class LibraryKernel:
         info = self.library.kernel(plan.kernel)
         numerics = info.numerics
         narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # with a float32 V, P stays float32
-        return Prepared(calls=[plan.bind(q, k, v, o) for q, k, v in rotations], output=output,
+        return Prepared(calls=[plan.bind(q, k, v, o, pages=case.pages) for q, k, v in rotations], output=output,
                        rounding=Rounding(numerics.exp_error, narrowing, numerics.input_flush),
                        facts={"algorithm": info.algorithm.decode(), "isa": info.isa.decode(),
                               "library": info.library.decode(), "plan_ns": plan_ns,
