@@ -122,7 +122,9 @@ static int64_t count_keys(const attn_problem *p, const attn_args *args, const se
   return count;
 }
 
-/* The keys of them that mask and bias leave to some row of the query heads of a KV head. All of them if memory is short. */
+/* The ones of these keys that mask and bias leave to some row of the query heads of a KV head. All of them if memory is
+ * short.
+ */
 static int64_t count_selected_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t g) {
   const int64_t group = p->heads_q / p->heads_kv, most = count_keys(p, args, s, b);
   bool *seen = calloc((size_t)s->keys + 1, 1);

@@ -123,7 +123,7 @@ enum { SEEDED_ROWS = 64, MOST_CANDIDATES = 160 };
 typedef struct candidates {
   int64_t row[MOST_CANDIDATES];
   int count;
-  int64_t rows; /* the sequence's: candidates are in 0 .. rows - 1 */
+  int64_t rows; /* rows of the sequence: candidates are in */
 } candidates;
 
 static void consider(candidates *c, int64_t i) {

@@ -18,7 +18,7 @@ typedef struct bench_view {
   attn_problem problem;
   attn_args args;
   int32_t offset;    /* where query 0 stands among its keys */
-  int64_t head, row; /* the sequence's, with the view's head 0 and row 0 */
+  int64_t head, row; /* place in the sequence of the view's head 0 and row 0 */
   void *owned[12];
   int owned_count;
   bool out_of_memory;

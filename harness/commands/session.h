@@ -65,7 +65,7 @@ struct bench_session {
   "unfit (--strict-env), 5 input/output, 77 this CPU runs none of the kernels, 130 interrupted (the\n" \
   "files are written).\n"
 
-/* From now on the first signal (Ctrl-C) makes the number that is returned nonzero, the second one kills. */
+/* Catches signals: the first one (Ctrl-C) sets the returned number, the second one ends the process. */
 volatile const int *bench_interrupts_catch(void);
 
 /* Runs what the options ask for and returns the exit code. */

@@ -159,7 +159,7 @@ typedef struct table_errors {
   int degrees;
 } table_errors;
 
-/* The median of what get() returns of the items that have it; NaN if none has. */
+/* The median of get() over the items that have a value; NaN if none has. */
 static double median_over(const bench_comparisons *t, double *value, double (*get)(const bench_comparison *)) {
   int n = 0;
   for (int i = 0; i < t->count; i++)

@@ -135,15 +135,15 @@ struct bench_layer_functions {
 
 /* ---- For layers in general ---- */
 
-/* batch x seq_q. And the shape of a layer that maps as many rows of `width` to rows of `width`. */
+/* rows: batch x seq_q. shape: that of a layer that maps these rows of `width` to rows of `width`. */
 int64_t bench_layer_case_rows(const bench_case *bench);
 bench_layer_shape bench_layer_rows_to_rows(const bench_case *bench, int64_t weights, int64_t biases);
 
 /* A multiplication and an addition per weight and row. */
 double bench_dense_flops(const bench_case *bench, int64_t weights);
 
-/* The end of `create`: what it made (NULL if nothing), and the name of the kernel that runs attention there. Returns the
- * status. */
+/* Ends `create`: takes the layer that it made (NULL: none), and the name of the kernel that runs attention there. Returns
+ * the status. */
 attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
 /* A layer with its data and output: layer.c allocates and runs it, layer_check.c checks it. */

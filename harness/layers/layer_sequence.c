@@ -96,7 +96,7 @@ static attn_status step_create(bench_layer_trial *trial) {
 
 /* ---- The cache before the step ---- */
 
-/* Copies tokens first .. of [heads][cached][dim]; returns what is behind the copy. */
+/* Copies the tokens from `first` on of [heads][cached][dim]; returns the place behind the copy. */
 static float *cut(const float *from, int64_t heads, int64_t cached, int64_t dim, int64_t first, int64_t tokens, float *to) {
   for (int64_t h = 0; h < heads; h++, to += tokens * dim)
     memcpy(to, from + (h * cached + first) * dim, (size_t)(tokens * dim) * sizeof *to);

@@ -253,7 +253,7 @@ static attn_block_config config_of(const bench_layer_data *data) {
 
 /* ---- Running ---- */
 
-/* The wrong answer looks at all keys alike in the last attention. */
+/* The wrong layer sees all keys in the last attention. */
 static attn_status block_create(bench_layer_trial *trial) {
   attn_block_config config = config_of(trial->data);
   if (trial->wrong) (attentions_of(trial->data->bench) == 2 ? &config.cross : &config.self)->attention.scale = 0;

@@ -53,7 +53,7 @@ long long bench_cache_bytes(int level);
 /* ---- Emulation ---------------------------------------------------------------------------------------------------- */
 /* Times taken under emulation mean nothing. */
 
-/* NULL on real hardware, else what is emulated, in words. */
+/* NULL on real hardware, else a name of the emulation */
 const char *bench_emulation(void);
 
 /* Whether times mean nothing here, which it then says on stderr, with the name of the sub-command. */

@@ -15,7 +15,7 @@ typedef struct bench_topology {
   bool here;        /* describes this machine; no thread can be bound to another one (HWLOC_SYNTHETIC) */
   cpu_set_t cpus;   /* all that the system shows, whether this process may use them or not */
   int count;
-  int in_order[CPU_SETSIZE];                                      /* the CPUs, those of a core beside each other */
+  int in_order[CPU_SETSIZE];                                      /* the CPUs; CPUs of one core stand beside each other */
   int core[CPU_SETSIZE], node[CPU_SETSIZE], package[CPU_SETSIZE]; /* one for each CPU */
   int cores, nodes, packages;
   char caches[200]; /* "L3 32 MiB x 1, L2 512 KiB x 2, L1d 32 KiB x 2" */

@@ -287,7 +287,7 @@ static void add_name(char *list, size_t bytes, const char *name) {
   bench_append(list, bytes, "%s%s", *list ? ", " : "", name);
 }
 
-/* Every distinct reason of a skip, with how many rows it skipped and of which kernels. */
+/* Every distinct reason of a skip, with the number of rows and their kernels. */
 static void print_reasons(const bench_table *t, const bench_rows *rows) {
   const char *title = "\nskipped:\n";
   for (int first = 0; first < rows->count; first++) {

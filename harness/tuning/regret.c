@@ -16,7 +16,7 @@ static const double MUCH = 1.1;
  * were undisturbed, only these count: a neighbour on the core slows some kernels more than others. */
 enum { LOOKS = 7 };
 static const double DOUBTFUL[LOOKS - 1] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07};
-static const double LENGTHS[LOOKS] = {1, 4, 16, 16, 16, 16, 16}; /* times the first look's */
+static const double LENGTHS[LOOKS] = {1, 4, 16, 16, 16, 16, 16}; /* times as long as in the first look */
 static const double FIRST_LOOK = 0.4;                            /* share of the time: the others take the rest */
 
 void bench_regret_add(bench_regret *r, double ratio, const bench_tune_shape *shape) {

@@ -50,7 +50,7 @@ typedef struct bench_tune_source {
   void *context;
 } bench_tune_source;
 
-extern const bench_tune_source bench_tune_machine; /* this machine: attn_tune() */
+extern const bench_tune_source bench_tune_machine; /* measures on this machine: attn_tune() */
 
 /* The problem of a shape, and the same as a case. */
 void bench_tune_problem(const bench_tune_shape *shape, attn_problem *problem);

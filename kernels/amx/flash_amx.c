@@ -290,8 +290,8 @@ static void ask_for_terms(const attention *a, const walk *w, const job *now, con
   x->wanted_step = (uintptr_t)stride->q * size;
 }
 
-/* A share of K and V^T of the next super-block, which the last tiles of this one prefetch: half of them for K, half for V^T,
- * 4 KiB for each block. K by columns of two lines, the first half of its rows before the second. */
+/* Lets the last tiles of a super-block prefetch K and V^T of the next one: half of these tiles K, half V^T, 4 KiB in each
+ * block. K goes by columns of two lines, the first half of its rows before the second. */
 static void ask_for_super(const attention *a, const walk *w, const job *now, softmax_work *x) {
   const int64_t super = round_down(now->block, w->per_super), block = now->block - super;
   const int64_t next = super + w->per_super < w->end_block ? super + w->per_super : a->first_again ? 0 : -1;

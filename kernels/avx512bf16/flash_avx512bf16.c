@@ -101,7 +101,7 @@ static void pack_k_pairs(const unit_keys *unit, attn_key_run run, int64_t key, f
   }
 }
 
-/* Two keys, the even one first, side by side: the i-th and the next one of the run that begins with `first`. */
+/* Keys i and i + 1 of the run that begins with `first`, in pairs, the even one first. */
 static void pack_v_pairs(const unit_keys *unit, attn_key_run run, int64_t first, int64_t i, float *to) {
   const row_source v = v_rows(unit, run);
   const int64_t key = first + i;

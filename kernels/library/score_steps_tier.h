@@ -35,7 +35,7 @@ static void clear_scores(float *row, int64_t begin, int64_t end) {
   if (begin < end) memset(row + begin, 0, (size_t)(end - begin) * sizeof *row);
 }
 
-/* Without adjustments only the panels at both ends of the row's keys can hold others. */
+/* Without adjustments only the first and the last panel of the row's keys can hold masked keys. */
 static void mask_row_ends(const row_block *block, int64_t i, int64_t first, int64_t end, float *row) {
   if (first < block->range[i].begin) mask_row(block, i, first, first + PANEL_KEYS, row + first);
   if (block->range[i].end < end) mask_row(block, i, end - PANEL_KEYS, end, row + (end - PANEL_KEYS));

@@ -78,7 +78,7 @@ typedef struct onednn_operation {
   int operands;
   int role[ONEDNN_OPERANDS];         /* DNNL_ARG_... */
   onednn_desc desc[ONEDNN_OPERANDS]; /* descriptor of the operand in each role */
-  onednn_desc work;                  /* scratch_bytes bytes, where there are any */
+  onednn_desc work;                  /* working memory of scratch_bytes bytes, if there are any */
   size_t scratch_bytes;              /* memory that executing wants from its caller */
 } onednn_operation;
 

@@ -227,7 +227,7 @@ typedef struct head {
   attn_oracle_index at;
   int64_t q_at, kv_head, first_key; /* the first element of q or scores; the head and first row of k and v */
   double *p, *variance;             /* [seq_k]: probabilities, 0 where not allowed; variances of the scores */
-  double exp_variance;              /* relative, of one weight. With float32 values P is not rounded */
+  double exp_variance;              /* variance of the relative error of one weight. With float32 */
 } head;
 
 static double score_variance(const head *c, int64_t j) {

@@ -241,7 +241,7 @@ ARGUMENTS = [(call, name) for call in CALLS for name in CALLS[call][1]]
 
 def check_refusal(call, name, what, error):
     assert error is not None, f"{call}: {name} {what} was taken"
-    # A size that does not agree may be told of either array; the layers' weights say what they belong to.
+    # Where sizes disagree, the error may name either array; names of weights hold that of their layer.
     names = "|".join([*map(re.escape, CALLS[call][1]), "heads_q", "alibi_slopes"] if " on axis" in what else
                      [name, *{"alibi": ["alibi_slopes"], "cu_seqlens_q": ["max_seqlen_q", "seq_q"],
                               "cu_seqlens_k": ["max_seqlen_k", "seq_k"]}.get(name, ())])

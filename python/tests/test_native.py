@@ -162,7 +162,7 @@ def test_threads_of_python_share_plans():
 
 
 def test_the_gil_is_free_while_a_kernel_runs():
-    """Another thread of Python moves while one thread is in a call that takes about 50 ms and more."""
+    """Another thread of Python makes progress while one thread is in a call of 50 ms or more."""
     np = pytest.importorskip("numpy")
     q = np.ones((1, 1, 1500, 64), np.float32)
     plan = libattn.Plan(q, q, q, kernel="naive_c", threads=1)
@@ -239,7 +239,7 @@ for _ in range(3):
 
 
 def test_interpreters_share_nothing_of_python():
-    """One that has used the library, and its end, change nothing for another."""
+    """An interpreter that has used the library and ended changes nothing for another one."""
     environment = dict(os.environ, PYTHONPATH=str(Path(libattn.__file__).parents[1]))
     done = subprocess.run([sys.executable, "-c", INTERPRETERS], timeout=60, env=environment, capture_output=True, text=True,
                           check=False)

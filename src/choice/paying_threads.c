@@ -23,8 +23,8 @@ static const attn_tuning *class_costs(void) {
   return attn_class_here(&class) == ATTN_OK ? class->costs : NULL;
 }
 
-/* How many sequences of one length stand for those of the call, and their length: as many queries as the longest has, and as
- * many queries and keys in all. */
+/* Describes the call by sequences of one length: as many queries as the longest sequence has, and in all as many queries and
+ * keys as the call. */
 static double even_sequences(attn_problem *p) {
   if (!(p->uses & ATTN_USE_VARLEN) || p->seq_q == 0) return (double)p->batch;
   const double count = (double)p->total_q / (double)p->seq_q;
@@ -45,8 +45,8 @@ static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, 
   return costs ? attn_expected_ns(kernel, costs->ns, problem) : 0;
 }
 
-/* The time of a kernel without costs: that of the quickest kernel, and for kernels of our own as much longer as their tier
- * is slower. Libraries choose their instructions themselves. */
+/* The time of a kernel without costs: the time of the quickest kernel; for our own kernels times the factor by which their
+ * tier is slower. Libraries choose their instructions themselves. */
 static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
   int count;
   attn_expected best[2];

@@ -61,7 +61,7 @@ static bool next_kernel(reader *r, const char *name, char kernel[ATTN_KERNEL_NAM
          strspn(kernel, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(kernel);
 }
 
-/* Digits, the value of which is added to 10^n times what was there for n digits; their number. */
+/* Reads n digits: the value becomes 10^n times the old value plus theirs. Returns n. */
 static int read_digits(const char **at, double *value) {
   int count = 0;
   for (; **at >= '0' && **at <= '9' && count < 20; ++*at, count++) *value = 10 * *value + (**at - '0');
@@ -88,7 +88,7 @@ static bool next_real(reader *r, const char *name, double least, double most, do
   return next_value(r, name, text, sizeof text) && read_real(text, least, most, value);
 }
 
-/* Digits that make a whole number of at most 2^60, and what is behind them. */
+/* Reads a whole number of at most 2^60 and moves behind it; false if there is none. */
 static bool read_size(const char **at, int64_t *value) {
   if (**at < '0' || **at > '9') return false;
   const int64_t most = (int64_t)1 << 60;
@@ -236,7 +236,7 @@ static attn_status read_threads(reader *r) {
   return fail(r, "this is no line of threads", "'threads least_ns=X'");
 }
 
-/* Classes alone have this line: costs of a machine are measured with what its class says. */
+/* Only classes have this line: the costs of a machine are measured with the policy of its class. */
 static attn_status read_prefetch(reader *r) {
   attn_prefetch *p = &r->tuning->prefetch;
   if (r->tuning->class[0] && next_real(r, "none_up_to", 0, 1e18, &p->none_up_to) &&

@@ -15,7 +15,7 @@ enum { ATTN_TUNING_FORMAT = 5, ATTN_TUNING_PATH_BYTES = 400 /* bytes of a path i
 /* The version of a kernel's code, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
 
-/* One rule: what was quickest in a box of problems. Borders are inclusive; INT64_MAX = open. */
+/* One rule: the kernel that was quickest in a box of problems. Borders are inclusive; INT64_MAX = open. */
 typedef struct attn_tuning_rule {
   attn_dtype dtype_q, dtype_kv;
   bool causal;

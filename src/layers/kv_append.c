@@ -22,7 +22,7 @@ static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_st
 
 enum {
   BLOCK_TOKENS = 32,
-  TABLE_FLOATS = 4096 /* of a block's sines, and as many cosines: on the stack */
+  TABLE_FLOATS = 4096 /* sines of a block, and as many cosines */
 };
 
 /* Nanoseconds of one element on one thread, a copy's: for the number of threads that pay. */
@@ -92,7 +92,7 @@ static int64_t new_tokens(const attn_kv_append_args *a, int64_t b) {
   return a->counts ? a->counts[b] : a->tokens;
 }
 
-/* The element of a route's tensor that a new token begins at. */
+/* Where a new token begins in a route's tensor, in elements. */
 static int64_t offset_of_new(const job *j, const attn_strides *stride, int64_t t, const token *at) {
   return j->a.cu_seqlens ? t * stride->s : at->b * stride->b + at->i * stride->s;
 }

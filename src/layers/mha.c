@@ -27,7 +27,7 @@ struct attn_mha {
   attn_mha_problem problem; /* with the strides of q, k, v and o filled in */
   attn_product *product[PROJECTIONS];
   attn_plan *attention, *weights;          /* weights: NULL unless wanted */
-  int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and what the steps work in */
+  int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and the memory of the steps */
   size_t workspace_bytes;
   size_t rest_bytes; /* bytes of the product or plan that needs most */
   char description[3400];

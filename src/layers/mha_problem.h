@@ -7,7 +7,7 @@
 
 enum { PROJECT_Q, PROJECT_K, PROJECT_V, PROJECT_OUT, PROJECTIONS };
 
-/* Rows of x and y, or of the memory: those of all sequences, or with VARLEN all tokens as one. */
+/* Rows of x and y, or of the memory: of all sequences; with VARLEN all tokens, as one sequence. */
 typedef struct row_count {
   int64_t batch, rows;
 } row_count;

@@ -110,7 +110,7 @@ static attn_status choose(const attn_options *options, const attn_product_kernel
 
 /* ---- Packing ---- */
 
-/* Weights that overlap are those of a matrix of another shape, unless a stride of 0 repeats them. */
+/* Weights must not overlap, as they would be a matrix of another shape, unless a stride of 0 repeats them. */
 static attn_status check_pitch(const attn_product_weights *w) {
   const int64_t down = llabs(w->stride_depth), across = llabs(w->stride_column);
   const bool by_rows = across <= down;
@@ -243,7 +243,9 @@ typedef struct layout {
 static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each, int64_t threads) {
   const attn_product_kernel *kernel = product->kernel;
   const bool by_place = kernel->rows_by_place;
-  const int64_t rows = by_place ? rows_each : batch * rows_each; /* cut into blocks; by place each sequence on its own */
+  const int64_t rows =
+      by_place ? rows_each
+               : batch * rows_each; /* rows that are cut into blocks together; with `by_place` each sequence by itself */
   layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
   l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
   l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);

@@ -79,7 +79,7 @@ static void set_defaults(attn_rope_config *c) {
   if (c->attention_factor == 0) c->attention_factor = c->factor >= 1 ? 0.1 * log(c->factor) + 1 : 1;
 }
 
-/* The pair, not whole, whose frequency makes so many turns in a context of the training (YaRN, section 3.2). */
+/* The pair, a fraction, whose frequency makes this many turns in a context of the training (YaRN, section 3.2). */
 static double pair_of_turns(const attn_rope_config *c, double turns) {
   return (double)c->dim * log(c->original_length / (turns * TWO_PI)) / (2 * log(c->base));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Functions on plans that only the library and its tests use, beside those of attn.h. */
+/* Further functions on plans, which only the library and its tests use. */
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 

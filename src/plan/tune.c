@@ -34,7 +34,7 @@ enum {
 
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
-static const double NEAR_BEST = 1.3;       /* times the best: worth more rounds */
+static const double NEAR_BEST = 1.3;       /* times the best time: such entries get more rounds */
 static const double FIRST_CALLS = 0.5;     /* share of the time: rounds take the rest */
 static const double BUSY = 0.75;           /* share of threads x time: CPU time of a call that had its CPUs */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */
@@ -144,8 +144,8 @@ static void add_kernels(session *s, bool named, int threads) {
     if (!only || attn_kernel_get(i) == only) add_kernel(s, attn_kernel_get(i), threads);
 }
 
-/* Fewer threads first. With as many, the automatic choice's kernel, and then the quickest by guess, so that slow ones leave
- * time for all others. */
+/* Orders candidates: fewer threads first; among these the automatic choice's kernel, then the quickest by guess, so that
+ * slow ones leave time for all others. */
 static bool is_called_before(const candidate *a, const candidate *b, const attn_kernel_info *automatic) {
   if ((a->threads == 1) != (b->threads == 1)) return a->threads == 1;
   if ((a->kernel == automatic) != (b->kernel == automatic)) return a->kernel == automatic;
@@ -243,7 +243,7 @@ static summary summarise_times(session *s, const candidate *c) {
   return summarise(s->scratch, n);
 }
 
-/* Time of `c` over that of `best`, by rounds that both were in. */
+/* The time of `c` / the time of `best`, in the rounds that both were in. */
 static summary summarise_ratios(session *s, const candidate *c, const candidate *best) {
   int n = 0;
   for (int r = 0; r < s->rounds; r++)
@@ -253,8 +253,8 @@ static summary summarise_ratios(session *s, const candidate *c, const candidate 
 
 /* ---- Timing ---- */
 
-/* Threads that lose their CPUs are switched off them, and use less CPU time than there was. One sign alone says nothing: the
- * system switches threads for its own needs too, and threads wait where there is not work for all. */
+/* Whether threads lost their CPUs: they were switched off them and also used less CPU time than there was. One sign alone
+ * says nothing: the system switches threads for its own needs too, and threads wait where there is not work for all. */
 static bool is_disturbed(attn_process_usage before, attn_process_usage after, double time_ns, int threads) {
   return after.preemptions > before.preemptions && after.cpu_ns - before.cpu_ns < BUSY * threads * time_ns;
 }
@@ -383,7 +383,7 @@ static bool is_lost_number(const session *s, int threads) {
   return disturbed && 2 * disturbed >= timings;
 }
 
-/* Such times say nothing, unless they were shorter than those of fewer threads beyond doubt all the same. */
+/* Drops times of threads that lost their CPUs, unless they were beyond doubt shorter than those of fewer threads. */
 static void leave_out_disturbed(session *s) {
   const candidate *fewest = quickest_of_fewest(s);
   for (candidate *c = s->candidates; fewest && c < s->candidates + s->count; c++) {

@@ -11,7 +11,7 @@ typedef struct attn_tune_meter {
   double (*now_ns)(void *context);
   attn_status (*call)(void *context, const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
   void *context;
-  bool (*takes)(void *context, const attn_kernel_info *kernel); /* which kernels beside the automatic choice; NULL: all */
+  bool (*takes)(void *context, const attn_kernel_info *kernel); /* kernels to try beside the automatic choice; NULL */
   attn_process_usage (*usage)(void *context); /* NULL: it is not known whether other programs take the CPUs */
 } attn_tune_meter;
 

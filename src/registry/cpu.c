@@ -225,7 +225,7 @@ static void write_model(char *text, size_t bytes) {
 static void write_model(char *text, size_t bytes) { snprintf(text, bytes, "unknown"); }
 #endif
 
-/* Tiers by what was detected: a permission that has been refused since makes no other CPU. */
+/* The tiers that were detected, which name the CPU. A permission that has been refused since does not change it. */
 void attn_cpu_identity(char *text, size_t bytes) {
   write_model(text, bytes);
   attn_append(text, bytes, ", ", "tiers");

@@ -55,8 +55,8 @@ bool attn_tier_is_free(int tier);
 /* Flop/s of one core with good kernels of the tier, within a factor of a few. */
 double attn_tier_flops(int tier);
 
-/* This CPU in a line that another one does not have: vendor, family, model, stepping, tiers. Nothing of it decides what runs
- * here: virtual machines tell what they like. */
+/* A line that only this CPU has: vendor, family, model, stepping, tiers. Nothing here decides which code runs: virtual
+ * machines may tell anything. */
 void attn_cpu_identity(char *text, size_t bytes);
 
 /* The highest tier that this CPU can run; caps do not count. */

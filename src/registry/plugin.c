@@ -171,8 +171,8 @@ static attn_status add_renamed(const attn_plugin *p, const char *suffix, const c
   return status;
 }
 
-/* `name` is what the plug-in is called from now on: the file, and the symbol if one was asked for. suffix: behind the names
- * of its kernels, or NULL. */
+/* `name` is the plug-in's name from now on: the file, and the symbol if one was given. suffix: appended to the names of its
+ * kernels, or NULL. */
 static attn_status add_object(void *object, const char *file, const char *symbol, const char *suffix, const char *name) {
   const attn_plugin *plugin = attn_object_symbol(object, symbol ? symbol : ATTN_PLUGIN_ENTRY);
   if (plugin) return suffix ? add_renamed(plugin, suffix, name) : add(plugin, name);

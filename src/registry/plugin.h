@@ -10,7 +10,7 @@ enum { ATTN_KERNEL_NAME_BYTES = 60 /* bytes of a kernel's name, its 0 included, 
 /* Loads what ATTN_LOAD names, the first time. Costs one load from memory after that. */
 void attn_plugins_load_named(void);
 
-/* The same; then ATTN_OK, or the error of what could not be loaded. */
+/* Loads them likewise. Returns ATTN_OK, or the error of the first one that could not be loaded. */
 attn_status attn_plugins_check_named(void);
 
 /* Loads a plug-in from a path as attn_load_kernels() does, but each kernel NAME becomes NAME + suffix, so that several

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels of this process: those of this build in the order of kernels.def, then those of plug-ins in the order in which
- * they came. What is in it stays, so that anyone may read it while plug-ins are added. */
+/* The kernels of this process: first this build's in the order of kernels.def, then those of plug-ins in the order in which
+ * they came. An entry never changes, so that any thread may read while plug-ins are added. */
 #ifndef ATTN_REGISTRY_H
 #define ATTN_REGISTRY_H
 

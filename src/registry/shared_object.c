@@ -71,8 +71,8 @@ const char *attn_object_secure_getenv(const char *name) { return getenv(name); }
 #pragma weak dlerror
 #pragma weak dladdr
 
-/* Whether the file has all bytes that its segments are mapped from: the loader does not look, and a truncated file ends the
- * process by SIGBUS. True for what is no ELF file of this machine, which the loader refuses itself. */
+/* Whether the file has all bytes that its segments are mapped from. The loader does not check that: a truncated file would
+ * end the process by SIGBUS. True for a file that is no ELF file of this machine, which the loader refuses itself. */
 #ifdef __linux__
 static bool is_whole(const char *path, unsigned long long size) {
   ElfW(Ehdr) head;

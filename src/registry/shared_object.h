@@ -16,8 +16,8 @@
 #define ATTN_LIST_SEPARATOR    ":"
 #endif
 
-/* Loads a path, or a file name from where the loader looks. NULL on failure, with the loader's sentence in `error`. All
- * symbols that the object needs must be there; its own are nobody else's. */
+/* Loads a path, or a file name that the loader looks for. NULL on failure, with the loader's sentence in `error`. All
+ * symbols that the object needs must exist; its own symbols stay invisible to others. */
 void *attn_object_open(const char *path, char *error, size_t error_bytes);
 
 /* NULL if the object has no such symbol. */

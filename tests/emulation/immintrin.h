@@ -319,7 +319,7 @@ EMULATED emulated_si emulated_mask_broadcast_i32x4(emulated_si otherwise, __mmas
   return result;
 }
 
-/* Shuffles bytes within each quarter; bytes whose mask bit is clear are those of `otherwise`. */
+/* Shuffles bytes within each quarter. Bytes whose mask bit is clear come from `otherwise`. */
 EMULATED emulated_si emulated_mask_shuffle_epi8(emulated_si otherwise, __mmask64 mask, emulated_si x, emulated_si which) {
   uint8_t to[64], from[64];
   emulated_si shuffled;

@@ -17,7 +17,7 @@ const char *__lsan_default_suppressions(void) { return "leak:libdnnl.so\n"; }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
   (void)argc, (void)argv;
-  report = dup(STDERR_FILENO); /* -close_fd_mask closes the other one: readers say on stderr what they refuse */
+  report = dup(STDERR_FILENO); /* for reports: -close_fd_mask closes stderr, on which readers say what they refuse */
   return 0;
 }
 

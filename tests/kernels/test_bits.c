@@ -227,8 +227,8 @@ static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn
   test_data_destroy(&grouped);
 }
 
-/* Grouped KV heads give the same bits as KV heads repeated for each query head: of a problem with tails, and of those for
- * which decode has loops of their own, whose scores are large enough to move references. */
+/* Grouped KV heads give the same bits as KV heads that are repeated for each query head. Problems: one with tails, and those
+ * for which decode has loops of its own, with scores large enough to move references. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
   static const int64_t dims[][2] = {{64, 64}, {128, 128}, {32, 224}, {80, 112}, {40, 100}};

@@ -253,7 +253,7 @@ TEST(peak_loops_are_as_slow_as_a_core) {
   }
 }
 
-/* One after the other, side by side, and what a step of many vectors leaves. */
+/* Sums one after the other, side by side, and of the rest after steps of many vectors. */
 TEST(read_loops_see_every_bit) {
   enum { WORDS = 19 * ATTN_READ_LINE / sizeof(uint64_t) };
   static _Alignas(64) uint64_t data[2 * WORDS];

@@ -9,8 +9,8 @@
 #include "tests/support/kernel_checks.h"
 #include "tests/support/support.h"
 
-/* Rows that begin or end at different keys of one block: those of several queries. Their offset is where the first query
- * stands, so that windows begin at multiples of 32 and next to them. */
+/* Rows of several queries, which begin or end at different keys of one block. Their offset is the place of the first query,
+ * so that windows begin at multiples of 32 and next to them. */
 static const char windows_at_borders[] =
     "[windows at borders of blocks]\n"
     "pick = 420\n"

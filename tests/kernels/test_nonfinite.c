@@ -33,8 +33,8 @@ static void set_key(float *rows, int64_t key, float value) {
   for (int d = 0; d < DIM; d++) rows[key * DIM + d] = value;
 }
 
-/* At one key the score of row 0 is NaN and that of the others -inf. One vector further, in the same lane, is the largest
- * score of row 1, for which row 1 must move its reference whatever row 0 does. */
+/* At one key the score of row 0 is NaN and that of the other rows -inf. One vector further, in the same lane, stands the
+ * largest score of row 1: row 1 must move its reference for it, whatever row 0 does. */
 static void neighbours_nan_hides_no_score(const char *kernel) {
   const attn_problem problem = one_head();
   for (int lanes = 4; lanes <= 16; lanes *= 2) {
@@ -130,8 +130,8 @@ static void infinite_values_count_by_their_weight(const char *kernel) {
   test_data_destroy(&data);
 }
 
-/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and key 1, whose V is -0. The sign of its zero
- * must not depend on whether it shares a tile with rows that see positive V. */
+/* Row 0 sees key 0, whose V is so small that P V vanishes, and key 1, whose V is -0. The sign of its zero must not depend on
+ * other rows of its tile, which see positive V. */
 static void sign_of_zero_is_the_rows_own(const char *kernel) {
   if (!test_rows_stand_alone(kernel)) return;
   attn_problem problem = one_head();
@@ -234,7 +234,7 @@ static void ordinary_rows_are_computed_once(const char *kernel) {
   }
 }
 
-/* Nor are rows of low scores, beside which a score of 0, read where no key is, would leave no weight. */
+/* The same for rows of low scores: if a score of 0 were read where no key is, it would leave their keys no weight. */
 static void low_rows_are_computed_once(const char *kernel) {
   for (int64_t keys = KEYS; keys > 0; keys -= 9) {
     attn_problem problem = one_head();

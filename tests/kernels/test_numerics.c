@@ -59,8 +59,8 @@ static double measure_weights(const char *kernel, const attn_problem *p) {
   return worst;
 }
 
-/* The same for exp alone, if P is rounded to steps of 2 u_p: bisection finds the x at which a weight jumps, and there
- * exp(-x) should lie in the middle between two steps. */
+/* The same for exp alone, where P is rounded to steps of 2 u_p: bisection finds the x at which a weight jumps; exp(-x)
+ * should lie in the middle between two steps there. */
 static double measure_exp(const char *kernel, const attn_problem *p, double p_rounding) {
   double middle[ROWS], low[ROWS], high[ROWS], x[ROWS], weight[ROWS], worst = 0;
   for (int n = 0; n < ROWS; n++) {

@@ -112,8 +112,8 @@ static bool takes_pages(const char *kernel, const attn_problem *p) {
   return !reason;
 }
 
-/* Prefill with tails everywhere, under a causal mask and in a narrow window, and decode of one and more rows, of head
- * dimensions for which it has loops of its own and of others. */
+/* Prefill with tails everywhere, causal and in a narrow window; and decode of one and more rows, with head dimensions for
+ * which it has loops of its own and with others. */
 static void pages_change_no_bit(const char *kernel) {
   static const struct {
     int64_t heads_q, seq_q, seq_k, dim_qk, dim_v, left, right;

@@ -86,7 +86,7 @@ static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_
   return b * s->b + h * s->h + t * s->s + d * s->d;
 }
 
-/* Does to one of the tensors what a call does. */
+/* Changes one of the tensors as a call does. */
 static void expect_rows(const scene *s, const tensor *from, const tensor *to, int64_t heads, int64_t dim, bool cached,
                         bool rotated) {
   const attn_kv_append_args *a = &s->args;

@@ -24,8 +24,8 @@ TEST(positions_follow_the_formula) {
   assert_true(out[0] != 0);
 }
 
-/* Section 3.5 of the paper: a rotation by an angle that does not depend on p turns the encoding of p into that of p + shift.
- */
+/* Section 3.5 of the paper: a rotation by an angle that does not depend on p turns the encoding of p into the encoding of p
+ * + shift. */
 TEST(positions_shift_by_rotation) {
   enum { ROWS = 64, WIDTH = 16, SHIFT = 5 };
   static float out[ROWS * WIDTH];
@@ -197,8 +197,8 @@ static void check_error(attn_nn_field (*step)(const attn_nn_field *), attn_nn_fi
   nn_destroy(&told, &moved);
 }
 
-/* Not of a query: its error reaches the scores of all keys alike, and the oracle takes them as independent. Nor of the
- * element of a normed row that errs itself, whose part of the mean is left out. */
+/* Errors that are left out. A query's: it reaches the scores of all keys alike, and the oracle takes them as independent.
+ * The own error of an element of a normed row: its part of the mean is left out. */
 TEST(errors_are_carried_by_derivatives) {
   static const struct {
     attn_nn_field (*step)(const attn_nn_field *);
@@ -339,9 +339,8 @@ static void regression_follows_the_formula(const char *kernel) {
 
 TEST(regression_in_every_kernel) { test_each_kernel(regression_follows_the_formula); }
 
-/* Two keys at distances x and -x: their scores are equal, and o moves by the difference of the errors of both, halved. A
- * score of x^2 / 2 moves by x times the error of x: of a key, and of one rounding. Two more roundings are those of the
- * square. */
+/* Two keys at distances x and -x have equal scores, and o moves by half of the difference of their errors. A score of x^2 /
+ * 2 moves by x times the error of x, which is the key's and one rounding. The square has two more roundings. */
 TEST(errors_of_distances_double_in_their_squares) {
   const double of_key = 64, width = 0.5, distance = width * of_key, errors[] = {0, 3, 100};
   for (size_t i = 0; i < COUNT(errors); i++) {

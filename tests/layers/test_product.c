@@ -115,8 +115,7 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   if (s->bias) sum += (double)l->bias[column];
   if (s->relu && sum < 0) sum = 0;
   double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
-  if (s->gelu) { /* its slope is below 1.13; its erf, to which 1 is added, errs by 6 units of 1 (scripts/make/derive_erf.py)
-                  */
+  if (s->gelu) { /* its slope is below 1.13; erf, to which 1 is added, errs by 6 units of 1 (scripts/make/derive_erf.py) */
     limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
     sum *= 0.5 * erfc(-sum * sqrt(0.5));
   }

@@ -28,7 +28,7 @@ static attn_status run_beside_another_thread(const attn_plan *plan, const attn_a
   return status;
 }
 
-/* The output of the run before still stands there. */
+/* Whether the output of the run before still stands there. */
 static bool is_repeated(const attn_args *args) {
   static const void *known;
   static float first;

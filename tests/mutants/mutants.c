@@ -142,7 +142,7 @@ static float weight(const head *t, float s, float max, int64_t c) {
   return rounded;
 }
 
-/* Turns scores into weights relative to the new maximum, and rescales what was summed relative to the old one. */
+/* Turns scores into weights relative to the new maximum, and rescales the sums that were relative to the old one. */
 static void softmax_tile(const head *t, row *r, float *tile) {
   float max = r->max;
   bool any = r->sum > 0;

@@ -17,7 +17,7 @@ def run(*command):
 
 
 def assert_drawn(path, least_colours):
-    """The picture has a sensible size and at least so many colours, so it is not empty."""
+    """The picture has a sensible size and enough colours, so it is not empty."""
     pixels = matplotlib.image.imread(path)
     height, width = pixels.shape[:2]
     assert width >= 400 and height >= 250

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""scripts/report.py: what its tables and figures hold, and how the page behaves in headless Chromium. Run by pytest."""
+"""scripts/report.py: its tables and figures, and how the page behaves in headless Chromium. Run by pytest."""
 
 import re
 import sys

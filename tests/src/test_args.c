@@ -172,7 +172,7 @@ TEST(pages_have_no_packed_keys) {
   test_invalid(test_run(&f.problem, &args, &naive), "args.cu_seqlens_k ", "without ATTN_USE_PAGES");
 }
 
-/* Entries behind a length are not read, nor those of keys before every query's window. */
+/* Entries behind a length are not read, nor entries of keys that lie before every query's window. */
 TEST(page_table_entries_that_no_query_needs_may_hold_anything) {
   static fixture f;
   fixture_init(&f);

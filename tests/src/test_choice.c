@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The automatic choice: terms of kernels have no gaps, and of the kernels that can run the one whose terms times costs are
- * least is taken, whatever class of CPUs the costs are of. The sums are computed here again, from the text of the class. */
+/* The automatic choice. Terms of kernels have no gaps. Of the kernels that can run, the one with the smallest sum of terms
+ * times costs is taken, with every class of CPUs. The sums are computed here again, from the text of the class. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,8 +61,8 @@ static void expect_more(const attn_kernel *kernel, const attn_problem *more, con
       fail_msg("%s: %s shrinks from %g to %g", kernel->info.name, kernel->terms.names[i], terms[i], larger[i]);
 }
 
-/* 64 more keys leave the keys beside whole blocks what they were. Where rows do not see the added ones, whole vectors of the
- * others are estimated. */
+/* 64 more keys do not change how many keys stand beside whole blocks. Where rows do not see the added keys, the whole
+ * vectors of the other keys are an estimate. */
 static void check_terms(const attn_kernel *kernel) {
   seed = 5;
   for (int i = 0; i < 500; i++) {
@@ -114,7 +114,7 @@ static attn_problem of_two_heads(int64_t group, int64_t queries, int64_t keys, i
 }
 
 /* The passes were counted by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. Whole blocks of 32 keys have terms
- * of their own, unless a single row is left, whose 40 dimensions no block is for. */
+ * of their own, but not with a single row left, since no block takes 40 dimensions. */
 TEST(decode_counts_passes_and_blocks) {
   static const struct {
     int64_t rows;
@@ -148,7 +148,7 @@ TEST(decode_counts_passes_and_blocks) {
   p = of_two_heads(1, 8, 100, 64); /* 93 keys are seen by all 8 rows: two blocks */
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   assert_true(decode_term(&p, 4, 4, "block_8") == 64 * 64 && decode_term(&p, 4, 4, "key") == 36);
-  attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT); /* one key, and 8 by the last row */
+  attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT); /* the first row sees one key, the last row 8 */
   assert_true(decode_term(&p, 4, 4, "block_8") == 0 && decode_term(&p, 4, 4, "key") == 8);
 }
 
@@ -207,7 +207,7 @@ TEST(bytes_count_around_level_2) {
 
 /* ---- Costs of classes ---- */
 
-static const char *denied_tier; /* to which the operating system refuses its registers */
+static const char *denied_tier; /* the operating system refuses it the registers */
 
 /* The linker's --wrap sends requests for registers here. */
 const char *__real_attn_tier_claim(int tier);
@@ -363,7 +363,7 @@ TEST(the_choice_sees_one_sequence) {
   }
 }
 
-/* Whether a class has a line of prefetches, and what it says. */
+/* Whether a class has a line of prefetches, and its values. */
 TEST(prefetches_are_those_of_the_class) {
   attn_prefetch wanted = {0};
   load_class(class_here());
@@ -374,7 +374,7 @@ TEST(prefetches_are_those_of_the_class) {
   assert_true(here.none_up_to == wanted.none_up_to && here.twice_beyond == wanted.twice_beyond);
 }
 
-/* One without costs is compared with others: those that this CPU has, whatever class is named. */
+/* A kernel without costs is compared with others: those that this CPU has, whatever class is named. */
 TEST(every_call_has_an_estimate) {
   seed = 10;
   for (int i = 0; i < 100; i++) {

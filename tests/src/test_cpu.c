@@ -15,7 +15,7 @@ enum {
   ALL = NEEDS_YMM | CPU_AMX_BF16
 };
 
-/* The features that a CPU with every bit but this one lacks. Without a bit that is not listed it lacks none. */
+/* Bits of CPUID, and the features that a CPU lacks without that bit alone. Bits that are not listed cost no feature. */
 static const struct {
   int place, bit;
   uint32_t lost;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Programs of tomorrow: every struct that a caller fills in, two words larger than this library knows it. Zeros in the new
- * fields are accepted, and the call does its work; anything else is refused, by the struct's name. */
+/* Programs of tomorrow: every struct that a caller fills in is two words longer than this library's. Zeros in the new fields
+ * are accepted, and the call does its work; anything else is refused, by the struct's name. */
 #include <stdio.h>
 #include <string.h>
 

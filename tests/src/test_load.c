@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_load_kernels() in this process: what is wrong with a plug-in is named and none of its kernels stays, what is right
- * comes once; and a library's begin_run() and end_run() surround each run. test_plugins.py looks at the installed library.
- */
+/* attn_load_kernels() in this process: the fault of a plug-in is named and none of its kernels stays; a right one comes
+ * once; and a library's begin_run() and end_run() surround each run. test_plugins.py tests the installed library. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

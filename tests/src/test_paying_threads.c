@@ -69,7 +69,8 @@ TEST(threads_are_those_that_save_enough) {
   }
 }
 
-/* One query each for 10 sequences, of which one has all keys but 9: costs of as many sequences of 10 keys. */
+/* One query each for 10 sequences; one sequence has all keys but 9. The costs are those of 10 sequences with 10 keys each.
+ */
 TEST(keys_of_uneven_sequences_are_counted) {
   const attn_kernel *decode = attn_registry_find("decode_portable");
   attn_problem p = of_keys(1, 91);
@@ -82,8 +83,8 @@ TEST(keys_of_uneven_sequences_are_counted) {
   assert_true(attn_call_ns(costs, decode, &p) == 0);
 }
 
-/* One without terms is taken to be as quick as the quickest, as far as its tier allows: naive_c is slower than the kernels
- * of higher tiers. Kernels that the CPU lacks have no part in that, whatever class is named. */
+/* A kernel without terms counts as fast as the fastest one, as far as its tier allows: naive_c is slower than the kernels of
+ * higher tiers. Kernels that the CPU lacks do not count, whatever class is named. */
 TEST(kernels_without_costs_take_what_others_do) {
   attn_problem p;
   attn_problem_init(&p, 1, 2, 2, 100, 100, 64, 64);
@@ -205,8 +206,8 @@ static void run_product(const call *c) {
   test_ok(attn_product_run(product, &args, aligned_alloc(64, bytes), bytes));
 }
 
-/* All that it runs but the addition and norm of rows is serial: a post-norm block of width 4, whose products and heads are
- * tiny. */
+/* Everything that it runs is serial, except the addition and norm of rows: a post-norm block of width 4, whose products and
+ * heads are tiny. */
 static void run_block(const call *c) {
   const int64_t w = c->width;
   attn_block_config config;

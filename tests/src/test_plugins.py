@@ -155,7 +155,7 @@ class Refused(unittest.TestCase):
         self.assertRegex(client("load", "libmine.so"), "^ATTN_INVALID_ARGUMENT: plugin is 'libmine.so'.*a path with a slash")
 
     def damaged(self, folder):
-        """Files that are no whole shared object of this machine, and what is said of each."""
+        """Files that are no whole shared object of this machine, and the words about each."""
         whole = (FOLDER / "plugin_nothing.so").read_bytes()
         for count in (0, 10, 63, 64, 500, *range(1000, len(whole) * 3 // 4, 1000)):
             yield f"first_{count}.so", whole[:count], "file too short|cannot read file data|truncated"

@@ -144,7 +144,7 @@ static int use_amx_beside_a_small_stack(int unused) {
   return plan_bf16("flash_amx") == ATTN_OK ? 0 : 5;
 }
 
-/* 0 if this process needs the permission for AMX and gets it: not on other CPUs, nor in an emulated build. */
+/* Returns 0 if this process needs the permission for AMX and gets it. Other CPUs and an emulated build do not need it. */
 static int permission_needed(int unused) {
   uint64_t granted = 0;
   (void)unused;

@@ -282,7 +282,7 @@ static const char *reason_of(const attn_tune_report *report, const char *kernel,
   return report->not_timed[entry_of(report, kernel, threads) - report->entry];
 }
 
-/* On several threads the kernels are quicker, and other programs take the CPUs of so many calls of these. */
+/* On several threads the kernels are quicker, but other programs take the CPUs of this many of these calls. */
 static attn_tune_report tune_beside_others(int calls, double longer_ns, double gain_ns, double seconds) {
   for (size_t i = 0; i < COUNT(script); i++) script[i].per_thread = -gain_ns;
   calls_to_disturb = calls, disturbed_ns = longer_ns;

@@ -19,7 +19,7 @@ bench_case_list conformance_cases(int grid, int64_t pick, double work, uint64_t 
 typedef struct layer_one {
   bench_case bench;
   bench_layer *layer;
-  bench_layer_trial *trial; /* at first that of the automatic choice */
+  bench_layer_trial *trial; /* at first the trial of the automatic choice */
   const attn_kernel_info *kernel;
   void *workspace;
   size_t bytes;

@@ -33,7 +33,7 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
   m->max_v = f->max_v;
 }
 
-/* How far an element may be from `right`; m and w: M and W of an output, those of an LSE do not matter. */
+/* How far an element may be from `right`. m and w: M and W of an output; an LSE does not use them. */
 static double limit_of(const model *l, attn_dtype type, bool zero_mean, bool is_lse, double right, double m, double w) {
   const double step = type == ATTN_F32 ? 0x1p-149 : type == ATTN_F16 ? 0x1p-24 : 0x1p-133;
   if (is_lse) return l->lse + (zero_mean ? fmin(l->proven, l->sharp + l->u_p) : l->proven);

@@ -30,7 +30,7 @@ SKIPPED = 77
 
 
 def documents():
-    """The files of a clone: other tests may be writing to build folders, which nobody reads here."""
+    """The files of a fresh clone. Other tests may be writing to build folders, which are not read."""
     for top in sorted(ROOT.iterdir()):
         if not top.name.startswith(("build", ".")):
             for path in sorted(top.rglob("*.md")) if top.is_dir() else [top] if top.suffix == ".md" else []:

@@ -48,7 +48,7 @@ static query_row query_row_of(const row_block *block, int64_t row) {
   return (query_row){q, p->q_stride.d, p->dim_qk};
 }
 
-/* Its values from d on, with zeros behind them. */
+/* The row's values from d on, with zeros behind them. */
 static vec query_lanes(const query_row *q, int64_t d) {
   const int64_t n = min64(q->dim - d, PAIRED_VALUES);
   if (q->stride == 1) return load_pairs(q->at + d, n);

@@ -79,7 +79,7 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
   }
 }
 
-/* accumulate_vecs() by such tiles. */
+/* accumulate_vecs() in wide tiles. */
 static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column, const few_kind kind, const int vecs,
                                                prefetch_lines *next) {
   const wide_work w = {t.keys, t.lanes, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};

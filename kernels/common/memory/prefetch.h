@@ -46,7 +46,7 @@ typedef struct prefetch_lines {
   prefetch_policy policy;
   uintptr_t k, v;
   int64_t left, row;          /* lines of either up to the ends of their rows, 0 unless once; in a whole row */
-  uintptr_t k_gap, v_gap;     /* bytes from the end of a row to the next row */
+  uintptr_t k_gap, v_gap;     /* bytes between the end of a row and the next row */
   uintptr_t k_again, v_again; /* for prefetch_twice(): what follows of the next block's K and this block's V */
   bool nearer;                /* prefetch_twice() prefetches lines that are SECOND_DISTANCE ahead instead */
 } prefetch_lines;

@@ -43,7 +43,7 @@ typedef struct attn_operation_info {
   const char *name; /* "forward" */
   const char *what; /* in sentences: "attention" */
   uint32_t inputs, outputs;
-  uint32_t linear_in_v; /* outputs that are multiplied by c where V is */
+  uint32_t linear_in_v; /* outputs that become c times as large if V does */
 } attn_operation_info;
 
 extern const attn_operation_info attn_operations[]; /* [attn_operation_count], by attn_operation */

@@ -104,7 +104,7 @@ static inline unit_keys keys_of_unit(const attn_problem *p, const attn_args *arg
   return keys;
 }
 
-/* The keys in use among [item, item + 1) x size. */
+/* The keys in use among the `size` keys of an item. */
 static inline attn_key_range keys_of_item(const unit_keys *keys, int64_t item, int64_t size) {
   return (attn_key_range){max64(keys->used.begin, item * size), min64(keys->used.end, (item + 1) * size)};
 }

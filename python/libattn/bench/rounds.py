@@ -42,8 +42,8 @@ def start(run, problem, copies):
 
 
 def check(row, right, places):
-    """Calls the function on every copy. Returns what it returned first, with which those of Given cases are compared. A
-    function that fails is not timed."""
+    """Calls the function on every copy, and checks what it returns. Given cases are compared with `right`, the
+    baseline's first result. Returns the first result. A function that fails is not timed."""
     first = None
     try:
         with start(row.run, row.problem, places.copies) as prepared, prepared.scope():

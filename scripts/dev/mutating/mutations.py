@@ -37,7 +37,7 @@ BUFFER = re.compile(r"\s*(?!return|else|case)(?:[a-z_]\w* )+(?:(?:[^=;{]|= \0)*,
 
 
 def blanked(text):
-    """The text with what is no code of a fault replaced by blanks, line by line.
+    """The text with blanks in place of everything that gets no faults, line by line.
 
     Comments, strings, characters, preprocessor lines, assertions, and lines that only fetch ahead, which changes no value.
     """

@@ -11,7 +11,8 @@ static char error[400];
 
 /* ---- Ranges ---------------------------------------------------------------------------------------------------------- */
 
-/* FIRST:LAST with a step or a factor: each value from first to last; refused if there is none, or the step leads nowhere. */
+/* FIRST:LAST with a step or a factor gives each value from first to last. It is refused if there are none, or the step does
+ * not lead to the last. */
 static void expect_range(int64_t first, int64_t last, int64_t step, char how) {
   char text[80];
   bench_grid grid = {.pick = 0};

@@ -96,7 +96,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (now.fault == ON_AN_INPUT && second) ((float *)(uintptr_t)args->q)[0] += 1;
 }
 
-/* The first row of a tile, near the middle of the last head, of which the oracle computes no row. */
+/* The first row of a tile near the middle of the last head, in which the oracle computes no row. */
 static int64_t find_tile(const bench_expected *expected) {
   const attn_problem *p = &expected->problem;
   for (int64_t first = p->seq_q / 2;; first++) {

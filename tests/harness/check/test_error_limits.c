@@ -60,7 +60,7 @@ TEST(what_vanishes_is_part_of_the_limits) {
   expect_formulas(&r);
 }
 
-/* Exactly: 24 results and what is flushed. */
+/* The limit is exactly that of 24 results and of the flushed values. */
 TEST(the_smallest_results_are_lost) {
   row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
   r.facts.max_v = 0;

@@ -74,7 +74,7 @@ static int64_t rows_of(const sample *s, int64_t b) {
 
 /* ---- The right answer ------------------------------------------------------------------------------------------------ */
 
-/* The rule, but for where both are finite. */
+/* Whether docs/numerics.md allows the value. */
 static bool is_allowed(const sample *s, const element *at, double got) {
   static const double overflow[] = {[ATTN_F32] = 0x1.ffffffp127, [ATTN_F16] = 65520, [ATTN_BF16] = 0x1.ffp127};
   model l = {.proven = 0};

@@ -227,7 +227,7 @@ TEST(a_second_answer_that_fails_is_no_pass) {
     }
 }
 
-/* A second answer is made whole, or said to be missing; and then it is made for the next kernel. */
+/* If an allocation fails, the second answer is complete or reported as missing, and the next kernel gets one. */
 TEST(half_a_reference_is_none) {
   bench_verdict verdict = {.status = BENCH_ERROR};
   int allocations = 0;

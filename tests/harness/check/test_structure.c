@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Structural tests one by one: what each of them runs, as a kernel sees it that keeps a record, and that a wrong value at
+/* Structural tests one by one: which problems each of them runs, as a recording kernel sees them, and that a wrong value at
  * any place fails. structure_mutants.c tries whole broken kernels. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From values to a verdict: which value is the worst, what the sentence says, and which answers without work would pass. */
+/* From values to a verdict: which value is the worst, which sentence names it, and which answers without work would pass. */
 #include <math.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void expect_at(const bench_verdict *v, int64_t b, int64_t h, int64_t i, i
 
 /* ---- The worst value ------------------------------------------------------------------------------------------------- */
 
-/* The verdict names the error that is larger in limits; the largest difference is that of the other error. */
+/* The verdict names the error that is largest relative to its limit; the largest difference is another error's. */
 TEST(the_worst_value_is_the_one_furthest_beyond_its_limit) {
   small_case c;
   open_right_case(&c);
@@ -106,7 +106,7 @@ TEST(the_lse_is_compared_where_it_is_asked_for) {
   test_contains(v.reason, "lse[batch 0, head 2, query 1] is 3, should be 2: ");
 }
 
-/* The larger of both errors of storing counts. */
+/* The larger one of two errors of storing counts. */
 TEST(coarse_stores_widen_the_limit) {
   small_case c;
   open_right_case(&c);

@@ -119,8 +119,8 @@ typedef struct outcome {
   char said[SAID]; /* on stdout and stderr */
 } outcome;
 
-/* Runs it `times` times. memory->live is how many more blocks live after the last time than after the first; fewer do where
- * getline() has allocated what was freed. */
+/* Runs it `times` times. memory->live: how many more blocks live after the last time than after the first; it may be
+ * negative where getline() has allocated a block that was freed. */
 static void run_in_child(const char *const *words, int64_t fails_at, int times, outcome *o) {
   const int file = memfd_create("said", 0);
   *memory = (account){.fails_at = fails_at};

@@ -124,7 +124,7 @@ class Faults(FolderTest):
         self.expect_complete()
 
     def run_limited(self, limit, value, *command, user=None):
-        """Ends in time, by no signal, with a documented exit code, and with a sentence where that is none of success."""
+        """The program ends in time, not by a signal, with a documented exit code, and with a sentence unless it succeeds."""
         def lower():
             if user:
                 os.setgid(user)

@@ -16,7 +16,7 @@ static int close_session(void **state);
 enum { MOST_RUNS = 12 };
 
 static struct {
-  double seconds, run_s; /* the time, and what a run takes */
+  double seconds, run_s; /* the time now, and the duration of a run */
   int runs, stops_at;    /* the user presses Ctrl-C in this run; 0: in none */
   bool in_time;          /* the run under way was complete all the same */
   bench_status status;   /* in every row */
@@ -176,7 +176,7 @@ TEST(structural_runs_are_counted) {
   free(text);
 }
 
-/* Twice the share of what is left, by guesses, but 50 ms at least, and --case-budget at most. */
+/* The budget of a case is twice its share of the time that is left, by guesses: at least 50 ms, at most --case-budget. */
 TEST(a_budget_is_shared_by_guesses) {
   static const struct {
     double run_s, first_s, second_s; /* 0: there is no second run */

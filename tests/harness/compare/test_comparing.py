@@ -214,7 +214,7 @@ class Random(FolderTest):
         return "not in every run" if row["samples"] else f"{row['status']} in {side}: {why}"
 
     def model(self, a, b, across):
-        """Pairs and what is left over."""
+        """Pairs, and rows that are left over."""
         pairs, left = [], []
         never = [None, "SKIP", "DEGENERATE"]
         for row in a[0]["rows"]:

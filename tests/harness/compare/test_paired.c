@@ -19,8 +19,8 @@ static attn_status run_slowly(const attn_plan *plan, const attn_args *args, void
   return attn_plan_run(plan, args, workspace, bytes);
 }
 
-/* Rounds of paired builds: those that were asked for, else 121, or as many as fit into the budget, but 21. A round has three
- * samples of 2 ms, or of one call, and three slices of 1 ms. */
+/* The number of rounds of paired builds: as asked for; else 121, or as many as fit into the budget, at least 21. A round has
+ * three samples of 2 ms, or of one call, and three slices of 1 ms. */
 static int paired_rounds(int rounds, double budget_s, double call_ns, int slow) {
   static bench_row pair[2];
   bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
@@ -54,8 +54,8 @@ static attn_status plan_a_few(const attn_problem *problem, const attn_options *o
   return plans_left-- > 0 ? attn_plan_create(problem, options, plan) : ATTN_OUT_OF_MEMORY;
 }
 
-/* The same build on both sides, in placements that differ by 2 %. No trial runs where another one does, the control neither,
- * and what they differ by is in the interval. */
+/* The same build on both sides, in placements that differ by 2 %. No trial, nor the control, runs in the place of another
+ * one, and the differences between places are in the interval. */
 TEST(placements_are_no_difference_of_builds) {
   const bench_copies sides[2] = {{.build = {bench_own_build, bench_own_build}, .count = 2},
                                  {.build = {bench_own_build}, .count = 1}};

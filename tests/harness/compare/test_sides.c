@@ -331,7 +331,7 @@ TEST(samples_belong_to_rows) {
     const char *text;
     int line; /* the line that is refused; 0: none */
   } cases[] = {{"B:1,k,2,1\nB:1,k,3,1\n", 0},
-               {"B:1,k,2,1\nB:2,l,3,1\nB:1,k,4,1\n", 0}, /* not side by side: not all are there */
+               {"B:1,k,2,1\nB:2,l,3,1\nB:1,k,4,1\n", 0}, /* the runs are not paired: some are missing */
                {"B:1,k,2,1\nB:1,k,3,1\nB:1,k,4,1\n", 4},
                {"B:2,l,2,1\nB:2,l,2,1\n", 3},
                {"B:1,l,2,1\n", 2},

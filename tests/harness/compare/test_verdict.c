@@ -79,8 +79,8 @@ TEST(single_runs_have_an_error_of_one_per_cent) {
   test_contains(c->reason, "one run a side");
 }
 
-/* Eight equal ratios of 1.12, 11.3 errors with 5 degrees of freedom: p 0.0001, times 8. At 1.06 each p is 0.0021, which
- * alone would be a verdict and times 8 is none. */
+/* Eight equal ratios of 1.12 are 11.3 errors, with 5 degrees of freedom: p is 0.0001, times 8. With ratios of 1.06 each p is
+ * 0.0021: a verdict alone, but none times 8. */
 TEST(p_values_are_adjusted_over_the_table) {
   bench_comparison c[MOST_ROWS];
   double ratios[MOST_ROWS] = {1.12, 1.12, 1.12, 1.12, 1.12, 1.12, 1.12, 1.12};
@@ -128,7 +128,7 @@ TEST(several_runs_tell_how_runs_differ) {
   assert_int_equal(c.degrees, 4);
   assert_near(c.error, 0.01 / pow(1 - 2.0 / 36, 1.5) * sqrt(2.0 / 3), 1e-9);
   assert_int_equal(c.verdict, BENCH_FASTER);
-  assert_near(t.mean.ratio, 1.25, 1e-9); /* for one row: the row itself, with its own error */
+  assert_near(t.mean.ratio, 1.25, 1e-9); /* with one row the mean is the row, with its error */
   assert_near(t.mean.error, 0.01 * sqrt(2.0 / 3), 1e-9);
 }
 
@@ -250,7 +250,7 @@ static void fill_kernels(kernel_table *t, const double *ratios, const double *no
   assert_true(bench_comparisons_judge(&t->table));
 }
 
-/* Three rows of a kernel spread around their own middle, two around that of all. */
+/* Three rows of a kernel spread around their own middle, two rows around the middle of all. */
 TEST(ratios_spread_around_the_middle_of_their_kernel) {
   static const double ratios[] = {1.2, 1.2 * 1.1, 1.2 / 1.1, 0.8, 0.8 * 1.1, 0.8 / 1.1};
   kernel_table t;

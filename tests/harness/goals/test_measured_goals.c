@@ -20,7 +20,7 @@ static int clear_goals(void **state) {
 }
 
 static char notes[200];                /* words of bench_note() about the last goal */
-static const char *compared_with = ""; /* the field `against`, but for a speedup */
+static const char *compared_with = ""; /* the field `against` of goals that are no speedups */
 static const char *other = "flash_c";  /* the kernel that runs it */
 static int goal_rounds = 11;           /* for goals that nobody interrupts */
 static bool complete;                  /* the last goal was not interrupted */

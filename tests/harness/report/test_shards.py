@@ -129,7 +129,7 @@ class Shards(FolderTest):
 
     @unittest.skipUnless(shutil.which("parallel"), "no GNU parallel; to install it: apt-get install parallel")
     def test_the_line_for_gnu_parallel_measures_a_sweep(self):
-        """The line of docs/measuring.md, with a program in place of ssh; `nope_c` is what a shell makes of n*e_c."""
+        """The command of docs/measuring.md, with a program in place of ssh; a shell makes `nope_c` of n*e_c."""
         line = re.search(r"^parallel .*", MEASURING.read_text(encoding="utf-8"), re.MULTILINE)[0]
         words = shlex.split(line.replace("build/harness/attnbench", shlex.quote(str(ATTNBENCH))))
         at = words.index("-p")

@@ -153,7 +153,8 @@ static double peak_rate(const bench_peak_slice *slice) {
   return rate;
 }
 
-/* Where a trial reads instead of the peak loop, slices differ. Beside rounds any kernel is slower, unless a test says so. */
+/* The slices of a trial that reads instead of the peak loop differ. Beside rounds the loop is faster than any kernel, unless
+ * a test says otherwise. */
 static double read_rate(const bench_trial *trial, int64_t turn, int threads) {
   const bool of_round = !trial->reads && sim.read_rounds++ < 7;
   const double slower = sim.read_slower && of_round ? sim.read_rounds : sim.read_disturbed && of_round ? 4 : 1;

@@ -25,7 +25,7 @@ typedef struct script {
   int lengths;
   double control_factor; /* factor of the times of the A/A control, a second trial of the same kernel */
   double own_share;      /* share of its calls that the calling thread itself runs; 0: all */
-  double busy;           /* threads; 0: as many as the trial has, or as a larger team that still spins */
+  double busy;           /* busy threads; 0: as many as the trial has, or as a larger team that still spins */
   double alone_factor;   /* factor of the times of a trial with one thread, beside others; 0 = 1 */
   bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
   int idle_from;         /* from this round on it writes no output; 0 = never */

@@ -380,7 +380,8 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
   }
 }
 
-/* Packed sequences, precomputed scores, and rows that end within lines; gaps within the rows of a head leave no way. */
+/* Read loops take packed sequences, precomputed scores, and rows that end within lines, but no gaps within the rows of a
+ * head. */
 TEST(read_loops_know_what_they_can_read) {
   static const struct {
     const char *id;

@@ -133,7 +133,7 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   sim.most_threads = 2;
   t.trial[0].threads = 3;
   assert_false(run_rounds());
-  test_contains(t.error, "2 of 3 threads run: "); /* test_rates.c knows what it names as limits */
+  test_contains(t.error, "2 of 3 threads run: "); /* test_rates.c tests which limits are named */
   assert_int_equal(sim.calls, 0);
 }
 
@@ -293,8 +293,9 @@ static int expect_group(const bench_trial *trial, int64_t count, int *close) {
   return used;
 }
 
-/* Where caches are warm and calls short, one on each of the tensors to warm up; then another V, and other inputs. Calls, and
- * one at most on known inputs, whose output is poisoned before and compared after it. Where caches are cold, another V. */
+/* One sample. If caches are warm and calls short: a call on each of the tensors to warm up; then another V, and other
+ * inputs. Calls, one of them at most on known inputs, whose output is poisoned before and compared after it. If caches are
+ * cold: then another V. */
 static void expect_sample(const bench_trial *trial, int round) {
   static const event_kind kinds[] = {POISON, CALL, HASH, FRESHEN};
   int close = 0, known = 0, used = 0;

@@ -27,8 +27,8 @@ static struct {
   bool stops; /* a note of "checking" stops the run */
 } now;
 
-/* The linker's --wrap asks here how much memory is free, and how large each cache is, but for those below a level, which
- * nobody knows. 0: as on this machine. */
+/* The linker's --wrap asks here how much memory is free, and how large each cache is; sizes below a level are unknown. 0: as
+ * on this machine. */
 static struct {
   double memory;
   long long cache;
@@ -95,7 +95,7 @@ static void note(void *context, const char *what, const char *kernel) {
 static const bench_case_settings checked = {.note = note, .note_context = &now, .stop = &now.stop};
 static const bench_case_settings timed = {.timed = true, .rounds = 1, .case_budget_s = 1, .stop = &now.stop};
 
-/* The case with these kernels (NULL: one less), the first of which is of the counted build. */
+/* The case with these kernels (NULL: one less); the first kernel is the counted build's. */
 static bench_setup *open_case(const char *id, const char *first, const char *second, const bench_case_settings *settings) {
   static bench_case bench;
   const attn_kernel_info *kernels[] = {strcmp(first, "auto") ? attn_kernel_find(first) : &bench_automatic,
@@ -361,7 +361,7 @@ TEST(levels_hold_what_threads_read) {
   }
 }
 
-/* Calls of a group get inputs of their own, as many as three quarters of a cache hold, or else share K and V, but never q or
+/* Calls of a group get inputs of their own if three quarters of a cache hold them. Else they share K and V, but never q or
  * outputs. */
 TEST(warm_groups_have_tensors_that_fit_a_cache) {
   for (int cache = 3000; cache < 66000; cache += 500) {
@@ -392,7 +392,7 @@ TEST(warm_groups_have_tensors_that_fit_a_cache) {
   }
 }
 
-/* Copies of 64 KiB, as many as four caches hold and one more, but 512, and no more than 40 % of memory. */
+/* Copies of 64 KiB: as many as fill four caches and one more; at most 512, and at most 40 % of memory. */
 TEST(copies_are_counted_by_caches_and_memory) {
   static const struct {
     long long cache;

@@ -199,8 +199,8 @@ TEST(students_tails_are_areas) {
 
 /* ---- Orders ---------------------------------------------------------------------------------------------------------- */
 
-/* Every trial once in every row and place; of an even number, each follows each other once. Blocks differ, and the squares
- * of a seed stay what they are: published orders can be made again. */
+/* Every trial stands once in every row and place; of an even number, each follows each other once. Blocks differ. A seed
+ * always gives the same squares, so that published orders can be made again. */
 TEST(orders_are_latin_squares_of_their_seed) {
   uint64_t hash = 0xcbf29ce484222325u;
   int first[6] = {0};

@@ -90,7 +90,7 @@ TEST(the_peak_is_that_of_the_tier) {
   }
 }
 
-/* It loses its own; the others are timed again. */
+/* A failed trial has no time; the others are timed again. */
 TEST(a_failure_spoils_no_other_times) {
   script a = steady("a_c", 3000), b = steady("b_c", 6000), c = steady("c_c", 9000);
   b.wrong_from = 5;
@@ -142,7 +142,7 @@ TEST(ratios_are_over_common_rounds) {
 
 /* ---- Impossible times ------------------------------------------------------------------------------------------------ */
 
-/* Times the script beside one that does not cheat, which must pass, and makes the rows of both. */
+/* Times the script beside one that does not cheat and must pass, and makes the rows of both. */
 static void judge(const char *id, const script *s, double flops) {
   static script honest;
   honest = steady("honest_c", 900000);

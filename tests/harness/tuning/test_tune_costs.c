@@ -108,7 +108,7 @@ static const double *flash_ns(void) {
                   ns);
 }
 
-/* The largest relative error of what is expected of random shapes, after as many that times were given of. */
+/* The largest relative error of expected times of random shapes, after the times of as many shapes were given. */
 static double worst_error(const char *name, const double ns[ATTN_MAX_TERMS], bench_tune_cost *cost) {
   const attn_kernel_info *kernel = info_of(name);
   uint64_t seed = 4;
@@ -172,7 +172,7 @@ static void add_uneven_look(const bench_tune_shape *s, double factor, double mor
 
 static void add_look(const bench_tune_shape *s, double factor) { add_uneven_look(s, factor, 1); }
 
-/* The mean error of what is expected of ratios between 0.7 and 1.4. */
+/* The mean error of the expected ratios between 0.7 and 1.4. */
 static double mean_error(void) {
   uint64_t seed = 8;
   double sum = 0;
@@ -239,7 +239,7 @@ TEST(looks_with_a_neighbour_count_little) {
   assert_true(error[1] < 0.02 && error[1] < error[0] / 4);
 }
 
-/* One kernel alone says nothing of its moment. */
+/* The time of one kernel alone does not tell how slow the moment was. */
 TEST(a_single_kernel_is_not_slow) {
   uint64_t seed = 7;
   for (int i = 0; i < 60; i++) {
@@ -279,7 +279,7 @@ static double legal_shape(const bench_tune_shape *s) {
   return 1.01;
 }
 
-/* Two rounds say nothing of costs, and 1 % leads nobody. */
+/* Two rounds tell no costs, and a lead of 1 % is none. */
 TEST(few_rounds_say_nothing_of_costs) {
   static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .causal = true, .dim = 72}}, .count = 1};
   world.ratio = legal_shape;
@@ -518,7 +518,7 @@ static attn_tuning *read_file(const char *text, const bench_tune_result *written
   return tuning;
 }
 
-/* Costs of a kernel of which every row takes so long. */
+/* Costs of a kernel with which every row takes so long. */
 static void set_cost(const char *kernel, attn_dtype dtype, double row_ns) {
   bench_tune_cost *cost = &result.costs[bench_tune_kernel(kernel)][dtype];
   *cost = (bench_tune_cost){.count = TUNE_FEWEST_TIMES, .leads = 1, .error = 0.042};
@@ -727,7 +727,7 @@ static void expect_regret(const bench_regret regrets[2], const char *csv, const 
   assert_string_equal(strchr(csv, '\n') + 1, row);
 }
 
-/* Kernels by chance, of which those at the two places are the choices. */
+/* Random kernels; those at the two places are the choices. */
 static void draw_kernels(int first, int first_kernel, int tuned, int tuned_kernel) {
   int next = draw(20);
   for (int i = 0; i <= KERNELS; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Plug-ins that attn_load_kernels() must refuse: WRONG, set by CMake, says what is wrong with this one. */
+/* Plug-ins that attn_load_kernels() must refuse. WRONG, set by CMake, is the fault of this one. */
 #include "attn/kernel.h"
 #include "kernels/plugin/own_plugin.h"
 
