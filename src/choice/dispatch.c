@@ -194,6 +194,7 @@ attn_status attn_dispatch(const attn_problem *problem, const attn_options *optio
   assert(attn_problem_validate(problem) == ATTN_OK);
   const char *cap;
   attn_status status = attn_plugins_check_named();
+  if (status == ATTN_OK) status = attn_class_check_name();
   if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
   *choice = (attn_choice){.cap = cap, .tuning = options->tuning};

@@ -198,16 +198,22 @@ static void find_nearest(const char *without, attn_class *found) {
   if (isinf(found->distance)) found->distance = distance_of(found->costs, &machine.probe);
 }
 
-static attn_status find_named(const char *name) {
+/* The class that ATTN_MACHINE names; -1 without one. */
+static attn_status read_name(int *index) {
   char names[400] = "";
+  const char *name = getenv("ATTN_MACHINE");
+  *index = -1;
+  if (!name || !*name) return ATTN_OK;
   for (int i = 0; i < CLASSES; i++) {
-    if (strcmp(files[i].name, name) == 0) {
-      machine.here = (attn_class){.costs = &machine.costs[i], .named = true};
-      return ATTN_OK;
-    }
+    if (strcmp(files[i].name, name) == 0) return *index = i, ATTN_OK;
     attn_append(names, sizeof names, ", ", files[i].name);
   }
   return attn_fail(ATTN_INVALID_ARGUMENT, "ATTN_MACHINE is '%s'; it must be a class of CPUs: %s", name, names);
+}
+
+attn_status attn_class_check_name(void) {
+  int index;
+  return machine.found ? ATTN_OK : read_name(&index);
 }
 
 static attn_status read_classes(void) {
@@ -226,9 +232,11 @@ static attn_status find_by_probe(void) {
 }
 
 static attn_status find(void) {
-  const char *name = getenv("ATTN_MACHINE");
-  attn_status status = read_classes();
-  if (status == ATTN_OK) status = name && *name ? find_named(name) : find_by_probe();
+  int named;
+  attn_status status = read_name(&named);
+  if (status == ATTN_OK) status = read_classes();
+  if (status == ATTN_OK && named < 0) status = find_by_probe();
+  if (status == ATTN_OK && named >= 0) machine.here = (attn_class){.costs = &machine.costs[named], .named = true};
   machine.found = status == ATTN_OK;
   return status;
 }

@@ -107,6 +107,8 @@ class CommandLine(FolderTest):
                     ATTN_MACHINE="amd-zen4")
         self.expect(0, ["no plan: ATTN_MACHINE is 'vax'; it must be a class of CPUs: amd-"], "explain",
                     ATTN_MACHINE="vax")
+        self.expect(1, ["ERROR", "ATTN_MACHINE is 'vax'"], "check", "--kernel", "decode_portable", "-a", "seq_q=1",
+                    ATTN_MACHINE="vax")  # a name decides, and no costs
 
     def test_tune_refuses_what_would_spoil_it(self):
         self.expect(2, ["-a seq=4: should be dtype, head_dim or causal"], "tune", "-a", "seq=4")
