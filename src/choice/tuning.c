@@ -433,8 +433,9 @@ static int64_t step_of(const attn_problem *p) {
 }
 
 static bool is_in_no_box(const attn_problem *p) {
+  const uint32_t lengths = ATTN_USE_LSE | ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN;
   const bool windowed = p->window_left >= 0 || p->window_right > 0;
-  return p->score != ATTN_SCORE_DOT || (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) || p->softcap > 0 || windowed ||
+  return p->operation != ATTN_FORWARD || p->score != ATTN_SCORE_DOT || (p->uses & ~lengths) || p->softcap > 0 || windowed ||
          step_of(p) < 8;
 }
 

@@ -43,8 +43,8 @@ struct attn_tuning {
   char refusal[700], path[ATTN_TUNING_PATH_BYTES]; /* why it is refused */
 };
 
-/* The rule whose box holds the problem; NULL if there is none. Boxes hold dot scores without bias, mask, softcap or window
- * (but a causal one) of head dimensions that 8 divides. */
+/* The rule whose box holds the problem; NULL if there is none. Boxes hold dot scores of head dimensions that 8 divides,
+ * without softcap, window (but a causal one), or any argument beside lengths and lse. */
 const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_problem *problem);
 
 /* The costs of the file: `*count` of them. Those of kernels that are not here were left out. */

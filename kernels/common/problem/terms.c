@@ -12,7 +12,7 @@ static double whole(double count, int of) { return ceil(count / of); }
 
 static double padded(double count, int of) { return of * whole(count, of); }
 
-static bool rows_are_ragged(const attn_problem *p) { return (p->window_left >= 0 || p->window_right >= 0) && p->seq_q > 1; }
+static bool rows_are_ragged(const attn_problem *p) { return p->seq_q > 1 && !attn_rows_see_alike(p); }
 
 /* The sequence as it is expected before the data are known. */
 static attn_sequence planned_sequence(const attn_problem *p) {
