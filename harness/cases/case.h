@@ -81,15 +81,19 @@ bool bench_layout_apply(attn_problem *problem, const char *layout);
 /* Allowed (query, key) pairs over all batches and query heads, exactly. */
 double bench_work_pairs(const attn_problem *problem, const attn_args *args);
 
-/* Floating-point operations: 2 (dim_qk + dim_v) per pair for dot scores, 2 dim_v for precomputed ones, 3 dim_qk + 2 dim_v
- * for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
+/* Floating-point operations. Of attention 2 (dim_qk + dim_v) per pair for dot scores, 2 dim_v for precomputed ones, 3 dim_qk
+ * + 2 dim_v for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
 double bench_work_flops(const attn_problem *problem, double pairs);
+
+typedef double bench_operation_flops(const attn_problem *problem, double pairs);
+extern bench_operation_flops *const bench_operations[]; /* by attn_operation */
 
 /* Multiplications and additions of all pairs, masked ones too: what the oracle has to do. */
 double bench_multiply_adds(const attn_problem *problem);
 
-/* Bytes of Q, K, V and O, each once. Queries beyond the lengths do not count, nor do keys that no row of their KV head sees
- * (lengths, window, causal, mask, a bias of -inf). Precomputed scores count 4 bytes for each pair, instead of Q and K. */
+/* Bytes of the operation's rows, each once: Q, K, V and O of attention. Queries beyond the lengths do not count, nor do keys
+ * that no row of their KV head sees (lengths, window, causal, mask, a bias of -inf). Precomputed scores count 4 bytes for
+ * each pair, instead of Q and K. */
 double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 
 /* An estimate of the seconds of one call, right within a factor of a few: for --dry-run and the time left only. */

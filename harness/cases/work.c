@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/operation.h"
 
 /* The keys of one row before mask and bias: [first, last]. */
 typedef struct key_range {
@@ -94,15 +95,7 @@ double bench_work_pairs(const attn_problem *p, const attn_args *args) {
   return batches ? pairs * ((double)p->batch / (double)batches) : 0;
 }
 
-double bench_work_flops(const attn_problem *p, double pairs) {
-  const double dim_qk = (double)p->dim_qk, dim_v = (double)p->dim_v;
-  switch (p->score) {
-    case ATTN_SCORE_PRECOMPUTED: return pairs * 2 * dim_v;
-    case ATTN_SCORE_ADDITIVE:
-    case ATTN_SCORE_GAUSSIAN: return pairs * (3 * dim_qk + 2 * dim_v);
-    default: return pairs * 2 * (dim_qk + dim_v);
-  }
-}
+double bench_work_flops(const attn_problem *p, double pairs) { return bench_operations[p->operation](p, pairs); }
 
 double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
@@ -152,22 +145,36 @@ static double count_needed_keys(const attn_problem *p, const attn_args *args, co
   return count;
 }
 
-static double row_bytes(attn_dtype dtype, int64_t dim) { return (double)attn_elements_bytes(dtype, dim); }
+/* Rows of a tensor, in all heads. */
+typedef struct row_counts {
+  double keys, queries; /* that are read */
+  double outputs;       /* of queries; rows beyond q_len are written as zeros */
+} row_counts;
+
+/* The bytes of all tensors of rows, but for those of one number a row and those that are not read. */
+static double bytes_of_rows(const attn_problem *p, row_counts rows) {
+  double bytes = 0;
+  for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
+    const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
+    if (!o.present || o.ignored || o.single) continue;
+    const double count = o.of_keys ? rows.keys : attn_is_output(p, (attn_operand_id)i) ? rows.outputs : rows.queries;
+    bytes += count * (double)attn_elements_bytes(o.dtype, o.extent[3]);
+  }
+  return bytes;
+}
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   const int64_t batches = different_batches(p);
-  double queries = 0, keys = 0, outputs = 0;
+  row_counts rows = {0};
   for (int64_t b = 0; b < batches; b++) {
     const sequence s = get_sequence(p, args, b);
-    queries += (double)s.queries;
-    keys += count_needed_keys(p, args, &s, b);
-    outputs += (double)(p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q); /* rows beyond q_len are written as zeros */
+    rows.queries += (double)(p->heads_q * s.queries);
+    rows.keys += count_needed_keys(p, args, &s, b);
+    rows.outputs += (double)(p->heads_q * (p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q));
   }
   const double alike = batches ? (double)p->batch / (double)batches : 0;
-  const double heads = alike * (double)p->heads_q;
-  const double out = outputs * heads * row_bytes(p->dtype_o, p->dim_v) + alike * keys * row_bytes(p->dtype_kv, p->dim_v);
-  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, args);
-  return out + queries * heads * row_bytes(p->dtype_q, p->dim_qk) + alike * keys * row_bytes(p->dtype_kv, p->dim_qk);
+  const double scores = p->score == ATTN_SCORE_PRECOMPUTED ? 4 * bench_work_pairs(p, args) : 0;
+  return alike * bytes_of_rows(p, rows) + scores;
 }
 
 /* Flop/s of a typical core, by tier and algorithm. */

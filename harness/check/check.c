@@ -32,7 +32,7 @@ typedef struct watched_kernel {
 static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *text, size_t bytes) {
   bench_owned owned = {.count = 0};
   const bench_buffer *t = NULL;
-  for (const bench_output *output = bench_outputs; output->right; output++) {
+  for (const bench_output *output = bench_outputs_of(&tensors->problem); output->right; output++) {
     owned = bench_owned_elements(tensors, output->tensor);
     t = &tensors->buffers[output->tensor];
     if (byte < (size_t)owned.count * t->element_bytes) break;
@@ -178,21 +178,21 @@ static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total)
   return p->uses & ATTN_USE_VARLEN ? total : of_sequence;
 }
 
-static float *floats(float *old, int64_t count) { return old ? old : malloc((size_t)count * sizeof(float) + 1); }
+/* Room in *at, unless it is there. False if memory is short. */
+static bool allocate(float **at, int64_t count) { return *at || (*at = malloc((size_t)count * sizeof **at + 1)); }
 
 /* Allocates dense outputs in float32. False if memory is short; a part of them is then kept for the next try. */
 static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   attn_problem *p = &r->problem;
   *p = expected->problem;
-  const int64_t rows = tokens(p, p->seq_q, p->total_q), units = tokens(p, p->batch, 1) * p->heads_q;
   p->dtype_o = ATTN_F32;
-  p->uses |= ATTN_USE_LSE;
-  p->o_stride = (attn_strides){p->heads_q * rows * p->dim_v, rows * p->dim_v, p->dim_v, 1};
-  p->lse_stride = (attn_strides){p->heads_q * rows, rows, 1, 1};
-  r->o = floats(r->o, units * rows * p->dim_v);
-  r->lse = floats(r->lse, units * rows);
-  r->m = floats(r->m, units * rows * p->dim_v);
-  return r->o && r->lse && r->m;
+  if (attn_is_output(p, ATTN_OPERAND_LSE)) p->uses |= ATTN_USE_LSE;
+  for (const bench_output *output = bench_outputs_of(p); output->right; output++) {
+    const int64_t count = attn_operand_set_dense(p, (attn_operand_id)output->tensor);
+    const bool first = output == bench_outputs_of(p), has_m = first && bench_answers[p->operation].absolute_v;
+    if (!allocate(&r->output[output->tensor], count) || (has_m && !allocate(&r->m, count))) return false;
+  }
+  return true;
 }
 
 attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
@@ -205,14 +205,17 @@ attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
   return status;
 }
 
-/* Runs on the inputs in args, with outputs of r. */
-static bool refer(const bench_reference *r, const attn_problem *problem, attn_args args, float *o,
-                  const attn_kernel_info *kernel) {
+/* The arguments with outputs of r. */
+static attn_args with_outputs(const bench_reference *r, attn_args args) {
+  for (const bench_output *output = bench_outputs_of(&r->problem); output->right; output++)
+    attn_operand_point(&r->problem, (attn_operand_id)output->tensor, &args, r->output[output->tensor]);
+  return args;
+}
+
+static bool refer(const attn_problem *problem, const attn_args *args, const attn_kernel_info *kernel) {
   attn_plan *plan = NULL;
-  args.o = o;
-  args.lse = r->lse;
   const bool planned = attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = kernel->name), &plan) == ATTN_OK;
-  const bool fine = planned && bench_run_once(plan, &args) == ATTN_OK;
+  const bool fine = planned && bench_run_once(plan, args) == ATTN_OK;
   attn_plan_destroy(plan);
   return fine;
 }
@@ -235,24 +238,25 @@ static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *s
   return copy;
 }
 
-/* M is the same for every reference. It takes the place of lse for a while, so it comes before the answer. */
-static bool compute_m(bench_reference *r, attn_args args, const attn_kernel_info *kernel) {
+/* M is the same for every reference, and takes the place of the first output. */
+static bool compute_m(const bench_reference *r, const attn_args *given, const attn_kernel_info *kernel) {
   attn_problem problem = r->problem;
+  attn_args args = with_outputs(r, *given);
+  if (!r->m) return true;
   void *v = copy_absolute(&r->problem, args.v, &problem.v_stride);
   args.v = v;
-  const bool fine = v && refer(r, &problem, args, r->m, kernel);
+  attn_operand_point(&problem, (attn_operand_id)bench_outputs_of(&problem)->tensor, &args, r->m);
+  const bool fine = v && refer(&problem, &args, kernel);
   free(v);
   return fine;
 }
 
 /* The reference's answer, held against the oracle's rows. */
-static bool is_right(const bench_reference *r, const bench_expected *expected, attn_args args,
+static bool is_right(const bench_reference *r, const bench_expected *expected, const attn_args *args,
                      const attn_kernel_info *kernel) {
   bench_expected same_rows = *expected;
   same_rows.problem = r->problem;
-  args.o = r->o;
-  args.lse = r->lse;
-  return bench_check_values(&same_rows, &args, &kernel->numerics).status != BENCH_FAIL;
+  return bench_check_values(&same_rows, args, &kernel->numerics).status != BENCH_FAIL;
 }
 
 static void learn(bench_reference *r, const bench_expected *e) {
@@ -263,7 +267,7 @@ static void learn(bench_reference *r, const bench_expected *e) {
     largest->max_v = fmax(largest->max_v, facts->max_v);
     largest->max_q = fmax(largest->max_q, facts->max_q);
     largest->max_k = fmax(largest->max_k, facts->max_k);
-    for (int64_t d = 0; d < e->problem.dim_v; d++, k++)
+    for (int64_t d = 0; r->m && d < e->problem.dim_v; d++, k++)
       if (e->m[k] > 0.0) r->spread = fmax(r->spread, e->w[k] / e->m[k] * sqrt((double)facts->allowed));
   }
 }
@@ -274,12 +278,13 @@ static bool open_reference(bench_reference *r, const bench_expected *expected, c
                            const attn_kernel_info *checked) {
   if (r->kernel && !alike(r->kernel, checked)) return true;
   if (!r->has_m && !open_outputs(r, expected)) return false;
+  const attn_args own = with_outputs(r, *args);
   for (int index; (index = choose_kernel(r, checked)) >= 0; r->wrong |= (uint64_t)1 << index) {
     const attn_kernel_info *kernel = attn_kernel_get(index);
     if (r->kernel == kernel) return true;
     r->kernel = NULL;
-    if (!r->has_m && !compute_m(r, *args, kernel)) continue;
-    if (!refer(r, &r->problem, *args, r->o, kernel) || !is_right(r, expected, *args, kernel)) continue;
+    if (!r->has_m && !compute_m(r, args, kernel)) continue;
+    if (!refer(&r->problem, &own, kernel) || !is_right(r, expected, &own, kernel)) continue;
     if (!r->has_m) learn(r, expected);
     r->has_m = true;
     r->kernel = kernel;
@@ -300,22 +305,44 @@ static bench_row_limits limits_of(const bench_reference *r, const bench_expected
                           bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, e->zero_mean));
 }
 
+/* One row of both. */
+typedef struct two_rows {
+  const bench_reference *reference;
+  const attn_problem *problem;
+  const attn_args *args; /* the kernel's */
+  const bench_expected_row *row;
+  double spread; /* W / M */
+} two_rows;
+
+static bool output_agrees(const two_rows *two, const bench_output *output, const bench_row_limits *limits) {
+  const bench_reference *r = two->reference;
+  const attn_operand own = attn_operand_of(two->problem, (attn_operand_id)output->tensor);
+  const attn_operand other = attn_operand_of(&r->problem, (attn_operand_id)output->tensor);
+  const bool first = output == bench_outputs_of(two->problem);
+  for (int64_t d = 0; own.present && d < own.extent[3]; d++) {
+    const int64_t at = bench_output_place(&r->problem, two->args, &other, two->row, d);
+    const double right = (double)r->output[output->tensor][at], m = first && r->m ? (double)r->m[at] : fabs(right);
+    const double got = bench_output_value(two->problem, two->args, &own, two->row, d);
+    if (!(output->ratio(limits, (bench_right){right, m, two->spread * m}, got) <= 1)) return false;
+  }
+  return true;
+}
+
 /* Does the kernel's row agree with the reference's? */
 static bool agrees(const bench_reference *r, const bench_expected *e, const attn_args *args, const attn_numerics *numerics,
                    const bench_expected_row *row, int64_t keys) {
-  const attn_problem *p = &e->problem;
-  const double lse = (double)r->lse[bench_row_place(&r->problem, args, &r->problem.lse_stride, row)];
-  const int64_t at = bench_row_place(p, args, &p->o_stride, row);
-  const int64_t own = bench_row_place(&r->problem, args, &r->problem.o_stride, row);
-  const bench_row_limits limits = limits_of(r, e, numerics, keys, lse);
-  const double spread = keys ? r->spread / sqrt((double)keys) : 0.0;
-  for (int64_t d = 0; d < p->dim_v; d++) {
-    const double o = (double)r->o[own + d], m = (double)r->m[own + d];
-    const double got = attn_oracle_load(args->o, p->dtype_o, at + d * p->o_stride.d);
-    if (!(bench_output_ratio(&limits, o, m, spread * m, got) <= 1)) return false;
-  }
-  if (!(p->uses & ATTN_USE_LSE)) return true;
-  return bench_lse_ratio(&limits, lse, (double)args->lse[bench_row_place(p, args, &p->lse_stride, row)]) <= 1;
+  const attn_operand lse = attn_operand_of(&r->problem, ATTN_OPERAND_LSE);
+  const double norm = lse.present ? (double)r->output[BENCH_LSE][bench_output_place(&r->problem, args, &lse, row, 0)] : 0;
+  const bench_row_limits limits = limits_of(r, e, numerics, keys, norm);
+  const two_rows two = {.reference = r,
+                        .problem = &e->problem,
+                        .args = args,
+                        .row = row,
+                        .spread = keys ? r->spread / sqrt((double)keys) : 0.0};
+  bool agree = true;
+  for (const bench_output *output = bench_outputs_of(&e->problem); output->right && agree; output++)
+    agree = output_agrees(&two, output, &limits);
+  return agree;
 }
 
 /* Compares one row with the oracle's answer. Unless it is wrong, the reference learns how large a row's facts may be. */

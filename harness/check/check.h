@@ -20,8 +20,8 @@ typedef struct bench_reference {
   const attn_kernel_info *kernel; /* NULL: none has run yet */
   uint64_t wrong;                 /* bit n: the oracle's rows refute kernel n */
   attn_problem problem;           /* the case's, with LSE and dense outputs in float32 */
-  float *o, *lse;                 /* its answer */
-  float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V */
+  float *output[BENCH_TENSORS];   /* its answer; NULL for what is no output */
+  float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V, where that is M; else NULL */
   bool has_m;                     /* m is computed, and the oracle's rows are learnt */
 
   /* The largest value of each fact, and of W / M * sqrt(n), over the rows that the oracle has computed so far. They stand
@@ -55,8 +55,9 @@ bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint
 int64_t bench_row_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
                         const bench_expected_row *row);
 
-/* Offset of the first element of key j's row in V, for a row of the output. */
-int64_t bench_v_place(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j);
+/* Offset of the first element of key j's row in K or V, which has these strides, for a row of the output. */
+int64_t bench_key_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
+                        const bench_expected_row *row, int64_t j);
 
 /* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
 
@@ -105,11 +106,31 @@ typedef struct bench_output {
   bench_tensor tensor;
   bench_right (*right)(const bench_expected *expected, int64_t n, int64_t d);
   double (*ratio)(const bench_row_limits *limits, bench_right right, double got);
+  /* NULL, or the answer of a kernel without softmax: the mean of V over all keys, or over those that the row sees. */
+  double (*mean)(const bench_expected *expected, const attn_args *args, int64_t n, int64_t d, bool all);
 } bench_output;
 
-extern const bench_output bench_outputs[]; /* ended by right = NULL */
+/* An operation: its outputs, and how their right values come about. */
+typedef struct bench_answer {
+  const bench_output *outputs; /* the first is the one that null answers are tried on; ended by right = NULL */
+  /* Computes row n of `expected` in float64; `scratch` holds seq_k numbers. */
+  void (*compute_row)(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
+  bool absolute_v;    /* M is the answer with |V|; else it is the magnitude of the value */
+  unsigned structure; /* the tests of structure.h that its answers must pass: bit n is test n */
+} bench_answer;
 
-/* Column d of a row, as it stands in args. */
+extern const bench_answer bench_answers[]; /* by attn_operation */
+
+static inline const bench_output *bench_outputs_of(const attn_problem *problem) {
+  return bench_answers[problem->operation].outputs;
+}
+
+/* Row n of attention. */
+void bench_expected_attend(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
+
+/* Column d of a row: where it stands, in elements from the first; and its value in args. */
+int64_t bench_output_place(const attn_problem *problem, const attn_args *args, const attn_operand *output,
+                           const bench_expected_row *row, int64_t d);
 double bench_output_value(const attn_problem *problem, const attn_args *args, const attn_operand *output,
                           const bench_expected_row *row, int64_t d);
 

@@ -18,14 +18,15 @@ int64_t bench_row_place(const attn_problem *p, const attn_args *args, const attn
   return start + row->h * stride->h + row->i * stride->s;
 }
 
-int64_t bench_v_place(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t j) {
-  const attn_strides *v = &p->v_stride;
-  const int64_t head = row->h / (p->heads_q / p->heads_kv) * v->h;
+int64_t bench_key_place(const attn_problem *p, const attn_args *args, const attn_strides *stride,
+                        const bench_expected_row *row, int64_t j) {
+  const int64_t head = row->h / (p->heads_q / p->heads_kv) * stride->h;
   if (p->uses & ATTN_USE_PAGES) {
     const int64_t page = args->page_table[row->b * p->page_table_stride + j / p->page_tokens];
-    return page * v->b + head + j % p->page_tokens * v->s;
+    return page * stride->b + head + j % p->page_tokens * stride->s;
   }
-  return head + (p->uses & ATTN_USE_VARLEN ? (args->cu_seqlens_k[row->b] + j) * v->s : row->b * v->b + j * v->s);
+  return head +
+         (p->uses & ATTN_USE_VARLEN ? (args->cu_seqlens_k[row->b] + j) * stride->s : row->b * stride->b + j * stride->s);
 }
 
 /* The mean of V over the allowed keys of row n: those whose score is not negative. */
@@ -37,14 +38,14 @@ static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, co
   for (int64_t d = 0; d < p->dim_v; d++) mean[d] = 0.0;
   for (int64_t j = 0; j < p->seq_k; j++) {
     if (score[j] < 0.0) continue;
-    const int64_t at = bench_v_place(p, args, row, j);
+    const int64_t at = bench_key_place(p, args, &p->v_stride, row, j);
     for (int64_t d = 0; d < p->dim_v; d++) mean[d] += share * attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
   }
 }
 
 /* Computes row n. The oracle leaves p in the scratch of allowed keys and does not touch the others: a negative mark tells
  * them apart, for the mean of V over the allowed keys. */
-static void compute_row(bench_expected *e, const attn_args *args, int64_t n, double *score) {
+void bench_expected_attend(bench_expected *e, const attn_args *args, int64_t n, double *score) {
   const attn_problem *p = &e->problem;
   bench_expected_row *row = &e->row[n];
   const attn_oracle_output out = {e->o + n * p->dim_v, e->m + n * p->dim_v, e->w + n * p->dim_v, score};
@@ -67,7 +68,7 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
     if (!score) enough = false;
 #pragma omp for schedule(dynamic)
     for (int64_t n = 0; n < e->rows; n++)
-      if (score) compute_row(e, args, n, score);
+      if (score) bench_answers[p->operation].compute_row(e, args, n, score);
     free(score);
   }
   return enough;
@@ -105,7 +106,8 @@ bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_ar
 void bench_expected_destroy(bench_expected *e) {
   if (!e) return;
   const bench_reference none = {0}, *r = e->reference ? e->reference : &none;
-  void *const memory[] = {r->o, r->lse, r->m, e->reference, e->row, e->o, e->m, e->w, e->mean_v, e};
+  for (int i = 0; i < BENCH_TENSORS; i++) free(r->output[i]);
+  void *const memory[] = {r->m, e->reference, e->row, e->o, e->m, e->w, e->mean_v, e};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
 

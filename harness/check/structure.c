@@ -93,6 +93,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   bench_structure s = {.subject = subject, .tensors = tensors, .expected = expected, .seed = seed};
   bench_verdict verdict = {.status = BENCH_PASS};
   *ran = 0;
+  set &= bench_answers[tensors->problem.operation].structure;
   if (!choose_sequence(&s)) return verdict;
   if (!bench_view_gather_pages(&s)) bench_set_reason(&verdict, BENCH_ERROR, "no memory for keys and values outside pages");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {
@@ -241,8 +242,8 @@ static bench_outcome merge(bench_structure *s, bench_view *whole, const bench_vi
   const int64_t rows = p->heads_q * p->seq_q;
   const float *o[PARTS], *lse[PARTS];
   for (int n = 0; n < PARTS; n++) o[n] = parts[n].args.o, lse[n] = parts[n].args.lse;
-  whole->args.o = bench_view_allocate(whole, rows * p->dim_v, sizeof(float));
-  whole->args.lse = bench_view_allocate(whole, rows, sizeof(float));
+  whole->args.o = bench_view_allocate(whole, attn_operand_set_dense(&whole->problem, ATTN_OPERAND_O), sizeof(float));
+  whole->args.lse = bench_view_allocate(whole, attn_operand_set_dense(&whole->problem, ATTN_OPERAND_LSE), sizeof(float));
   if (whole->out_of_memory) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   if (attn_merge(PARTS, rows, p->dim_v, o, lse, whole->args.o, whole->args.lse) != ATTN_OK)
     return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", attn_last_error());

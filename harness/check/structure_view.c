@@ -71,7 +71,7 @@ static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
 bool bench_view_gather_pages(bench_structure *s) {
   if (!attn_uses(&s->tensors->problem, ATTN_USE_PAGES)) return true;
   s->dense.args.k = gather(s, true, &s->dense.problem.k_stride);
-  s->dense.args.v = gather(s, false, &s->dense.problem.v_stride);
+  if (s->tensors->args.v) s->dense.args.v = gather(s, false, &s->dense.problem.v_stride);
   return !s->dense.out_of_memory;
 }
 
@@ -107,7 +107,7 @@ bench_view bench_view_of_sequence(const bench_structure *s) {
     v.problem.v_stride = s->dense.problem.v_stride;
   }
   v.problem.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN | ATTN_USE_PAGES);
-  v.problem.uses |= ATTN_USE_LSE;
+  if (attn_is_output(&v.problem, ATTN_OPERAND_LSE)) v.problem.uses |= ATTN_USE_LSE;
   align(&v, s->seq.offset);
   return v;
 }
@@ -276,11 +276,11 @@ static void *allocate_poisoned(bench_view *v, int64_t count, size_t bytes) {
 
 static bool allocate_outputs(bench_view *v) {
   attn_problem *p = &v->problem;
-  const int64_t rows = p->heads_q * p->seq_q;
-  p->o_stride = (attn_strides){rows * p->dim_v, p->seq_q * p->dim_v, p->dim_v, 1};
-  p->lse_stride = (attn_strides){rows, p->seq_q, 1, 1};
-  v->args.o = allocate_poisoned(v, attn_elements_bytes(p->dtype_o, rows * p->dim_v), 1);
-  v->args.lse = allocate_poisoned(v, rows, sizeof(float));
+  for (const bench_output *output = bench_outputs_of(p); output->right; output++) {
+    const attn_operand_id which = (attn_operand_id)output->tensor;
+    const int64_t count = attn_operand_set_dense(p, which);
+    attn_operand_point(p, which, &v->args, allocate_poisoned(v, count, attn_operand_of(p, which).element_bytes));
+  }
   return !v->out_of_memory;
 }
 
@@ -312,49 +312,54 @@ bench_outcome bench_view_check(bench_structure *s, bench_view *view, bench_liken
 
 /* ---- Values ---------------------------------------------------------------------------------------------------------- */
 
-/* One output of the case: its head and row there, and its column; -1 is the LSE. */
+/* One element of an output: its head and row in the case's sequence, and its column. */
 typedef struct output_place {
+  const bench_output *output;
   int64_t h, i, d;
 } output_place;
 
-static const void *view_element(const bench_view *v, output_place at) {
-  const int64_t row = (at.h - v->head) * v->problem.seq_q + at.i - v->row;
-  if (at.d < 0) return &v->args.lse[row];
-  return attn_element_at(v->args.o, v->problem.dtype_o, row * v->problem.dim_v + at.d);
-}
-
-static const void *case_element(const bench_structure *s, output_place at) {
-  const attn_problem *whole = &s->tensors->problem;
-  const attn_args *args = &s->tensors->args;
-  if (at.d < 0) return &args->lse[attn_lse_offset(whole, &s->seq, s->seq.b, at.h, at.i)];
-  const int64_t element = attn_o_offset(whole, &s->seq, s->seq.b, at.h, at.i) + at.d * whole->o_stride.d;
-  return attn_element_at(args->o, whole->dtype_o, element);
+static attn_operand operand_of(const attn_problem *p, output_place at) {
+  return attn_operand_of(p, (attn_operand_id)at.output->tensor);
 }
 
 static double view_value(const bench_view *v, output_place at) {
-  return attn_oracle_load(view_element(v, at), at.d < 0 ? ATTN_F32 : v->problem.dtype_o, 0);
+  const attn_operand operand = operand_of(&v->problem, at);
+  const bench_expected_row row = {.h = at.h - v->head, .i = at.i - v->row};
+  return bench_output_value(&v->problem, &v->args, &operand, &row, at.d);
 }
 
 static double case_value(const bench_structure *s, output_place at) {
-  return attn_oracle_load(case_element(s, at), at.d < 0 ? ATTN_F32 : s->tensors->problem.dtype_o, 0);
+  const attn_operand operand = operand_of(&s->tensors->problem, at);
+  const bench_expected_row row = {.b = s->seq.b, .h = at.h, .i = at.i};
+  return bench_output_value(&s->tensors->problem, &s->tensors->args, &operand, &row, at.d);
 }
 
 static bench_outcome broken(bench_structure *s, const char *what, output_place at, double got, double expected) {
+  const attn_operand operand = operand_of(&s->tensors->problem, at);
   char column[32] = "";
-  if (at.d >= 0) snprintf(column, sizeof column, ", column %lld", (long long)at.d);
+  if (!operand.single) snprintf(column, sizeof column, ", column %lld", (long long)at.d);
   return bench_outcome_of(s, BENCH_BROKEN, "%s[batch %lld, head %lld, query %lld%s] is %.9g %s, should be %.9g",
-                          at.d < 0 ? "lse" : "o", (long long)s->seq.b, (long long)at.h, (long long)at.i, column, got, what,
-                          expected);
+                          operand.name, (long long)s->seq.b, (long long)at.h, (long long)at.i, column, got, what, expected);
 }
 
 /* ---- Bits ------------------------------------------------------------------------------------------------------------ */
 
+static bool same_element(const bench_view *v, const bench_structure *s, output_place at) {
+  const attn_operand own = operand_of(&v->problem, at), whole = operand_of(&s->tensors->problem, at);
+  const bench_expected_row row = {.h = at.h - v->head, .i = at.i - v->row}, same = {.b = s->seq.b, .h = at.h, .i = at.i};
+  const int64_t bytes = (int64_t)own.element_bytes;
+  const char *mine = attn_operand_at(&own, &v->args), *theirs = attn_operand_at(&whole, &s->tensors->args);
+  return !memcmp(mine + bytes * bench_output_place(&v->problem, &v->args, &own, &row, at.d),
+                 theirs + bytes * bench_output_place(&s->tensors->problem, &s->tensors->args, &whole, &same, at.d),
+                 own.element_bytes);
+}
+
 static bench_outcome same_bits(bench_structure *s, const bench_view *v, int64_t h, int64_t i, const char *what) {
-  for (int64_t d = attn_uses(&s->tensors->problem, ATTN_USE_LSE) ? -1 : 0; d < v->problem.dim_v; d++) {
-    const output_place at = {v->head + h, v->row + i, d};
-    const size_t bytes = (size_t)attn_elements_bytes(d < 0 ? ATTN_F32 : v->problem.dtype_o, 1);
-    if (memcmp(view_element(v, at), case_element(s, at), bytes))
-      return broken(s, what, at, view_value(v, at), case_value(s, at));
+  for (const bench_output *output = bench_outputs_of(&v->problem); output->right; output++) {
+    output_place at = {output, v->head + h, v->row + i, 0};
+    const attn_operand whole = operand_of(&s->tensors->problem, at);
+    for (; whole.present && at.d < whole.extent[3]; at.d++)
+      if (!same_element(v, s, at)) return broken(s, what, at, view_value(v, at), case_value(s, at));
   }
   return BENCH_HOLDS;
 }
@@ -386,22 +391,29 @@ static bench_row_limits limits_of(const bench_structure *s, const attn_oracle_ro
   return bench_limits_of_row(&e->problem, &numerics, facts, e->zero_mean);
 }
 
-/* Each of the two answers may be off by its limit. Where the case's own output type overflowed, only the view can tell. */
-static bench_outcome near_row(bench_structure *s, const bench_view *v, int64_t n, bool merged, const char *what) {
-  const bench_expected *e = s->expected;
-  const bench_expected_row *row = &e->row[n];
-  const bench_row_limits limits = limits_of(s, &row->facts, merged);
-  const bool other_type = v->problem.dtype_o != s->tensors->problem.dtype_o;
-  for (int64_t d = 0, k = n * v->problem.dim_v; d < v->problem.dim_v; d++, k++) {
-    const output_place at = {row->h, row->i, d};
-    const double got = view_value(v, at), before = case_value(s, at);
-    if (isinf(before) && other_type) continue;
-    if (!(bench_output_ratio(&limits, before, e->m[k], e->w[k], got) <= 2)) return broken(s, what, at, got, before);
+/* Each of the two answers may be off by its limit. Where the case's own output type overflowed, only the view can tell; an
+ * output that the case does not have is what the oracle says. */
+static bench_outcome near_output(bench_structure *s, const bench_view *v, int64_t n, const bench_output *output,
+                                 const bench_row_limits *limits, const char *what) {
+  const bench_expected_row *row = &s->expected->row[n];
+  output_place at = {output, row->h, row->i, 0};
+  const attn_operand own = operand_of(&v->problem, at), whole = operand_of(&s->tensors->problem, at);
+  for (; own.present && at.d < own.extent[3]; at.d++) {
+    bench_right right = output->right(s->expected, n, at.d);
+    const double got = view_value(v, at);
+    if (whole.present) right.value = case_value(s, at);
+    if (isinf(right.value) && own.dtype != whole.dtype) continue;
+    if (!(output->ratio(limits, right, got) <= 2)) return broken(s, what, at, got, right.value);
   }
-  const output_place at = {row->h, row->i, -1};
-  const double got = view_value(v, at);
-  const double before = attn_uses(&s->tensors->problem, ATTN_USE_LSE) ? case_value(s, at) : row->facts.lse;
-  return bench_lse_ratio(&limits, before, got) <= 2 ? BENCH_HOLDS : broken(s, what, at, got, before);
+  return BENCH_HOLDS;
+}
+
+static bench_outcome near_row(bench_structure *s, const bench_view *v, int64_t n, bool merged, const char *what) {
+  const bench_row_limits limits = limits_of(s, &s->expected->row[n].facts, merged);
+  bench_outcome outcome = BENCH_HOLDS;
+  for (const bench_output *output = bench_outputs_of(&v->problem); output->right && outcome == BENCH_HOLDS; output++)
+    outcome = near_output(s, v, n, output, &limits, what);
+  return outcome;
 }
 
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *v, const unsigned char *leave_out, bool merged,

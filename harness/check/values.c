@@ -17,39 +17,26 @@ const char *const bench_status_names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", 
 
 typedef enum null_answer { NULL_UNTOUCHED, NULL_ZEROS, NULL_MEAN_ALLOWED, NULL_MEAN_ALL, NULL_ANSWERS } null_answer;
 
-/* Mean of the finite values of one column of V over all keys of the row's sequence; padding holds NaN, and in pages it may
- * not even exist. */
-static double mean_of_column(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t d) {
-  int64_t count = 0;
-  double sum = 0.0;
-  const attn_sequence seq = attn_sequence_of(p, args, row->b);
-  attn_key_range keys = {0, seq.len_k};
-  if (attn_uses(p, ATTN_USE_PAGES)) keys = attn_keys_of_sequence(p, args, &seq, row->b);
-  for (int64_t j = keys.begin; j < keys.end; j++) {
-    const double v = attn_oracle_load(args->v, p->dtype_kv, bench_v_place(p, args, row, j) + d * p->v_stride.d);
-    if (!isfinite(v)) continue;
-    sum += v;
-    count++;
-  }
-  return count ? sum / (double)count : 0.0;
-}
-
 static double null_value(const bench_expected *e, const attn_args *args, null_answer answer, int64_t n, int64_t d) {
+  const bench_output *output = bench_outputs_of(&e->problem);
   switch (answer) {
     case NULL_ZEROS: return 0.0;
-    case NULL_MEAN_ALLOWED: return e->mean_v[n * e->problem.dim_v + d];
-    case NULL_MEAN_ALL: return mean_of_column(&e->problem, args, &e->row[n], d);
+    case NULL_MEAN_ALLOWED: return output->mean(e, args, n, d, false);
+    case NULL_MEAN_ALL: return output->mean(e, args, n, d, true);
     default: return NAN; /* untouched output: the first poison */
   }
 }
 
-/* True if the answer passes at every output of every checked row: stops at the first that rejects it. */
+/* True if the answer passes at every element of the first output in every checked row: stops at the first that rejects it.
+ */
 static bool null_passes(const bench_expected *e, const attn_args *args, const attn_numerics *numerics, null_answer answer) {
-  const int64_t dim_v = e->problem.dim_v;
+  const bench_output *output = bench_outputs_of(&e->problem);
+  const int64_t columns = attn_operand_of(&e->problem, (attn_operand_id)output->tensor).extent[3];
+  if (answer >= NULL_MEAN_ALLOWED && !output->mean) return false;
   for (int64_t n = 0; n < e->rows; n++) {
     const bench_row_limits limits = bench_limits_of_row(&e->problem, numerics, &e->row[n].facts, e->zero_mean);
-    for (int64_t d = 0, k = n * dim_v; d < dim_v; d++, k++)
-      if (bench_output_ratio(&limits, e->o[k], e->m[k], e->w[k], null_value(e, args, answer, n, d)) > 1.0) return false;
+    for (int64_t d = 0; d < columns; d++)
+      if (output->ratio(&limits, output->right(e, n, d), null_value(e, args, answer, n, d)) > 1.0) return false;
   }
   return true;
 }
@@ -67,34 +54,18 @@ static const char *find_null_answer(const bench_expected *expected, const attn_a
   return NULL;
 }
 
-/* ---- Outputs ------------------------------------------------------------------------------------------------------- */
+/* ---- Values -------------------------------------------------------------------------------------------------------- */
 
-static bench_right right_o(const bench_expected *e, int64_t n, int64_t d) {
-  const int64_t k = n * e->problem.dim_v + d;
-  return (bench_right){e->o[k], e->m[k], e->w[k]};
+int64_t bench_output_place(const attn_problem *p, const attn_args *args, const attn_operand *output,
+                           const bench_expected_row *row, int64_t d) {
+  const int64_t *stride = output->stride;
+  const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2], .d = stride[3]};
+  return bench_row_place(p, args, &rows, row) + d * stride[3];
 }
-
-static double ratio_o(const bench_row_limits *limits, bench_right right, double got) {
-  return bench_output_ratio(limits, right.value, right.m, right.w, got);
-}
-
-static bench_right right_lse(const bench_expected *e, int64_t n, int64_t d) {
-  (void)d;
-  return (bench_right){.value = e->row[n].facts.lse};
-}
-
-static double ratio_lse(const bench_row_limits *limits, bench_right right, double got) {
-  return bench_lse_ratio(limits, right.value, got);
-}
-
-const bench_output bench_outputs[] = {{BENCH_O, right_o, ratio_o}, {BENCH_LSE, right_lse, ratio_lse}, {.right = NULL}};
 
 double bench_output_value(const attn_problem *p, const attn_args *args, const attn_operand *output,
                           const bench_expected_row *row, int64_t d) {
-  const int64_t *stride = output->stride;
-  const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2], .d = stride[3]};
-  const int64_t at = bench_row_place(p, args, &rows, row) + d * stride[3];
-  return attn_oracle_load(attn_operand_at(output, args), output->dtype, at);
+  return attn_oracle_load(attn_operand_at(output, args), output->dtype, bench_output_place(p, args, output, row, d));
 }
 
 /* ---- Comparison --------------------------------------------------------------------------------------------------- */
@@ -138,7 +109,8 @@ static void compare_row(comparison *c, int64_t n) {
   const bench_expected *e = c->expected;
   bench_row_limits limits = bench_limits_of_row(&e->problem, c->numerics, &e->row[n].facts, e->zero_mean);
   limits.store_error = fmax(limits.store_error, c->store_error);
-  for (const bench_output *output = bench_outputs; output->right; output++) compare_output(c, n, output, &limits);
+  for (const bench_output *output = bench_outputs_of(&e->problem); output->right; output++)
+    compare_output(c, n, output, &limits);
 }
 
 static void explain_failure(comparison *c) {

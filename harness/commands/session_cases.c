@@ -54,6 +54,11 @@ static void keep_old(bench_session *s, const char *case_id) {
   }
 }
 
+/* Kernels of another operation have no row. */
+static bool computes(const attn_kernel_info *kernel, const bench_case *bench) {
+  return kernel == &bench_automatic || attn_kernel_operation(kernel) == bench->problem.operation;
+}
+
 /* ---- Rows of one case ----------------------------------------------------------------------------------------------- */
 
 /* Keeps a row, unless a resumed run has to measure it again. --require makes a skip of that tier a failure. */
@@ -70,12 +75,13 @@ static void keep_fresh(bench_session *s, bench_row *row, bool durable) {
 }
 
 /* Keeps the rows of one case, fresh and old ones, in the order of the kernels. */
-static void keep_case(bench_session *s, const char *case_id, bench_row *fresh, bool durable) {
+static void keep_case(bench_session *s, const bench_case *bench, bench_row *fresh, bool durable) {
+  const char *case_id = bench->case_id;
   for (int i = 0; i < s->kernel_count; i++) {
     bench_row *old = find_old(s, case_id, s->kernels[i]->name);
     if (old)
       bench_session_keep(s, old, false);
-    else
+    else if (computes(s->kernels[i], bench))
       keep_fresh(s, fresh++, durable);
   }
   keep_old(s, case_id);
@@ -131,9 +137,10 @@ static bool run_case(bench_session *s, int index) {
   bool durable = true;
   s->case_name = c.bench->case_id;
   for (int i = 0; i < s->kernel_count; i++)
-    if (!find_old(s, s->case_name, s->kernels[i]->name)) c.kernels[c.count++] = s->kernels[i];
+    if (computes(s->kernels[i], c.bench) && !find_old(s, s->case_name, s->kernels[i]->name))
+      c.kernels[c.count++] = s->kernels[i];
   if (c.count && !run_missing(s, &c, guess, &durable)) return false;
-  keep_case(s, s->case_name, c.rows, durable);
+  keep_case(s, c.bench, c.rows, durable);
   bench_progress_wipe(&s->progress);
   if (s->rows.count > before) bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
   bench_progress_advance(&s->progress, guess, !c.count);

@@ -135,7 +135,6 @@ static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, be
     bench_tensors_destroy(tensors);
     return false;
   }
-  tensors->o_bytes = tensors->buffers[BENCH_O].bytes;
   tensors->args = point_into(problem, tensors->buffers);
   return true;
 }

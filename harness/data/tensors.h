@@ -42,7 +42,6 @@ typedef struct bench_tensors {
   attn_problem problem;  /* their case's */
   bench_buffer *buffers; /* [BENCH_TENSORS] */
   size_t bytes;          /* allocated in all */
-  size_t o_bytes;        /* span of o in bytes, gaps included; args.o points to its first element in stride order */
   int v_step;            /* how often bench_tensors_renew_v() changed V */
   bool v_powers;         /* and whether by powers of two as well */
 
@@ -72,7 +71,7 @@ bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensor
 /* The arguments without pointers that the problem does not use, which libattn refuses. */
 attn_args bench_used_args(const attn_problem *problem, const attn_args *args);
 
-/* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. At most so
+/* Fills the outputs (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. At most so
  * many threads: others would spin on beside what is timed next. */
 void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int threads);
 
@@ -93,22 +92,22 @@ bool bench_tensors_vary(bench_tensors *tensors, const bench_tensors *like, uint6
 void bench_tensors_forget_fresh(bench_tensors *tensors); /* bench_tensors_destroy() does so, too */
 
 /* Gives every row of q other values, lets two rows of K and two of V change places in each head (two columns of scores; none
- * in inputs of other tensors), and marks an element of o in each head. The output is then another one, which no call has
- * computed. Each of `threads` threads changes its share of q. */
+ * in inputs of other tensors), and marks an element of the first output in each head. The output is then another one, which
+ * no call has computed. Each of `threads` threads changes its share of q. */
 void bench_tensors_freshen(bench_tensors *tensors, uint64_t *random, int threads);
 
 /* False if an element holds the mark of bench_tensors_freshen(). */
 bool bench_tensors_marks_are_overwritten(const bench_tensors *tensors);
 
-/* Undoes bench_tensors_freshen(), but for o. */
+/* Undoes bench_tensors_freshen(), but for the output. */
 void bench_tensors_restore(bench_tensors *tensors, int threads);
 
-/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). That of the
- * outputs is taken of o divided by the factor of V; zeros have no sign in it, and all NaN are alike. */
+/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns, without gaps. What is linear in
+ * V is divided by its factor; zeros have no sign in it, and all NaN are alike. */
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
 
-/* Bytes of the owned outputs, packed in [batch][head][query][column] order, lse after o; and that packed copy. */
+/* Bytes of the owned outputs, packed in [batch][head][query][column] order, one after the other; and that packed copy. */
 size_t bench_tensors_output_bytes(const bench_tensors *tensors);
 void bench_tensors_gather_output(const bench_tensors *tensors, void *packed);
 
@@ -118,7 +117,7 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors);
 /* The factor that V is multiplied by now. */
 double bench_v_factor(const bench_tensors *tensors);
 
-/* Elements of o (or lse) that the problem owns: everything but gaps and, with VARLEN, tokens of no sequence. */
+/* Elements of an output that the problem owns: everything but gaps and, with VARLEN, tokens of no sequence. */
 typedef struct bench_owned {
   int64_t extent[4], stride[4];
   int64_t start; /* in elements from the span's start */

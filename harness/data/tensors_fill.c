@@ -167,6 +167,7 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
 
 static bool fill_keys(const bench_case *bench, bench_buffer *t, bench_stream stream, const attn_args *args,
                       const reach *batch) {
+  if (!t->present) return true;
   if (!attn_uses(&bench->problem, ATTN_USE_PAGES)) return fill_rows(bench, t, stream, batch);
   fill_pages(bench, t, stream, args, batch);
   return true;

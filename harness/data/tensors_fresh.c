@@ -10,6 +10,7 @@
 #include "data/generate.h"
 #include "data/tensors.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/operation.h"
 #include "machine/affinity.h"
 
 enum {
@@ -32,7 +33,7 @@ struct bench_fresh {
   int64_t pool_count;      /* 0: nothing to draw from */
   swap *swaps;
   int swap_count;
-  int64_t *marks; /* elements of o */
+  int64_t *marks; /* elements of the first output */
   int mark_count;
 };
 
@@ -45,14 +46,12 @@ static int64_t stored(const bench_buffer *t, int i) { return t->stride[i] == 0 &
 
 /* Where the call finds it: copies may share a tensor, which is not in their own buffer then. */
 static unsigned char *span_of(const bench_tensors *t, bench_tensor which) {
-  const void *const first[] = {[BENCH_Q] = t->args.q,
-                               [BENCH_K] = t->args.k,
-                               [BENCH_V] = t->args.v,
-                               [BENCH_O] = t->args.o,
-                               [BENCH_SCORES] = t->args.scores};
+  const attn_operand operand = attn_operand_of(&t->problem, (attn_operand_id)which);
   const bench_buffer *b = &t->buffers[which];
-  return (unsigned char *)first[which] - (size_t)b->first * b->element_bytes;
+  return (unsigned char *)attn_operand_at(&operand, &t->args) - (size_t)b->first * b->element_bytes;
 }
+
+static bench_tensor first_output(const bench_tensors *t) { return (bench_tensor)attn_first_output(&t->problem); }
 
 static bool is_poison(const unsigned char *element, size_t bytes) {
   for (size_t i = 0; i < bytes; i++)
@@ -98,7 +97,7 @@ static bool make_pool(bench_tensors *t, uint64_t *random) {
 
 bool bench_tensors_vary(bench_tensors *t, const bench_tensors *like, uint64_t *random) {
   const attn_problem *p = &t->problem;
-  const bench_owned o = bench_owned_elements(t, BENCH_O);
+  const bench_owned o = bench_owned_elements(t, first_output(t));
   struct bench_fresh *f = t->fresh = calloc(1, sizeof *f);
   if (!f) return false;
   const size_t heads = (size_t)(p->batch * (p->heads_q > p->heads_kv ? p->heads_q : p->heads_kv));
@@ -257,8 +256,8 @@ static void undo_swaps(bench_tensors *t) {
 
 /* A NaN that no calculation gives. */
 static void mark_output(bench_tensors *t, uint64_t *random) {
-  const bench_buffer *b = &t->buffers[BENCH_O];
-  const bench_owned o = bench_owned_elements(t, BENCH_O);
+  const bench_buffer *b = &t->buffers[first_output(t)];
+  const bench_owned o = bench_owned_elements(t, first_output(t));
   struct bench_fresh *f = t->fresh;
   f->mark_count = 0;
   for (int64_t n = 0; n < o.extent[0] * o.extent[1] && o.count; n++) {
@@ -270,7 +269,7 @@ static void mark_output(bench_tensors *t, uint64_t *random) {
 }
 
 bool bench_tensors_marks_are_overwritten(const bench_tensors *t) {
-  const bench_buffer *b = &t->buffers[BENCH_O];
+  const bench_buffer *b = &t->buffers[first_output(t)];
   for (int i = 0; t->fresh && i < t->fresh->mark_count; i++)
     if (is_poison(b->data + (size_t)t->fresh->marks[i] * b->element_bytes, b->element_bytes)) return false;
   return true;
@@ -288,7 +287,7 @@ void bench_tensors_freshen(bench_tensors *t, uint64_t *random, int threads) {
   }
   if (!t->kv_of) {
     if (f->q) swap_in_heads(t, BENCH_K, random);
-    swap_in_heads(t, BENCH_V, random);
+    if (t->args.v) swap_in_heads(t, BENCH_V, random);
     if (t->args.scores) swap_in_heads(t, BENCH_SCORES, random);
   }
   mark_output(t, random);

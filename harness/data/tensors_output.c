@@ -7,6 +7,7 @@
 
 #include "attn/extend.h"
 #include "data/tensors.h"
+#include "kernels/common/problem/operation.h"
 #include "machine/affinity.h"
 
 bench_owned bench_owned_elements(const bench_tensors *tensors, bench_tensor which) {
@@ -158,13 +159,14 @@ static void hash_row(void *context, int64_t row) {
 }
 
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
-  const float inverse = (float)(1 / bench_v_factor(tensors)); /* o is linear in V, the LSE does not depend on it */
+  const float inverse = (float)(1 / bench_v_factor(tensors));
   row_walk walk = {.hash = 0};
   for (int i = 0; i < BENCH_TENSORS; i++) {
     bench_owned owned = bench_owned_elements(tensors, (bench_tensor)i);
     walk.tensor = &tensors->buffers[i];
     walk.owned = &owned;
-    walk.form = (canonical){walk.tensor->dtype, i == BENCH_O ? inverse : 1};
+    walk.form =
+        (canonical){walk.tensor->dtype, attn_operations[tensors->problem.operation].linear_in_v >> i & 1 ? inverse : 1};
     if (!walk.tensor->output) continue;
     if (is_dense(walk.tensor, &owned))
       walk.hash = hash_elements(walk.hash, walk.form, walk.tensor->data, owned.count, (int64_t)walk.tensor->element_bytes);

@@ -8,9 +8,11 @@
 #include "attn/extend.h"
 #include "base/cli.h"
 #include "base/clock.h"
+#include "check/check.h"
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/operation.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
@@ -25,7 +27,7 @@ typedef struct runs {
   int64_t bytes, count, stride;
 } runs;
 
-/* Tensors of one sequence that are read side by side: K and V, or Q and O. The second one may have no bytes. */
+/* Tensors of one sequence that are read side by side: K and V, or Q and O. The second one may be missing. */
 typedef struct couple {
   runs side[2];
 } couple;
@@ -50,36 +52,65 @@ static bool join(const char *first, attn_strides stride, attn_dtype dtype, int64
   return true;
 }
 
-/* K and V of a key run, from key `first` on. */
-static bool find_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, couple *c) {
-  const attn_problem *p = &t->problem;
-  const attn_args *args = &t->args;
-  const attn_key_run run = attn_key_run_at(p, args, seq, 0, first);
-  const attn_dtype kv = p->dtype_kv;
-  *c = (couple){0};
-  return join(attn_element_at(args->v, kv, run.v), p->v_stride, kv, p->heads_kv, keys, p->dim_v, &c->side[1]) &&
-         (p->score == ATTN_SCORE_PRECOMPUTED ||
-          join(attn_element_at(args->k, kv, run.k), p->k_stride, kv, p->heads_kv, keys, p->dim_qk, &c->side[0]));
+/* A couple in the making: handed on when it has both sides. */
+typedef struct coupling {
+  couple couple;
+  int sides;
+  void (*add)(void *context, const couple *c);
+  void *context;
+} coupling;
+
+static void hand_on(coupling *to) {
+  if (to->sides > 0) to->add(to->context, &to->couple);
+  to->couple = (couple){0};
+  to->sides = 0;
 }
 
-/* Q (or S) and O of a sequence. */
-static bool find_rows(const bench_tensors *t, const attn_sequence *seq, attn_key_range used, couple *c) {
-  const attn_problem *p = &t->problem;
-  const attn_args *args = &t->args;
-  const int64_t b = seq->b, rows = seq->len_q;
-  const attn_dtype q = p->dtype_q, o = p->dtype_o;
-  *c = (couple){0};
-  if (!join(attn_element_at(args->o, o, attn_o_offset(p, seq, b, 0, 0)), p->o_stride, o, p->heads_q, attn_rows(p, seq),
-            p->dim_v, &c->side[1]))
-    return false;
-  if (p->score == ATTN_SCORE_PRECOMPUTED) {
-    const attn_score_strides *s = &p->scores_stride;
-    return join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, used.begin)),
-                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, ATTN_F32, p->heads_q, rows, used.end - used.begin,
-                &c->side[0]);
+/* Rows of all heads of a tensor, from an offset on. False if there are gaps within a head. */
+static bool add_side(coupling *to, const attn_operand *o, const attn_args *args, int64_t offset, int64_t rows) {
+  const attn_strides stride = {.h = o->stride[1], .s = o->stride[2], .d = o->stride[3]};
+  const char *first = attn_element_at(attn_operand_at(o, args), o->dtype, offset);
+  if (!join(first, stride, o->dtype, o->extent[1], rows, o->extent[3], &to->couple.side[to->sides])) return false;
+  if (++to->sides == 2) hand_on(to);
+  return true;
+}
+
+static attn_strides strides_of(const attn_operand *o) {
+  return (attn_strides){o->stride[0], o->stride[1], o->stride[2], o->stride[3]};
+}
+
+/* K and V of a key run, from key `first` on: the tensors with rows of keys. */
+static bool add_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, coupling *to) {
+  const bench_expected_row row = {.b = seq->b};
+  for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
+    const attn_operand o = attn_operand_of(&t->problem, (attn_operand_id)i);
+    const attn_strides stride = strides_of(&o);
+    if (!o.of_keys || !o.present || o.ignored) continue;
+    if (!add_side(to, &o, &t->args, bench_key_place(&t->problem, &t->args, &stride, &row, first), keys)) return false;
   }
-  return join(attn_element_at(args->q, q, attn_q_offset(p, seq, b, 0, 0)), p->q_stride, q, p->heads_q, rows, p->dim_qk,
-              &c->side[0]);
+  return hand_on(to), true;
+}
+
+/* Precomputed scores of a sequence, in the place of Q. */
+static bool add_scores(const bench_tensors *t, const attn_sequence *seq, attn_key_range used, coupling *to) {
+  attn_operand o = attn_operand_of(&t->problem, ATTN_OPERAND_SCORES);
+  if (!o.present) return true;
+  o.extent[3] = used.end - used.begin;
+  return add_side(to, &o, &t->args, attn_score_offset(&t->problem.scores_stride, seq->b, 0, 0, used.begin), seq->len_q);
+}
+
+/* Q (or S) and O of a sequence: the tensors with rows of queries, but for those of one number a row. */
+static bool add_queries(const bench_tensors *t, const attn_sequence *seq, attn_key_range used, coupling *to) {
+  const attn_problem *p = &t->problem;
+  if (!add_scores(t, seq, used, to)) return false;
+  for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
+    const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
+    const attn_strides stride = strides_of(&o);
+    const int64_t rows = attn_is_output(p, (attn_operand_id)i) ? attn_rows(p, seq) : seq->len_q;
+    if (o.of_keys || !o.present || o.ignored || o.single) continue;
+    if (!add_side(to, &o, &t->args, attn_row_offset(p, &stride, seq->b, 0, seq->first_q), rows)) return false;
+  }
+  return hand_on(to), true;
 }
 
 /* Calls add(context, couple) for each part that a sequence reads: its key runs in order, then its rows. False if something
@@ -87,15 +118,12 @@ static bool find_rows(const bench_tensors *t, const attn_sequence *seq, attn_key
 static bool each_couple(const bench_tensors *t, int64_t b, void (*add)(void *context, const couple *c), void *context) {
   const attn_sequence seq = attn_sequence_of(&t->problem, &t->args, b);
   const attn_key_range used = attn_keys_of_sequence(&t->problem, &t->args, &seq, b);
-  couple c;
+  coupling to = {.add = add, .context = context};
   for (int64_t j = used.begin, keys; j < used.end; j += keys) {
     keys = min64(used.end - j, attn_run_keys(&t->problem, &seq, j));
-    if (!find_keys(t, &seq, j, keys, &c)) return false;
-    add(context, &c);
+    if (!add_keys(t, &seq, j, keys, &to)) return false;
   }
-  if (!find_rows(t, &seq, used, &c)) return false;
-  add(context, &c);
-  return true;
+  return add_queries(t, &seq, used, &to);
 }
 
 static void add_nothing(void *context, const couple *c) { (void)context, (void)c; }

@@ -28,6 +28,7 @@ typedef struct attn_operand {
   size_t element_bytes;
   attn_dtype dtype;  /* where elements are floats */
   bool single;       /* a row is one number and has no columns: extent[3] is 1 */
+  bool of_keys;      /* rows of tokens are of keys, else of queries */
   bool of_operation; /* the problem's operation reads or writes it */
   bool present;      /* and the problem has it */
   bool ignored;      /* the problem has it, but its operation does not read it */
@@ -78,8 +79,8 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define ROWS(heads, tokens, dim, strides)                                                                                 \
   .extent = {batch, heads, tokens, dim}, .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, \
   STRIDES("bhsd", strides)
-#define CACHE(dim, strides)                                                              \
-  .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
+#define CACHE(dim, strides)                                                                               \
+  .of_keys = true, .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
   .stride = {varlen && !paged ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, STRIDES("bhsd", strides)
 #define NUMBERS(heads, tokens, strides)                \
   .single = true, .extent = {batch, heads, tokens, 1}, \
@@ -119,6 +120,14 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef TABLE
 #undef USES
 #undef TENSOR
+}
+
+/* Gives a tensor whose strides the problem holds dense ones, in the order of its axes. Returns its elements. */
+static inline int64_t attn_operand_set_dense(attn_problem *p, attn_operand_id which) {
+  const attn_operand o = attn_operand_of(p, which);
+  const int64_t columns = o.extent[3], row = o.extent[2] * columns, dense[4] = {o.extent[1] * row, row, columns, 1};
+  memcpy((char *)p + o.field_at, dense, sizeof dense);
+  return o.extent[0] * dense[0];
 }
 
 /* Where it begins: in args, and to be put there. */

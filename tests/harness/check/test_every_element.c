@@ -259,8 +259,8 @@ static element seen_by(const sample *s, const element *at) {
   element seen = *at;
   const int64_t o = place_of(&dense, &r->problem.o_stride, at) + at->d, lse = place_of(&dense, &r->problem.lse_stride, at);
   seen.facts = s->largest;
-  seen.facts.allowed = keys_of(s, at), seen.facts.lse = (double)r->lse[lse];
-  seen.right = at->d < 0 ? seen.facts.lse : (double)r->o[o];
+  seen.facts.allowed = keys_of(s, at), seen.facts.lse = (double)r->output[BENCH_LSE][lse];
+  seen.right = at->d < 0 ? seen.facts.lse : (double)r->output[BENCH_O][o];
   seen.m = at->d < 0 ? 0 : (double)r->m[o];
   seen.w = s->spread / sqrt((double)seen.facts.allowed) * seen.m;
   return seen;

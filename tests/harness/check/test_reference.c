@@ -103,11 +103,12 @@ TEST(references_stay_while_they_are_not_like_the_kernel) {
   const bench_reference *r = c.expected->reference;
   assert_int_equal(judge(&c).status, BENCH_PASS);
   assert_string_equal(r->kernel->name, "naive_c");
-  for (int64_t n = 0; n < KEPT * c.bench.problem.dim_v; n++) r->o[n] = 77; /* in the oracle's rows: would it run again? */
+  for (int64_t n = 0; n < KEPT * c.bench.problem.dim_v; n++)
+    r->output[BENCH_O][n] = 77; /* in the oracle's rows: would it run again? */
   assert_int_equal(judge_as(&c, NULL).status, BENCH_PASS);
-  assert_true(r->o[0] == 77);
+  assert_true(r->output[BENCH_O][0] == 77);
   assert_int_equal(judge_as(&c, r->kernel).status, BENCH_PASS);
-  assert_true(r->o[0] != 77);
+  assert_true(r->output[BENCH_O][0] != 77);
   close_cut(&c);
 }
 
@@ -155,7 +156,7 @@ TEST(complete_answers_need_no_reference) {
 TEST(references_may_err_in_256_rows) {
   cut_case c = open_cut("heads:1/seq:300/head_dim:8");
   assert_int_equal(judge(&c).status, BENCH_PASS);
-  float *o = c.expected->reference->o;
+  float *o = c.expected->reference->output[BENCH_O];
   for (int64_t i = KEPT; i < KEPT + 256; i++) o[8 * i + 5] += 1;
   assert_int_equal(judge(&c).status, BENCH_PASS);
   o[8 * 299] += 1;
@@ -177,7 +178,7 @@ TEST(references_learn_from_right_rows_only) {
   assert_int_equal(judge(&c).status, BENCH_FAIL);
   assert_true(r->largest.max_v == known);
   *o = right;
-  r->o[8 * 59] += 1;
+  r->output[BENCH_O][8 * 59] += 1;
   assert_int_equal(judge(&c).status, BENCH_PASS);
   assert_true(r->largest.max_v == last);
   close_cut(&c);

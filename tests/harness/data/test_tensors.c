@@ -306,7 +306,6 @@ static void compare_outputs(void) {
   const walk lse = rows_of(l, p->heads_q, p->seq_q, p->total_q, 1);
   int32_t *cu = (int32_t *)(uintptr_t)tensors.args.cu_seqlens_q;
   if (cu && cu[1] > 0) cu[0] = 1; /* the first token is of no sequence, as it may be in files */
-  assert_true(tensors.o_bytes == tensors.buffers[BENCH_O].bytes);
   bench_tensors_poison_output(&tensors, 0x7d, 1);
   compare_output(BENCH_O, p->dtype_o, &o);
   compare_output(BENCH_LSE, ATTN_F32, &lse);

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/* The floating-point operations of each operation. */
+#include "cases/case.h"
+
+static double flops_of_scores(const attn_problem *p, double pairs) {
+  switch (p->score) {
+    case ATTN_SCORE_PRECOMPUTED: return 0;
+    case ATTN_SCORE_ADDITIVE:
+    case ATTN_SCORE_GAUSSIAN: return pairs * 3 * (double)p->dim_qk;
+    default: return pairs * 2 * (double)p->dim_qk;
+  }
+}
+
+static double forward(const attn_problem *p, double pairs) {
+  return flops_of_scores(p, pairs) + pairs * 2 * (double)p->dim_v;
+}
+
+bench_operation_flops *const bench_operations[] = {[ATTN_FORWARD] = forward};
