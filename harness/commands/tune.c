@@ -104,7 +104,8 @@ static void add_regret(regrets *r, const char *name, const attn_tuning *tuning) 
 }
 
 static void print_class(const char *what, const attn_class *class) {
-  printf("%-14s %s, distance %.1f %%\n", what, attn_tuning_class(class->costs), 100 * class->distance);
+  printf("%-14s %s, distance %.1f %%%s\n", what, attn_tuning_class(class->costs), 100 * class->distance,
+         class->adjusted ? " with a factor for each tier" : "");
 }
 
 /* The classes whose costs decide; the built-in choice itself comes without a file. */

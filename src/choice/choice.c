@@ -22,8 +22,8 @@ static void append_source(const attn_choice *c, char *text, size_t bytes) {
   else if (c->class_named)
     snprintf(words, sizeof words, "automatic, by costs of %s (ATTN_MACHINE)", class);
   else
-    snprintf(words, sizeof words, "automatic, by costs of %s, the nearest class of CPUs (distance %.0f %%)", class,
-             100 * c->distance);
+    snprintf(words, sizeof words, "automatic, by costs of %s, the nearest class of CPUs (distance %.0f %%%s)", class,
+             100 * c->distance, c->class_adjusted ? " with a factor for each tier" : "");
   attn_append(text, bytes, "; ", words);
   if (!class) append_line(c, text, bytes);
 }

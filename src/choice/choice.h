@@ -24,6 +24,7 @@ typedef struct attn_choice {
   const attn_tuning *source; /* the costs or the rules */
   double distance;           /* distance of the class from this CPU */
   bool class_named;          /* ATTN_MACHINE names it */
+  bool class_adjusted;       /* a factor for each tier, by what was timed here */
   int line;                  /* line that has the rule or the costs */
   double error;              /* error of the costs: root of the mean square, relative */
   const attn_kernel *second; /* the next by costs; NULL = no other has any */

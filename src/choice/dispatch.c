@@ -151,6 +151,7 @@ static attn_status choose_by_class(const attn_problem *problem, attn_choice *cho
   if (status != ATTN_OK) return status;
   choice->distance = class->distance;
   choice->class_named = class->named;
+  choice->class_adjusted = class->adjusted;
   *chosen = choose_by_costs(problem, class->costs, choice);
   return ATTN_OK;
 }

@@ -16,6 +16,7 @@
 #include "src/api/float_mode.h"
 #include "src/api/text.h"
 #include "src/api/wall_clock.h"
+#include "src/choice/probe.h"
 #include "src/registry/cpu.h"
 #include "src/registry/registry.h"
 
@@ -26,7 +27,7 @@ static const struct {
 #include "machine_classes.h"
 };
 
-enum { CLASSES = sizeof files / sizeof *files, MOST_LINES = 64 /* with costs, of a class */ };
+enum { CLASSES = sizeof files / sizeof *files };
 static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that have terms */
 
 /* ---- The probe ---- */
@@ -48,7 +49,7 @@ static const double MOST_NS = 2e4; /* longest time that a call of a kernel is ex
 static const probed PROBLEMS[] = {
     {1, 1, 48, 128, 64}, {1, 1, 1, 128, 64}, {4, 1, 1, 384, 128}, {1, 1, 6, 256, 32}, {8, 1, 1, 512, 64}};
 
-enum { PROBLEM_COUNT = sizeof PROBLEMS / sizeof *PROBLEMS, MOST_TIMES = PROBLEM_COUNT * MOST_LINES };
+enum { PROBLEM_COUNT = sizeof PROBLEMS / sizeof *PROBLEMS, MOST_TIMES = PROBLEM_COUNT * ATTN_CLASS_LINES };
 
 /* Memory that probed kernels read and write. It holds zeros, which take as long as other numbers. */
 typedef struct probe_memory {
@@ -56,24 +57,22 @@ typedef struct probe_memory {
   _Alignas(ATTN_MEMORY_ALIGN) char unit[MOST_BYTES], scratch[MOST_BYTES];
 } probe_memory;
 
-typedef struct probe_time {
-  const attn_kernel *kernel;
-  attn_problem problem;
-  double ns;
-} probe_time;
-
 typedef struct probe {
   int count;
-  probe_time time[MOST_TIMES];
+  attn_probe_time time[MOST_TIMES];
 } probe;
 
 static struct {
   pthread_mutex_t lock;
   _Atomic bool found;
   attn_tuning costs[CLASSES]; /* one for each class */
-  attn_kernel_costs lines[CLASSES][MOST_LINES];
+  attn_kernel_costs lines[CLASSES][ATTN_CLASS_LINES];
   probe probe;
   attn_class here;
+  struct {
+    attn_tuning costs;
+    attn_kernel_costs lines[ATTN_CLASS_LINES];
+  } adjusted[2]; /* the class here, and the nearest one that was asked for last */
 } machine = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int last_resort(void) {
@@ -82,7 +81,7 @@ static int last_resort(void) {
   return index;
 }
 
-static void run_once(probe_time *t, attn_schedule *schedule, probe_memory *memory) {
+static void run_once(attn_probe_time *t, attn_schedule *schedule, probe_memory *memory) {
   const attn_args args = ATTN_STRUCT(attn_args, .q = memory->q, .k = memory->k, .v = memory->v, .o = memory->o);
   const double start = attn_wall_clock_ns();
   for (int64_t unit = 0; unit < schedule->units; unit++)
@@ -96,7 +95,7 @@ static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES &&
 
 static attn_prefetch prefetch_always(void) { return (attn_prefetch){0}; }
 
-static void time_one(probe_time *t, probe_memory *memory) {
+static void time_one(attn_probe_time *t, probe_memory *memory) {
   attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
   const attn_machine one_thread = {.threads = 1, .prefetch = prefetch_always};
   if (!t->kernel->plan(&t->problem, &one_thread, &schedule) || !fits(&schedule)) return;
@@ -126,8 +125,8 @@ static void list_times(probe *p) {
     for (int n = 0; n < PROBLEM_COUNT; n++)
       for (int i = 0; (kernel = attn_registry_get(i)); i++) {
         const attn_problem problem = problem_of(&PROBLEMS[n], dtypes[d]);
-        if (is_probed(kernel, &problem)) /* one of MOST_LINES lines of the last resort */
-          p->time[p->count++] = (probe_time){.kernel = kernel, .problem = problem, .ns = INFINITY};
+        if (is_probed(kernel, &problem)) /* one of ATTN_CLASS_LINES lines of the last resort */
+          p->time[p->count++] = (attn_probe_time){.kernel = kernel, .problem = problem, .ns = INFINITY};
       }
 }
 
@@ -143,29 +142,20 @@ static attn_status measure_probe(probe *p) {
   return ATTN_OK;
 }
 
-/* ---- Distances ---- */
+/* ---- Classes ---- */
 
-static const double UNKNOWN = 0.5; /* the error of a logarithm that a kernel without costs counts as */
-
-static double distance_of(const attn_tuning *tuning, const probe *p) {
-  double sum = 0, squares = 0, unknown = 0, known = 0;
-  for (int i = 0; i < p->count; i++) {
-    const probe_time *t = &p->time[i];
-    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
-    if (isinf(t->ns) || !(t->ns > 0)) continue;
-    const double expected = c ? attn_expected_ns(t->kernel, c->ns, &t->problem) : 0;
-    if (!(expected > 0)) {
-      unknown++;
-      continue;
-    }
-    const double error = log(t->ns / expected);
-    sum += error, squares += error * error, known++;
-  }
-  if (known == 0) return unknown > 0 ? UNKNOWN : 0;
-  return sqrt((squares - sum * sum / known + unknown * UNKNOWN * UNKNOWN) / (known + unknown));
+static double distance_of(const attn_tuning *costs) {
+  return attn_probe_distance(costs, machine.probe.time, machine.probe.count);
 }
 
-/* ---- Classes ---- */
+/* Costs with a factor for each tier, where these are much nearer. */
+static void adjust_tiers(int index, int slot, attn_class *class) {
+  attn_tuning *costs = &machine.adjusted[slot].costs;
+  attn_kernel_costs *lines = machine.adjusted[slot].lines;
+  if (attn_tuning_read_class(files[index].name, files[index].text, lines, ATTN_CLASS_LINES, costs) != ATTN_OK) return;
+  if (!attn_probe_adjust(costs, machine.probe.time, machine.probe.count, attn_tier_best())) return;
+  *class = (attn_class){.costs = costs, .distance = distance_of(costs), .adjusted = true};
+}
 
 static bool lists_tier(const attn_tuning *costs, const char *isa) {
   const char *tiers = attn_tuning_tiers(costs);
@@ -188,14 +178,16 @@ static int count_eligible(void) {
   return count;
 }
 
-static void find_nearest(const char *without, attn_class *found) {
+static void find_nearest(const char *without, int slot, attn_class *found) {
+  int nearest = last_resort();
   *found = (attn_class){.costs = &machine.costs[last_resort()], .distance = INFINITY};
   for (int i = 0; i < CLASSES; i++) {
     if (!is_eligible(i, without)) continue;
-    const double distance = distance_of(&machine.costs[i], &machine.probe);
-    if (distance < found->distance) *found = (attn_class){.costs = &machine.costs[i], .distance = distance};
+    const double distance = distance_of(&machine.costs[i]);
+    if (distance < found->distance) *found = (attn_class){.costs = &machine.costs[nearest = i], .distance = distance};
   }
-  if (isinf(found->distance)) found->distance = distance_of(found->costs, &machine.probe);
+  if (isinf(found->distance)) found->distance = distance_of(found->costs);
+  if (machine.probe.count > 0) adjust_tiers(nearest, slot, found);
 }
 
 /* The class that ATTN_MACHINE names; -1 without one. */
@@ -219,14 +211,14 @@ attn_status attn_class_check_name(void) {
 static attn_status read_classes(void) {
   attn_status status = ATTN_OK;
   for (int i = 0; i < CLASSES && status == ATTN_OK; i++)
-    status = attn_tuning_read_class(files[i].name, files[i].text, machine.lines[i], MOST_LINES, &machine.costs[i]);
+    status = attn_tuning_read_class(files[i].name, files[i].text, machine.lines[i], ATTN_CLASS_LINES, &machine.costs[i]);
   return status;
 }
 
 static attn_status find_by_probe(void) {
   const uint64_t mode = attn_float_mode_enter();
   const attn_status status = count_eligible() > 1 ? measure_probe(&machine.probe) : ATTN_OK;
-  if (status == ATTN_OK) find_nearest(NULL, &machine.here);
+  if (status == ATTN_OK) find_nearest(NULL, 0, &machine.here);
   attn_float_mode_leave(mode);
   return status;
 }
@@ -260,6 +252,6 @@ attn_prefetch attn_class_prefetch(void) {
 attn_status attn_class_nearest(const char *without, attn_class *found) {
   const attn_class *here;
   const attn_status status = attn_class_here(&here);
-  if (status == ATTN_OK) find_nearest(without, found);
+  if (status == ATTN_OK) find_nearest(without, 1, found);
   return status;
 }

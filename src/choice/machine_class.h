@@ -11,6 +11,7 @@ typedef struct attn_class {
   double distance; /* distance of its costs from the times of kernels here: the standard deviation of the logarithm of their
                       ratios; 0 if nothing was timed */
   bool named;      /* ATTN_MACHINE names it */
+  bool adjusted;   /* costs are those of the class times a factor for each tier, by what was timed here */
 } attn_class;
 
 /* The class whose costs the built-in choice takes: that of ATTN_MACHINE, or the nearest. Found once per process, in a few
@@ -24,7 +25,7 @@ attn_status attn_class_check_name(void);
 /* attn_machine.prefetch: what that class says. K and V are always prefetched once where no class can be found. */
 attn_prefetch attn_class_prefetch(void);
 
-/* The nearest class that is not called `without` (NULL: of all). */
+/* The nearest class that is not called `without` (NULL: of all). Its costs may be overwritten by the next call. */
 attn_status attn_class_nearest(const char *without, attn_class *found);
 
 #endif

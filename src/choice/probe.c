@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/choice/probe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Distances ---- */
+
+static const double UNKNOWN = 0.5; /* the error of a logarithm that a kernel without costs counts as */
+
+/* The logarithm of how much longer it took than the costs say; NaN if they say nothing. */
+static double error_of(const attn_tuning *tuning, const attn_probe_time *t) {
+  const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
+  const double expected = c ? attn_expected_ns(t->kernel, c->ns, &t->problem) : 0;
+  return expected > 0 ? log(t->ns / expected) : NAN;
+}
+
+static bool was_timed(const attn_probe_time *t) { return !isinf(t->ns) && t->ns > 0; }
+
+double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *times, int count) {
+  double sum = 0, squares = 0, unknown = 0, known = 0;
+  for (int i = 0; i < count; i++) {
+    if (!was_timed(&times[i])) continue;
+    const double error = error_of(tuning, &times[i]);
+    if (isnan(error)) {
+      unknown++;
+      continue;
+    }
+    sum += error, squares += error * error, known++;
+  }
+  if (known == 0) return unknown > 0 ? UNKNOWN : 0;
+  return sqrt((squares - sum * sum / known + unknown * UNKNOWN * UNKNOWN) / (known + unknown));
+}
+
+/* ---- Tiers ---- */
+/* A class may say how kernels of one tier compare, but not how one tier does with another: units of 512 bits are as wide as
+ * they look on some CPUs, and half as wide on others. Then its costs hold with a factor for each tier. Factors go in steps
+ * many times as large as the noise of a probe, so that each process finds the same ones. */
+
+enum { MOST_ERRORS = 512 };
+
+static const double STEP = 0.2;      /* of the logarithm */
+static const double EXPLAINED = 0.5; /* share of the squared distance that factors must take away to be believed */
+
+static int compare_numbers(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The median error of a tier's lines that were measured; NaN without any. */
+static double error_of_tier(const attn_tuning *tuning, const attn_probe_time *times, int count, const char *isa) {
+  double errors[MOST_ERRORS];
+  int known = 0;
+  for (int i = 0; i < count && known < MOST_ERRORS; i++) {
+    const attn_probe_time *t = &times[i];
+    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
+    const double error = was_timed(t) ? error_of(tuning, t) : NAN;
+    if (!isnan(error) && c->error < UNKNOWN && strcmp(t->kernel->info.isa, isa) == 0) errors[known++] = error;
+  }
+  qsort(errors, (size_t)known, sizeof *errors, compare_numbers);
+  return known ? (errors[(known - 1) / 2] + errors[known / 2]) / 2 : NAN;
+}
+
+static double factor_of_tier(const attn_tuning *costs, const attn_probe_time *times, int count, const char *isa,
+                             const char *highest) {
+  const double error = error_of_tier(costs, times, count, isa) - error_of_tier(costs, times, count, highest);
+  return isnan(error) ? 1 : exp(STEP * round(error / STEP));
+}
+
+bool attn_probe_adjust(attn_tuning *costs, const attn_probe_time *times, int count, const char *highest) {
+  const double before = attn_probe_distance(costs, times, count);
+  double factor[ATTN_CLASS_LINES];
+  if (costs->cost_count > ATTN_CLASS_LINES) return false;
+  for (int i = 0; i < costs->cost_count; i++)
+    factor[i] = factor_of_tier(costs, times, count, costs->costs[i].kernel->info.isa, highest);
+  for (int i = 0; i < costs->cost_count; i++)
+    for (int n = 0; n < ATTN_MAX_TERMS; n++) costs->costs[i].ns[n] *= factor[i];
+  const double after = attn_probe_distance(costs, times, count);
+  return after * after <= (1 - EXPLAINED) * before * before && after < before;
+}
