@@ -136,6 +136,7 @@ enum {
   ATTN_USE_SINKS = 1 << 8,  /**< args.sinks: one more logit per head in the denominator */
   ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
   ATTN_USE_PAGES = 1 << 10,       /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
+  ATTN_USE_STATE = 1 << 11,       /**< args.state: keys come in pieces, and rows go on from what they have seen */
 };
 
 /** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
@@ -199,6 +200,8 @@ typedef struct attn_problem {
   int64_t page_table_stride; /**< Entries from one sequence's page_table to the next one's; 0 = shared. */
 
   attn_operation operation; /**< What is computed; default ATTN_FORWARD. */
+
+  attn_strides state_stride; /**< Strides of state; .d is ignored: the floats of a row lie side by side. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -267,6 +270,9 @@ typedef struct attn_args {
   const float *sinks;          /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
   const int32_t *page_table;   /**< Pages of each sequence, in order: [batch][..] by page_table_stride, each in 0..pages-1.
                                   Entries of pages that no query sees are not read. */
+
+  float *state; /**< Read and written: [batch][heads_q][seq_q] rows of attn_state_floats(dim_v) floats by state_stride. With
+                   STATE, o and lse may be NULL: then the state alone goes on. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */
@@ -307,6 +313,11 @@ ATTN_API attn_status attn_plan_create(const attn_problem *problem, const attn_op
 /** Bytes of workspace that one run needs: a multiple of 64, 0 if none. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
+/** Keys of a piece, for a plan whose problem has ATTN_USE_STATE: a piece begins at a multiple of so many keys, counted from
+ * key 0 of the sequence. The last piece may end anywhere. 0 for other plans. It depends on the kernel, dtypes and dims
+ * alone. */
+ATTN_API int64_t attn_plan_piece_keys(const attn_plan *plan);
+
 /** Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; what it
  * held before does not matter, and what it holds after means nothing. Allocates nothing. For a fixed kernel on one CPU a
  * row's bits depend on that row's inputs alone: not on batch, thread count or workspace.
@@ -346,13 +357,51 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
  *     P_j = 2^(s_j log2(e) - reference),   sum = sum_j P_j,   o = sum_j P_j v_j
  *
  * so attention over these keys is o / sum, and its LSE ln(2) reference + ln(sum). Any reference near the largest score in
- * log2 units will do. Rows are dense, in the order of an LSE. An (O, LSE) pair is the state {O, LSE log2(e), 1}. */
+ * log2 units will do. Rows are dense, in the order of an LSE. An (O, LSE) pair is the state {O, LSE log2(e), 1}. The last
+ * three fields are 0 but for rows of args.state: attn_partial_of_state(). */
 typedef struct attn_partial {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
   float *o;           /**< [rows][dim_v], not divided yet */
   float *reference;   /**< [rows] in log2 units; -inf: the row has seen no key, and its o and sum are not read. */
-  float *sum;         /**< [rows] */
+  float *sum;         /**< [rows], or [rows][sums] */
+
+  int64_t stride; /**< Floats from one row to the next in each array; 0 = dense rows of dim_v, 1, 1 and sums floats. */
+  int64_t sums;   /**< Parts of a row's sum, side by side: 0 or 1 = one. A fold adds them up, in order, into the first. */
+  float *reference_low; /**< NULL, or [rows]: what the references have beyond a float. */
 } attn_partial;
+
+/** Parts of a row's sum in args.state. */
+enum { ATTN_STATE_SUMS = 16 };
+
+/** Floats of a row of args.state: o [dim_v], the parts of the sum [ATTN_STATE_SUMS], and the reference as a float and the
+ * rest of it. A kernel leaves as many parts as its vectors have lanes, so that it can go on with the same bits; the others
+ * are 0. */
+static inline int64_t attn_state_floats(int64_t dim_v) { return dim_v + ATTN_STATE_SUMS + 2; }
+
+/** Dense rows of args.state as what attn_partial_merge() and attn_partial_finish() take. */
+static inline attn_partial attn_partial_of_state(float *state, int64_t dim_v) {
+  attn_partial partial;
+  partial.struct_size = sizeof partial;
+  partial.o = state;
+  partial.sum = state + dim_v;
+  partial.reference = partial.sum + ATTN_STATE_SUMS;
+  partial.reference_low = partial.reference + 1;
+  partial.stride = attn_state_floats(dim_v);
+  partial.sums = ATTN_STATE_SUMS;
+  return partial;
+}
+
+/** Sets the references of all rows to -inf, by the problem's state_stride: no row has seen a key. What else stands in the
+ * state then does not matter. Returns ATTN_OK or ATTN_INVALID_ARGUMENT.
+ *
+ *     attn_state_start(&problem, state);                  // problem.uses has ATTN_USE_STATE, align is ATTN_ALIGN_OFFSET
+ *     for (int64_t first = 0; first < keys; first += n) { // n = attn_plan_piece_keys(plan), or a multiple of it
+ *       kv_len[0] = keys - first < n ? keys - first : n;
+ *       offsets[0] = position - first;                    // of query 0, as distances count from the piece's first key
+ *       args.k = k + first * dim_qk;  args.v = v + first * dim_v;
+ *       attn_plan_run(plan, &args, workspace, bytes);     // o, if given: attention over all keys so far
+ *     } */
+ATTN_API attn_status attn_state_start(const attn_problem *problem, float *state);
 
 /** Folds a piece, which is over other keys, into the state of the same rows. Pieces are to come in the order of their keys,
  * from a state whose references are -inf; then a row's bits depend on the pieces alone: the state may be kept between calls,

@@ -294,6 +294,7 @@ struct args {
   view<const float> alibi_slopes;        /**< [heads_q] */
   view<const float> sinks;               /**< [heads_q] */
   view<const std::int32_t> page_table;   /**< [batch][pages of a sequence] */
+  view<float> state; /**< [batch][heads_q][seq_q][attn_state_floats(dim_v)], read and written. */
 
   /** No tensors. */
   args() noexcept = default;
@@ -308,6 +309,7 @@ struct args {
     c.kv_len = kv_len.data(), c.q_len = q_len.data(), c.row_len = row_len.data();
     c.cu_seqlens_q = cu_seqlens_q.data(), c.cu_seqlens_k = cu_seqlens_k.data(), c.offsets = offsets.data();
     c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data(), c.page_table = page_table.data();
+    c.state = state.data();
     return c;
   }
 };
@@ -341,6 +343,7 @@ class size_check {
       return paged ? reach({{p.pages, s.b}, {p.heads_kv, s.h}, {p.page_tokens, s.s}, {dim, s.d}})
                    : tensor(p.heads_kv, keys, dim, s);
     };
+    const auto dense = [](attn_strides s) { return attn_strides{s.b, s.h, s.s, 1}; };
     const auto pairs = [&](const attn_score_strides &s) {
       return reach({{p.batch, s.b}, {p.heads_q, s.h}, {p.seq_q, s.q}, {p.seq_k, s.k}});
     };
@@ -350,6 +353,7 @@ class size_check {
     check("v", a.v, dtype_bytes(p.dtype_kv), cache(p.dim_v, p.v_stride));
     check("o", a.o, dtype_bytes(p.dtype_o), tensor(p.heads_q, rows, p.dim_v, p.o_stride));
     check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
+    check("state", a.state, 4, tensor(p.heads_q, rows, attn_state_floats(p.dim_v), dense(p.state_stride)));
     check("bias", a.bias, 4, pairs(p.bias_stride));
     check("mask", a.mask, 1, pairs(p.mask_stride));
     check("scores", a.scores, 4, pairs(p.scores_stride));

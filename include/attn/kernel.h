@@ -69,7 +69,7 @@ typedef struct attn_schedule {
   size_t scratch_bytes;           /**< Private memory of one thread. */
 
   int64_t row_block; /**< Query rows of one compute task. */
-  int64_t key_block; /**< Keys scored before P is used. */
+  int64_t key_block; /**< Keys scored before P is used; with ATTN_USE_STATE the keys of a piece (attn_plan_piece_keys()). */
 
   /** The kernel's own plan data: what plan() works out once and run() only reads, such as the layout of its memory. Zeros
    * before plan(); aligned to 8 bytes. A kernel keeps one struct here, `(layout *)(void *)schedule->own`, and asserts its

@@ -36,9 +36,11 @@ static int64_t blocks_of_super(const attn_problem *p) {
   return ceil_div(blocks, ceil_div(blocks, max64(1, SUPER_BYTES / 2 / values)));
 }
 
-/* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. */
+/* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. Where tiles go on from
+ * states, all of them and a place for products without a job. */
 static int64_t outputs_of(const attn_problem *p, int64_t rows) {
   const int64_t tiles = ceil_div(rows, TILE_QUERIES);
+  if (attn_uses(p, ATTN_USE_STATE)) return tiles + 1;
   return blocks_of(p->seq_k) <= blocks_of_super(p) ? 2 : tiles;
 }
 
@@ -107,7 +109,7 @@ typedef struct attention {
   uint16_t *unit;
   query_tile *tiles;
   float *s, *again;
-  float *nowhere;
+  float *nowhere, *unused_o; /* unused_o: NULL where a tile's first job starts its O anew */
   uint16_t *p[2], *q[2], *v;
   pending_sums pending;
   const uint16_t *k;       /* the first key of the KV head, if all lie in one run */
@@ -227,9 +229,11 @@ static const uint16_t *seen_values(const attention *a, const job *j) {
   return a->v;
 }
 
-/* Without a job, products of finite or other values go where the first job's output will start anew. */
+/* Without a job, products of finite or other values go where the first job's output will start anew, or where nobody reads
+ * them. */
 static output_work output_of(const attention *a, const job *before, const job *now, const uint16_t *p) {
-  if (!before->exists) return (output_work){.o = now->tile->o, .starts = true, .v = values_of(a, now), .p = p};
+  if (!before->exists)
+    return (output_work){.o = a->unused_o ? a->unused_o : now->tile->o, .starts = true, .v = values_of(a, now), .p = p};
   return (output_work){.o = before->tile->o,
                        .starts = before->starts,
                        .v = a->block->careful ? seen_values(a, before) : values_of(a, before),
@@ -472,6 +476,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block);
   for (int64_t i = 0; i < tiles; i++)
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at->o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
+  if (attn_uses(p, ATTN_USE_STATE)) a.unused_o = floats_at(scratch, at->o) + tiles * a.depth_v * SUMS;
   for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);

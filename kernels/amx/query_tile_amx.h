@@ -29,6 +29,31 @@ static void find_ranges(const row_block *block, query_tile *t) {
   }
 }
 
+static float *state_of_query(const row_block *block, const query_tile *t, int64_t i) {
+  const problem_row at = problem_row_of(block, t->row + i);
+  return block->args->state + attn_state_offset(block->problem, block->seq, block->b, at.head, at.query);
+}
+
+/* Query i goes on from its state, as load_state() of rows_io.h does. */
+static void load_query_state(const row_block *block, query_tile *t, int64_t i) {
+  const int64_t dim_v = block->problem->dim_v;
+  const float *state = state_of_query(block, t, i);
+  const double reference = kept_reference(state, dim_v);
+  if (reference == -INFINITY) return;
+  const float near = isnan(reference) ? 0.0f : (float)reference, factor = exp2f((float)(reference - (double)near));
+  const float weight = isnan(factor) ? 1.0f : factor;
+  t->minus_ref[i] = -near;
+  kept_sums(state, dim_v, 1, &t->sum[i]);
+  t->sum[i] *= weight;
+  for (int64_t d = 0; d < dim_v; d++) t->o[d * TILE_QUERIES + i] = weight * state[d];
+}
+
+static void load_tile_states(const row_block *block, query_tile *t) {
+  memset(t->o, 0, (size_t)(depth_of(block->problem->dim_v) * DEPTH * TILE_QUERIES) * sizeof(float));
+  for (int64_t i = 0; i < min64(TILE_QUERIES, block->rows - t->row); i++) load_query_state(block, t, i);
+  t->started = true;
+}
+
 static void start_tile(const row_block *block, int64_t row, float *o, query_tile *t) {
   attn_key_range any = {INT64_MAX, 0};
   t->row = row;
@@ -46,6 +71,7 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
     any.begin = min64(any.begin, range.begin < range.end ? range.begin : INT64_MAX);
     any.end = max64(any.end, range.end);
   }
+  if (attn_uses(block->problem, ATTN_USE_STATE)) load_tile_states(block, t);
   if (any.begin >= any.end) return;
   t->first_block = any.begin / KEY_BLOCK;
   t->end_block = blocks_of(any.end);
@@ -373,9 +399,47 @@ static void store_lse_half(const row_block *block, const query_tile *t, int half
     if (good >> (i - half * HALF) & 1) store_lse(block, t->row + i, log((double)t->sum[i]) - LN_2 * (double)t->minus_ref[i]);
 }
 
+/* Query i's state, and O and LSE over all keys so far. */
+static void finish_state(const row_block *block, const query_tile *t, int64_t i) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, t->row + i);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  const float sum = t->sum[i], sink = attn_uses(p, ATTN_USE_SINKS) ? block->args->sinks[at.head] * LOG2_E : -INFINITY;
+  float *state = state_of_query(block, t, i), lanes[VEC_LANES];
+  for (int64_t d = 0; d < p->dim_v; d++) state[d] = t->o[d * TILE_QUERIES + i];
+  keep_sums(state, p->dim_v, 1, &sum);
+  keep_reference(state, p->dim_v, isnan(sum) ? (double)NAN : sum == 0 ? -INFINITY : -(double)t->minus_ref[i]);
+  vec_store(lanes, vec_exp2(vec_set1(sink + t->minus_ref[i])));
+  vec_store(lanes, vec_div(vec_set1(1), vec_set1(attn_uses(p, ATTN_USE_SINKS) ? sum + lanes[0] : sum)));
+  for (int64_t d = 0; block->args->o && d < p->dim_v; d++) {
+    const float o = sum == 0 ? 0.0f : fmaf(state[d], lanes[0], 0.0f);
+    attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, o);
+  }
+  if (block->args->lse)
+    store_lse(block, t->row + i, sum == 0 ? -INFINITY : log((double)sum) - LN_2 * (double)t->minus_ref[i]);
+}
+
+static bool tile_is_finite(const query_tile *t, int64_t queries, int64_t dim_v) {
+  float poison = 0;
+  for (int64_t d = 0; d < dim_v; d++)
+    for (int64_t i = 0; i < queries; i++) poison += 0 * t->o[d * TILE_QUERIES + i];
+  return poison == 0;
+}
+
+/* finish_tile where keys come in pieces: what is not finite after the second try stays as the arithmetic gave it. */
+static NO_INLINE void finish_tile_states(const row_block *block, query_tile *t) {
+  const int64_t queries = min64(TILE_QUERIES, block->rows - t->row);
+  t->again = block->first_try && !tile_is_finite(t, queries, block->problem->dim_v);
+  for (int64_t i = 0; !t->again && i < queries; i++) finish_state(block, t, i);
+}
+
 /* O = O^T / sum and LSE = reference + log(sum). A row without keys gives 0 and -inf. */
 static NO_INLINE void finish_tile(const row_block *block, query_tile *t) {
   const attn_problem *p = block->problem;
+  if (attn_uses(p, ATTN_USE_STATE)) {
+    finish_tile_states(block, t);
+    return;
+  }
   for (int half = 0; half < 2 && t->row + half * HALF < block->rows; half++) {
     const int64_t rows = min64(block->rows - t->row - half * HALF, HALF);
     const vec sum = vec_load(t->sum + half * HALF), minus_ref = vec_load(t->minus_ref + half * HALF);

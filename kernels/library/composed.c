@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/rejects.h"
 
 const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",
@@ -19,6 +20,7 @@ const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t bu
                                           "gaussian scores are no matrix product; |q|^2 - 2 q k + |k|^2 would "
                                           "cancel"};
   if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) return names[p->score];
+  if (attn_uses(p, ATTN_USE_STATE)) return takes_no_state(p, buffer, buffer_bytes);
   const struct {
     const char *name;
     int64_t value;

@@ -12,7 +12,7 @@ const attn_kernel attn_blocked_neon = {
              .library = "",
              .summary = "row blocks with their scores kept in L2, two-pass softmax; tiles of 8 rows, 4 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
-    .rejects = takes_everything,
+    .rejects = takes_no_state,
     .plan = blocked_plan,
     .terms = TILED_KERNEL_TERMS,
     .run = two_pass_run,

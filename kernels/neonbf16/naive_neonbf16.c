@@ -45,7 +45,7 @@ const attn_kernel attn_naive_neonbf16 = {
                  "textbook on bf16 inputs, P rounded to bf16: the whole score matrix of a head, three passes; tiles of "
                  "8 x 12 by BFMMLA",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
-    .rejects = takes_bf16,
+    .rejects = takes_bf16_at_once,
     .plan = plan,
     .terms = TILED_KERNEL_TERMS,
     .run = run,

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/rejects.h"
 #include "matmul_layout.h"
 #include "onednn.h"
 
@@ -149,6 +150,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   if (p->score == ATTN_SCORE_DOT && p->dtype_q != p->dtype_kv)
     return "oneDNN multiplies matrices of one type, and q is float32 where k is not; store both alike";
   if (attn_uses(p, ATTN_USE_PAGES)) return "it reads all keys of a sequence at one stride, not in pages";
+  if (attn_uses(p, ATTN_USE_STATE)) return takes_no_state(p, buffer, buffer_bytes);
   matmul_state state = {.layout = {.rows = 0}};
   dnnl_status_t status;
   if (!matmul_layout_of(p, &state.layout) || !attn_onednn_can_create()) return NULL; /* plan() and open() say so */

@@ -53,7 +53,7 @@ static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
   schedule->row_block = rows_per_kv_head(p);
-  schedule->key_block = KEYS;
+  schedule->key_block = SPLIT_KEYS; /* a piece of keys is whole splits */
   schedule->unit_bytes = (size_t)unit;
   schedule->scratch_bytes = (size_t)scratch->total;
   return true;
@@ -131,6 +131,7 @@ static void merge_splits(const attn_schedule *schedule, const attn_args *args, a
   for (int64_t member = 0; member < attn_group(p); member++) {
     row_block t = head_block(schedule, args, task, member, scratch);
     start_rows(&t);
+    load_states(&t);
     for (int64_t split = 0; split < schedule->items[0]; split++)
       for (int64_t i = 0; i < t.rows; i++) merge_row(&t, i, state_of(p, unit_memory, split, member * p->seq_q + i));
     finish_rows(&t);

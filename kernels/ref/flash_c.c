@@ -12,6 +12,7 @@ static void flash_run(const attn_schedule *schedule, const attn_args *args, attn
   (void)unit_memory;
   row_block t = tile_block(schedule, args, task, scratch, KEYS);
   start_rows(&t);
+  load_states(&t);
   const attn_key_range used = keys_of_block(&t);
   for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
     load_k(&t, used, key);

@@ -12,6 +12,7 @@
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/partial.h"
 #include "kernels/common/problem/rejects.h"
 #include "scores_c.h"
 
@@ -106,6 +107,26 @@ static inline void start_rows(row_block *t) {
   }
 }
 
+static inline float *state_of_row(const row_block *t, int64_t i) {
+  return t->args->state + attn_state_offset(t->problem, &t->seq, t->b, t->head, t->first_row + i);
+}
+
+/* Rows go on from their states, where keys come in pieces. Here references are natural logarithms. */
+static inline void load_states(row_block *t) {
+  const int64_t dim_v = t->problem->dim_v;
+  for (int64_t i = 0; attn_uses(t->problem, ATTN_USE_STATE) && i < t->rows; i++) {
+    const float *state = state_of_row(t, i);
+    const double reference = kept_reference(state, dim_v);
+    if (reference == -INFINITY) continue;
+    t->row_max[i] = isnan(reference) ? 0.0f : (float)(LN_2 * reference); /* its sum is NaN and stays so */
+    const float factor = exp2f((float)(reference - LOG2_E_DOUBLE * (double)t->row_max[i]));
+    const float weight = isnan(factor) ? 1.0f : factor; /* 1 for a state that this tier has left */
+    kept_sums(state, dim_v, 1, &t->row_sum[i]);
+    t->row_sum[i] *= weight;
+    for (int64_t c = 0; c < dim_v; c++) t->acc[i * dim_v + c] = weight * state[c];
+  }
+}
+
 /* One range that holds all keys that rows of the block may see. */
 static inline attn_key_range keys_of_block(const row_block *t) {
   attn_key_range used = {0, 0};
@@ -196,8 +217,26 @@ static inline bool divide_row(float *row, int64_t count, float denominator) {
 static inline void store_row(const row_block *t, int64_t i, const float *row, double lse) {
   const attn_problem *p = t->problem;
   const int64_t offset = attn_o_offset(p, &t->seq, t->b, t->head, t->first_row + i);
-  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(t->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
-  if (attn_uses(p, ATTN_USE_LSE)) t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->head, t->first_row + i)] = (float)lse;
+  for (int64_t d = 0; t->args->o && d < p->dim_v; d++)
+    attn_store_f32(t->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
+  if (t->args->lse) t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->head, t->first_row + i)] = (float)lse;
+}
+
+static inline float denominator_of(const row_block *t, int64_t i) {
+  if (!attn_uses(t->problem, ATTN_USE_SINKS)) return t->row_sum[i];
+  return t->row_sum[i] + expf(t->args->sinks[t->head] - t->row_max[i]);
+}
+
+/* The row's state, and O and LSE over all keys so far. */
+static inline void finish_state(const row_block *t, int64_t i) {
+  const int64_t dim_v = t->problem->dim_v;
+  float *acc = t->acc + i * dim_v, *state = state_of_row(t, i);
+  const float sum = t->row_sum[i];
+  memcpy(state, acc, (size_t)dim_v * sizeof(float));
+  keep_sums(state, dim_v, 1, &sum);
+  keep_reference(state, dim_v, isnan(sum) ? (double)NAN : LOG2_E_DOUBLE * (double)t->row_max[i]);
+  if (sum != 0) divide_row(acc, dim_v, denominator_of(t, i));
+  store_row(t, i, acc, sum == 0 ? -INFINITY : (double)t->row_max[i] + log((double)sum));
 }
 
 /* O = acc / (row_sum + sink) and LSE = row_max + log(row_sum); a row without keys gives 0 and -inf. A row that does not come
@@ -206,12 +245,15 @@ static inline void finish_rows(const row_block *t) {
   const attn_problem *p = t->problem;
   for (int64_t i = 0; i < t->rows; i++) {
     float *acc = t->acc + i * p->dim_v;
+    if (attn_uses(p, ATTN_USE_STATE)) {
+      finish_state(t, i);
+      continue;
+    }
     if (t->range[i].begin >= t->range[i].end) {
       store_row(t, i, acc, -INFINITY);
       continue;
     }
-    float denominator = t->row_sum[i];
-    if (attn_uses(p, ATTN_USE_SINKS)) denominator += expf(t->args->sinks[t->head] - t->row_max[i]);
+    const float denominator = denominator_of(t, i);
     if (t->row_sum[i] > 0 && denominator < INFINITY && divide_row(acc, p->dim_v, denominator))
       store_row(t, i, acc, (double)t->row_max[i] + log((double)t->row_sum[i]));
     else

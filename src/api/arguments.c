@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attn_args: the pointers and lengths of one call. */
 #include <inttypes.h>
+#include <math.h>
 
 #include "kernels/common/problem/operation.h"
 #include "kernels/common/problem/unroll.h"
@@ -28,17 +29,21 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o;
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->lse || a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
-                      a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table;
+                      a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table ||
+                      a->state;
   return given && !others && p->operation == ATTN_FORWARD && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED &&
          p->align != ATTN_ALIGN_OFFSET;
 }
 
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
   if (only_tensors(p, a)) return ATTN_OK;
+  const uint32_t optional = attn_optional_operands(p);
   UNROLL
   for (int i = 0; i < ATTN_OPERANDS; i++) {
     const attn_operand operand = attn_operand_of(p, (attn_operand_id)i);
-    const attn_status status = check_pointer(p->operation, &operand, attn_operand_at(&operand, a));
+    const void *pointer = attn_operand_at(&operand, a);
+    if (!pointer && (optional >> i & 1)) continue;
+    const attn_status status = check_pointer(p->operation, &operand, pointer);
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
@@ -76,6 +81,31 @@ static attn_status check_page_table(const attn_problem *p, const attn_args *a) {
               "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64
               ", because sequence %" PRId64 " has queries that see keys of this page",
               b, at, page, p->pages - 1, b);
+    }
+  }
+  return ATTN_OK;
+}
+
+/* A row's reference and sums are such as a kernel or attn_state_start() leaves. NaN is what an allowed NaN leaves. */
+static attn_status check_state_row(const attn_problem *p, const attn_args *a, const attn_sequence *seq, int64_t h,
+                                   int64_t i) {
+  const float *sums = a->state + attn_state_offset(p, seq, seq->b, h, i) + p->dim_v, reference = sums[ATTN_STATE_SUMS];
+  if (reference == -INFINITY) return ATTN_OK;
+  double sum = 0;
+  for (int part = 0; part < ATTN_STATE_SUMS; part++) sum += (double)sums[part];
+  REQUIRE(reference != INFINITY && !(sum <= 0),
+          "attn_args.state has reference %g and sum %g for batch %" PRId64 ", head %" PRId64 ", query %" PRId64
+          "; attn_state_start() sets references to -inf, and calls leave finite ones with sums above 0",
+          (double)reference, sum, seq->b, h, i);
+  return ATTN_OK;
+}
+
+static attn_status check_state(const attn_problem *p, const attn_args *a) {
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, a, b);
+    for (int64_t row = 0; row < p->heads_q * seq.rows; row++) {
+      const attn_status status = check_state_row(p, a, &seq, row / seq.rows, row % seq.rows);
+      if (status != ATTN_OK) return status;
     }
   }
   return ATTN_OK;
@@ -130,7 +160,7 @@ static attn_status check_overlap(const attn_problem *p, const attn_args *a) {
   UNROLL
   for (int i = 0; i < ATTN_ROW_OPERANDS; i++) { /* unrolled, each is a few instructions */
     const attn_operand operand = attn_operand_of(p, (attn_operand_id)i);
-    if (!operand.present || !operand.needed) continue;
+    if (!operand.present || !operand.needed || !attn_operand_at(&operand, a)) continue;
     rows[i] = span_of(&operand, a);
     there |= 1u << i;
   }
@@ -158,5 +188,6 @@ attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_
   if (varlen) status = check_cu_seqlens("cu_seqlens_q", a->cu_seqlens_q, p->batch, p->seq_q, p->total_q);
   if (status == ATTN_OK && varlen && !paged)
     status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
-  return status == ATTN_OK && paged ? check_page_table(p, a) : status;
+  if (status == ATTN_OK && paged) status = check_page_table(p, a);
+  return status == ATTN_OK && (p->uses & ATTN_USE_STATE) ? check_state(p, a) : status;
 }

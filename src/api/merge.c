@@ -7,19 +7,20 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/operation.h"
 #include "kernels/common/problem/partial.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
+#include "src/api/problem.h"
 
 enum { BLOCK = 64 };
 
 static const attn_struct_layout partial_layout = {.name = "attn_partial",
                                                   .maker = "ATTN_STRUCT(attn_partial, ...)",
                                                   .bytes = sizeof(attn_partial),
-                                                  .least = sizeof(attn_partial),
-                                                  .unsized = sizeof(attn_partial)};
+                                                  .least = offsetof(attn_partial, stride),
+                                                  .unsized = offsetof(attn_partial, stride)};
 
 /* Some columns of a row. */
 typedef struct row_state {
@@ -117,19 +118,43 @@ static attn_status read_partial(const char *name, int64_t rows, int64_t dim_v, c
   if (status != ATTN_OK || rows == 0) return status;
   const char *missing = !partial->o ? "o" : !partial->reference ? "reference" : !partial->sum ? "sum" : NULL;
   REQUIRE(!missing, "%s.%s is NULL; it must point to the rows", name, missing);
+  REQUIRE(partial->stride >= 0 && partial->sums >= 0, "%s.%s is %" PRId64 "; it must be at least 0", name,
+          partial->stride < 0 ? "stride" : "sums", partial->stride < 0 ? partial->stride : partial->sums);
   return ATTN_OK;
 }
 
+/* Floats from one row to the next, where rows have so many. */
+static int64_t stride_of(const attn_partial *partial, int64_t floats) { return partial->stride ? partial->stride : floats; }
+
+static float *sums_of(const attn_partial *partial, int64_t row) {
+  return partial->sum + row * stride_of(partial, max64(1, partial->sums));
+}
+
 static row_state state_of(const attn_partial *partial, int64_t row, int64_t dim_v) {
-  return (row_state){(double)partial->reference[row], partial->sum[row], partial->o + row * dim_v};
+  const int64_t at = row * stride_of(partial, 1);
+  const float *sums = sums_of(partial, row);
+  row_state state = {(double)partial->reference[at], sums[0], partial->o + row * stride_of(partial, dim_v)};
+  if (partial->reference_low && isfinite(state.reference)) state.reference += (double)partial->reference_low[at];
+  for (int64_t part = 1; part < partial->sums; part++) state.sum += sums[part];
+  return state;
+}
+
+/* Its o is there already. */
+static void keep_state(const attn_partial *partial, int64_t row, const row_state *state) {
+  const int64_t at = row * stride_of(partial, 1);
+  float *sums = sums_of(partial, row);
+  partial->reference[at] = (float)state->reference;
+  if (partial->reference_low) partial->reference_low[at] = rest_of_reference(state->reference);
+  sums[0] = state->sum;
+  for (int64_t part = 1; part < partial->sums; part++) sums[part] = 0;
 }
 
 static NO_INLINE void fold_rows(int64_t rows, int64_t dim_v, const attn_partial *piece, const attn_partial *state) {
   for (int64_t row = 0; row < rows; row++) {
     row_state whole = state_of(state, row, dim_v);
-    fold_row(&whole, (double)piece->reference[row], piece->sum[row], piece->o + row * dim_v, dim_v);
-    state->reference[row] = (float)whole.reference;
-    state->sum[row] = whole.sum;
+    const row_state later = state_of(piece, row, dim_v);
+    fold_row(&whole, later.reference, later.sum, later.o, dim_v);
+    keep_state(state, row, &whole);
   }
 }
 
@@ -161,5 +186,25 @@ attn_status attn_partial_finish(int64_t rows, int64_t dim_v, const attn_partial 
   const uint64_t mode = attn_float_mode_enter();
   finish_rows(rows, dim_v, &state, o, lse);
   attn_float_mode_leave(mode);
+  return ATTN_OK;
+}
+
+/* ---- args.state ---- */
+
+attn_status attn_state_start(const attn_problem *problem, float *state) {
+  attn_problem p;
+  const attn_status status = attn_problem_read(problem, &p);
+  if (status != ATTN_OK) return status;
+  REQUIRE(attn_uses(&p, ATTN_USE_STATE), "attn_problem.uses lacks ATTN_USE_STATE; a state needs it");
+  const attn_operand rows = attn_operand_of(&p, ATTN_OPERAND_STATE);
+  REQUIRE(state || !rows.needed, "state is NULL; it must point to the rows");
+  for (int64_t i = 0; rows.needed && i < rows.extent[0] * rows.extent[1] * rows.extent[2]; i++) {
+    const int64_t token = i % rows.extent[2], head = i / rows.extent[2] % rows.extent[1],
+                  b = i / rows.extent[2] / rows.extent[1];
+    float *reference =
+        state + b * rows.stride[0] + head * rows.stride[1] + token * rows.stride[2] + p.dim_v + ATTN_STATE_SUMS;
+    reference[0] = -INFINITY;
+    reference[1] = 0;
+  }
   return ATTN_OK;
 }

@@ -47,6 +47,7 @@ void(attn_problem_init)(attn_problem *theirs, int64_t batch, int64_t heads_q, in
       .v_stride = bhsd(heads_kv, seq_k, dim_v),
       .o_stride = bhsd(heads_q, seq_q, dim_v),
       .lse_stride = bhsd(heads_q, seq_q, 1),
+      .state_stride = bhsd(heads_q, seq_q, attn_state_floats(dim_v)),
       .bias_stride = dense,
       .mask_stride = dense,
       .scores_stride = dense,
@@ -74,6 +75,7 @@ void attn_problem_set_bshd(attn_problem *p) {
 void attn_problem_set_varlen(attn_problem *p, int64_t total_q, int64_t total_k) {
   attn_problem_set_bshd(p);
   p->lse_stride = (attn_strides){.b = 0, .h = total_q, .s = 1, .d = 1};
+  p->state_stride = bhsd(p->heads_q, total_q, attn_state_floats(p->dim_v));
   p->total_q = total_q;
   p->total_k = total_k;
   p->uses |= ATTN_USE_VARLEN;
@@ -148,7 +150,7 @@ static attn_status check_numbers(const attn_problem *p) {
 }
 
 static attn_status check_uses(const attn_problem *p) {
-  const uint32_t known = (ATTN_USE_PAGES << 1) - 1;
+  const uint32_t known = (ATTN_USE_STATE << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
   const uint32_t padded = ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | (p->uses & ATTN_USE_PAGES ? 0 : ATTN_USE_KV_LEN);
   REQUIRE(
@@ -165,6 +167,9 @@ static attn_status check_uses(const attn_problem *p) {
               (p->page_tokens >= RUN_KEYS && p->page_tokens <= MOST_PAGE_TOKENS && p->page_tokens % RUN_KEYS == 0),
           "attn_problem.page_tokens is %" PRId64 "; it must be a multiple of %d in %d..%d", p->page_tokens, RUN_KEYS,
           RUN_KEYS, MOST_PAGE_TOKENS);
+  REQUIRE(!(p->uses & ATTN_USE_STATE) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
+          "attn_problem.uses has ATTN_USE_STATE with align ATTN_ALIGN_BOTTOM_RIGHT; pieces of keys need ATTN_ALIGN_OFFSET, "
+          "or ATTN_ALIGN_TOP_LEFT, because the last key of a piece is not the sequence's");
   REQUIRE(p->score != ATTN_SCORE_ADDITIVE || (p->uses & ATTN_USE_SCORE_WEIGHT),
           "attn_problem.uses lacks ATTN_USE_SCORE_WEIGHT; ATTN_SCORE_ADDITIVE needs the weight vector w");
   return ATTN_OK;

@@ -253,6 +253,10 @@ const char *attn_plan_describe(const attn_plan *plan) {
 
 const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
 
+int64_t attn_plan_piece_keys(const attn_plan *plan) {
+  return plan && attn_uses(&plan->schedule.problem, ATTN_USE_STATE) ? plan->schedule.key_block : 0;
+}
+
 int attn_plan_threads(const attn_plan *plan) { return plan->options.threads; }
 
 /* ---- Running ---- */

@@ -492,6 +492,9 @@ static attn_status call(void *context, const attn_plan *plan, const attn_args *a
 
 attn_status(attn_tune)(const attn_problem *problem, const attn_args *args, const attn_options *options, double seconds,
                        attn_tune_report *report) {
+  REQUIRE(
+      !problem || !(problem->uses & ATTN_USE_STATE),
+      "attn_problem.uses has ATTN_USE_STATE; attn_tune calls again and again, and each call would add the keys once more");
   return attn_tune_by(&(attn_tune_meter){.now_ns = now_ns, .call = call, .usage = usage_of_process}, problem, args, options,
                       seconds, report);
 }

@@ -21,6 +21,7 @@ typedef struct fixture {
   int32_t kv_len[BATCH], q_len[BATCH], row_len[BATCH * SEQ_Q], offsets[BATCH];
   int32_t cu_q[BATCH + 1], cu_k[BATCH + 1], page_table[BATCH];
   float pages[3 * 2 * 16 * 8];
+  float state[1];
 } fixture;
 
 static void fixture_init(fixture *f) {
@@ -31,10 +32,11 @@ static void fixture_init(fixture *f) {
   test_fill(f->k, COUNT(f->k), 2);
   test_fill(f->v, COUNT(f->v), 3);
   attn_problem_init(&f->problem, BATCH, HEADS, 2, SEQ_Q, SEQ_K, 8, 6);
-  f->args = ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias,
-                        .mask = f->mask, .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len,
-                        .q_len = f->q_len, .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k,
-                        .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table, );
+  f->args =
+      ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias, .mask = f->mask,
+                  .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len, .q_len = f->q_len,
+                  .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k, .offsets = f->offsets,
+                  .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table, .state = f->state, );
 }
 
 static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel = "naive_c", .threads = 1};
@@ -140,7 +142,8 @@ TEST(unannounced_pointers_are_refused) {
               ROW(offsets, "ATTN_ALIGN_OFFSET"),
               ROW(alibi_slopes, "ATTN_USE_ALIBI"),
               ROW(sinks, "ATTN_USE_SINKS"),
-              ROW(page_table, "ATTN_USE_PAGES")};
+              ROW(page_table, "ATTN_USE_PAGES"),
+              ROW(state, "ATTN_USE_STATE")};
 #undef ROW
   for (size_t i = 0; i < COUNT(rows); i++) {
     attn_args args = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);

@@ -191,16 +191,24 @@ TEST(bad_states_are_named) {
   static piece one, two;
   float o[1];
   const attn_partial good = partial_of(&one);
+#define PARTIAL(o_, reference_, sum_) \
+  { .struct_size = good.struct_size, .o = o_, .reference = reference_, .sum = sum_ }
   const struct {
     int64_t rows, dim_v;
     attn_partial piece, state;
     const char *word;
   } bad[] = {{-1, 1, good, good, "rows is -1"},
              {1, 0, good, good, "dim_v is 0"},
-             {1, 1, {good.struct_size, NULL, one.reference, one.sum}, good, "piece.o is NULL"},
-             {1, 1, {good.struct_size, one.o, NULL, one.sum}, good, "piece.reference is NULL"},
-             {1, 1, good, {good.struct_size, two.o, two.reference, NULL}, "state.sum is NULL"},
-             {1, 1, good, {8, two.o, two.reference, two.sum}, "attn_partial.struct_size is 8"}};
+             {1, 1, PARTIAL(NULL, one.reference, one.sum), good, "piece.o is NULL"},
+             {1, 1, PARTIAL(one.o, NULL, one.sum), good, "piece.reference is NULL"},
+             {1, 1, good, PARTIAL(two.o, two.reference, NULL), "state.sum is NULL"},
+             {1, 1, good, {.struct_size = 8, .o = two.o}, "attn_partial.struct_size is 8"},
+             {1,
+              1,
+              {.struct_size = good.struct_size, .o = one.o, .reference = one.reference, .sum = one.sum, .stride = -1},
+              good,
+              "piece.stride is -1"}};
+#undef PARTIAL
   for (size_t i = 0; i < COUNT(bad); i++) {
     assert_int_equal(attn_partial_merge(bad[i].rows, bad[i].dim_v, &bad[i].piece, &bad[i].state), ATTN_INVALID_ARGUMENT);
     assert_non_null(strstr(attn_last_error(), bad[i].word));

@@ -65,11 +65,14 @@ typedef struct decode_layout {
 } decode_layout;
 _Static_assert(sizeof(decode_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
+/* Behind the states of the splits: the one that pieces of keys before have left. */
+static int64_t carried_states(const attn_problem *p) { return attn_uses(p, ATTN_USE_STATE) ? 1 : 0; }
+
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   decode_layout *at = (void *)schedule->own;
   int64_t states, unit = 0;
   if (!split_layout_of(p, &at->state) || !decode_scratch_of(p, machine, at->state.capacity, &at->scratch)) return false;
-  const memory_part parts[] = {{&states, split_count(p), at->state.total}};
+  const memory_part parts[] = {{&states, split_count(p) + carried_states(p), at->state.total}};
   if (!LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);

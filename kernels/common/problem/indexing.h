@@ -148,6 +148,12 @@ static inline int64_t attn_lse_offset(const attn_problem *problem, const attn_se
   return attn_row_offset(problem, &problem->lse_stride, b, h, seq->first_q + i);
 }
 
+/* The row of args->state (attn_state_floats()). */
+static inline int64_t attn_state_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h,
+                                        int64_t i) {
+  return attn_row_offset(problem, &problem->state_stride, b, h, seq->first_q + i);
+}
+
 /* A key run: K and V of consecutive keys of one KV head, each key one stride behind the one before. What follows the last of
  * them may lie anywhere. */
 typedef struct attn_key_run {

@@ -12,7 +12,7 @@ const attn_operation_info attn_operations[] = {
     [ATTN_FORWARD] = {.name = "forward",
                       .what = "attention",
                       .inputs = SCORED | BIT(V) | BIT(SINKS),
-                      .outputs = BIT(O) | BIT(LSE),
+                      .outputs = BIT(O) | BIT(LSE) | BIT(STATE),
                       .linear_in_v = BIT(O)},
 };
 

@@ -85,6 +85,9 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define NUMBERS(heads, tokens, strides)                \
   .single = true, .extent = {batch, heads, tokens, 1}, \
   .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, STRIDES("bhsd", strides)
+#define STATES(heads, tokens, floats, strides)                                                                    \
+  .extent = {batch, heads, tokens, floats}, .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, \
+  STRIDES("bhsd", strides)
 #define PAIRS(strides)                                                                                                      \
   .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k}, .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, \
   STRIDES("bhqk", strides)
@@ -116,6 +119,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef ROWS
 #undef CACHE
 #undef NUMBERS
+#undef STATES
 #undef PAIRS
 #undef TABLE
 #undef USES
@@ -128,6 +132,11 @@ static inline int64_t attn_operand_set_dense(attn_problem *p, attn_operand_id wh
   const int64_t columns = o.extent[3], row = o.extent[2] * columns, dense[4] = {o.extent[1] * row, row, columns, 1};
   memcpy((char *)p + o.field_at, dense, sizeof dense);
   return o.extent[0] * dense[0];
+}
+
+/* Outputs that a call may leave out, because the state has all that there is to know. */
+static inline uint32_t attn_optional_operands(const attn_problem *p) {
+  return attn_uses(p, ATTN_USE_STATE) ? 1u << ATTN_OPERAND_O | 1u << ATTN_OPERAND_LSE : 0;
 }
 
 /* Where it begins: in args, and to be put there. */

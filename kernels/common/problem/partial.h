@@ -11,6 +11,8 @@
 
 #include <math.h>
 
+#include "attn/attn.h"
+
 static const double LOG2_E_DOUBLE = 0x1.71547652b82fep+0, LN_2 = 0x1.62e42fefa39efp-1;
 
 /* The factors of two states, and the reference of their sum. */
@@ -29,6 +31,34 @@ static inline partial_weights weigh_partials(double earlier, double later) {
 /* An element of O, or a sum of P. */
 static inline float join_partials(partial_weights weights, float earlier, float later) {
   return earlier * weights.earlier + later * weights.later;
+}
+
+/* The rest of a reference beyond a float: both together hold that of another unit exactly enough to be found again. */
+static inline float rest_of_reference(double reference) {
+  return isfinite(reference) ? (float)(reference - (double)(float)reference) : 0;
+}
+
+/* ---- A row of args->state: o [dim_v], the parts of its sum, the reference and the rest of it ---- */
+
+static inline void keep_reference(float *row, int64_t dim_v, double reference) {
+  row[dim_v + ATTN_STATE_SUMS] = (float)reference;
+  row[dim_v + ATTN_STATE_SUMS + 1] = rest_of_reference(reference);
+}
+
+/* -inf: the row has seen no key, and the rest of it is not read. NaN: it has met an allowed NaN. */
+static inline double kept_reference(const float *row, int64_t dim_v) {
+  const double reference = (double)row[dim_v + ATTN_STATE_SUMS];
+  return isfinite(reference) ? reference + (double)row[dim_v + ATTN_STATE_SUMS + 1] : reference;
+}
+
+/* The row's sum in `lanes` parts: those it was kept in, if they are as many. */
+static inline void kept_sums(const float *row, int64_t dim_v, int lanes, float *sums) {
+  for (int i = 0; i < lanes; i++) sums[i] = 0;
+  for (int i = 0; i < ATTN_STATE_SUMS; i++) sums[i % lanes] += row[dim_v + i];
+}
+
+static inline void keep_sums(float *row, int64_t dim_v, int lanes, const float *sums) {
+  for (int i = 0; i < ATTN_STATE_SUMS; i++) row[dim_v + i] = i < lanes ? sums[i] : 0;
 }
 
 #endif

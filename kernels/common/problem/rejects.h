@@ -4,10 +4,18 @@
 #define ATTN_COMMON_REJECTS_H
 
 #include "attn/kernel.h"
+#include "indexing.h"
 
 static inline const char *takes_everything(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   (void)problem, (void)buffer, (void)buffer_bytes;
   return NULL;
+}
+
+/* For kernels that need all scores of a row at once. */
+static inline const char *takes_no_state(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  (void)buffer, (void)buffer_bytes;
+  if (!attn_uses(p, ATTN_USE_STATE)) return NULL;
+  return "it needs the largest of all scores of a row first, so keys cannot come in pieces: ATTN_USE_STATE must not be set";
 }
 
 /* For kernels whose products multiply bfloat16 values: dot scores of bf16 queries and keys. */
@@ -17,6 +25,11 @@ static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t
   if (p->dtype_q != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_q must be ATTN_BF16";
   if (p->dtype_kv != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_kv must be ATTN_BF16";
   return NULL;
+}
+
+static inline const char *takes_bf16_at_once(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  const char *reason = takes_bf16(p, buffer, buffer_bytes);
+  return reason ? reason : takes_no_state(p, buffer, buffer_bytes);
 }
 
 #endif

@@ -400,7 +400,7 @@ static inline void flash_run(const attn_schedule *schedule, const attn_args *arg
                              void *scratch) {
   const attn_problem *p = &schedule->problem;
   const bool one_run = !attn_uses(p, ATTN_USE_PAGES) || !v_in_place(p); /* all V that a tile reads */
-  const bool direct = one_run && p->seq_k <= schedule->key_block && keeps_floats(p);
+  const bool direct = one_run && !attn_uses(p, ATTN_USE_STATE) && p->seq_k <= schedule->key_block && keeps_floats(p);
   flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
 }
 

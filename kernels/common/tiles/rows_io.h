@@ -155,6 +155,30 @@ static void start_rows(const row_block *block, int64_t capacity) {
   load_queries(block, 0, capacity);
 }
 
+static float *state_of_row(const row_block *block, int64_t i) {
+  const problem_row at = problem_row_of(block, i);
+  return block->args->state + attn_state_offset(block->problem, block->seq, block->b, at.head, at.query);
+}
+
+/* Row i goes on from its state, which may be another kernel's: then its reference may lie between two floats. */
+static void load_state(const row_block *block, int64_t i) {
+  const int64_t dim_v = block->problem->dim_v;
+  const float *state = state_of_row(block, i);
+  const double reference = kept_reference(state, dim_v);
+  float sums[VEC_LANES], *acc = block->acc + i * block->acc_stride;
+  if (reference == -INFINITY) return;
+  block->row_max[i] = isnan(reference) ? 0.0f : (float)reference; /* its sum is NaN and stays so */
+  const float factor = exp2f((float)(reference - (double)block->row_max[i])), weight = isnan(factor) ? 1.0f : factor;
+  kept_sums(state, dim_v, VEC_LANES, sums);
+  vec_store(block->row_sum + i * VEC_LANES, vec_mul(vec_load(sums), vec_set1(weight)));
+  for (int64_t c = 0; c < dim_v; c++) acc[c] = weight * state[c];
+}
+
+/* For kernels that take keys in pieces: after start_rows, the rows go on from their states. */
+static inline void load_states(const row_block *block) {
+  for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_STATE) && i < block->rows; i++) load_state(block, i);
+}
+
 /* ---- Rows out ---- */
 
 /* Rows of o are floats that lie side by side. */
@@ -265,7 +289,54 @@ static bool finish_row(const row_block *block, int64_t i) {
   return true;
 }
 
+/* ---- Rows out, where keys come in pieces ---- */
+
+static bool acc_is_finite(const row_block *block, int64_t i) {
+  const float *acc = block->acc + i * block->acc_stride;
+  vec poison = vec_zero();
+  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) poison = vec_fma(vec_load(acc + c), vec_zero(), poison);
+  return !vec_any_nan(poison);
+}
+
+static void store_state(const row_block *block, int64_t i) {
+  const int64_t dim_v = block->problem->dim_v;
+  const float *sums = block->row_sum + i * VEC_LANES;
+  float *state = state_of_row(block, i);
+  memcpy(state, block->acc + i * block->acc_stride, (size_t)dim_v * sizeof(float));
+  keep_sums(state, dim_v, VEC_LANES, sums);
+  keep_reference(state, dim_v, isnan(sum_of_row(block, i)) ? (double)NAN : (double)block->row_max[i]);
+}
+
+/* O and LSE over all keys so far; divides acc. */
+static void store_carried(const row_block *block, int64_t i) {
+  const float sum = sum_of_row(block, i);
+  float *acc = block->acc + i * block->acc_stride;
+  const bool empty = sum == 0; /* not NaN */
+  if (empty)
+    memset(acc, 0, (size_t)block->acc_stride * sizeof(float));
+  else
+    (void)divide_row(acc, block->acc_stride, denominator_of(block, i, sum), acc, block->acc_stride);
+  if (block->args->o) store_row(block, i, acc);
+  if (!block->args->lse) return;
+  if (empty)
+    store_lse(block, i, -INFINITY);
+  else
+    store_lse_of_sum(block, i, sum);
+}
+
+/* finish_rows where keys come in pieces: a row that is not finite after the second try keeps what the arithmetic gave. */
+static bool finish_states(const row_block *block) {
+  for (int64_t i = 0; block->first_try && i < block->rows; i++)
+    if (!acc_is_finite(block, i)) return false;
+  for (int64_t i = 0; i < block->rows; i++) {
+    store_state(block, i);
+    store_carried(block, i);
+  }
+  return true;
+}
+
 static inline bool finish_rows(const row_block *block) {
+  if (attn_uses(block->problem, ATTN_USE_STATE)) return finish_states(block);
   for (int64_t i = 0; i < block->rows; i++)
     if (!finish_row(block, i)) return false;
   return true;

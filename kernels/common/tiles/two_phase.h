@@ -66,10 +66,12 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.first_try = true;
   block.direct = algorithm->direct;
   start_rows(&block, capacity);
+  load_states(&block);
   if (algorithm->attend(schedule, &block, capacity)) return;
   block.first_try = block.direct = false;
   block.careful = true;
   start_rows(&block, capacity);
+  load_states(&block);
   algorithm->attend(schedule, &block, capacity);
 }
 
