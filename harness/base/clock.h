@@ -4,6 +4,7 @@
 #define BENCH_CLOCK_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 double bench_now_ns(void);
 
@@ -14,14 +15,15 @@ typedef struct bench_clocks {
 } bench_clocks;
 bench_clocks bench_clocks_now(void);
 
-/* CPU time of all threads of this process and of all processes that they have made, and of the calling thread; NaN if its
- * clock has coarser steps than this. */
+/* CPU time of all threads of this process and of all processes that they have made, and of the calling thread, NaN if its
+ * clock has coarser steps than this; and how often that thread has waited for something. */
 #define BENCH_CPU_RESOLUTION_NS 1e6
 typedef struct bench_cpu_time {
   double all_ns, own_ns;
+  int64_t waits;
 } bench_cpu_time;
 bench_cpu_time bench_cpu_now(void);
-double bench_own_cpu_ns(void); /* the latter alone */
+double bench_own_cpu_ns(void); /* of the calling thread alone */
 double bench_cpu_resolution_ns(void);
 
 /* The threads of this process, by their numbers; none if they are not known. Threads that are about to end are among

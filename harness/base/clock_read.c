@@ -155,6 +155,11 @@ static double processes_ns(void) {
   return descendants_ns("self", MOST_GENERATIONS) + ended_ns() + system_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
+static int64_t waits_of_thread(void) {
+  struct rusage usage = {.ru_nvcsw = 0};
+  return call_system(SYS_getrusage, RUSAGE_THREAD, (long)(intptr_t)&usage) ? 0 : usage.ru_nvcsw;
+}
+
 bench_tasks bench_tasks_now(void) {
   DIR *tasks = opendir("/proc/self/task");
   bench_tasks now = {.count = 0};
@@ -190,6 +195,7 @@ double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
 static double system_ns(clockid_t clock) { return libc_ns(clock); }
 double bench_now_ns(void) { return libc_ns(CLOCK_MONOTONIC); }
 static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
+static int64_t waits_of_thread(void) { return 0; }
 bench_tasks bench_tasks_now(void) { return (bench_tasks){.count = 0}; }
 bool bench_tasks_grew(const bench_tasks *before) { return (void)before, false; }
 double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
@@ -202,8 +208,8 @@ double bench_cpu_resolution_ns(void) {
 }
 
 bench_cpu_time bench_cpu_now(void) {
-  if (bench_cpu_resolution_ns() > BENCH_CPU_RESOLUTION_NS) return (bench_cpu_time){NAN, NAN};
-  return (bench_cpu_time){processes_ns(), bench_own_cpu_ns()};
+  if (bench_cpu_resolution_ns() > BENCH_CPU_RESOLUTION_NS) return (bench_cpu_time){NAN, NAN, 0};
+  return (bench_cpu_time){processes_ns(), bench_own_cpu_ns(), waits_of_thread()};
 }
 
 /* ---- Clocks that must agree ------------------------------------------------------------------------------------------ */

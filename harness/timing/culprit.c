@@ -9,9 +9,22 @@
 
 enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* rows of V, then they begin again */ };
 static const double MOST_BUSY = 1.25; /* times the trial's threads */
+static const double MOST_LATE = 0.5;  /* times the CPU time of its calls */
 
-bool bench_trial_hides_threads(const bench_trial *t) {
-  return bench_median(t->samples.busy, t->samples.rounds) > MOST_BUSY * t->threads;
+/* Others may answer each call of a thread that waits: another process, or a device. */
+static bool lets_others_work(const bench_trial *t) { return t->threads == 1 && 2 * t->samples.waited > t->samples.rounds; }
+
+bool bench_trial_works_aside(const bench_trial *t, char *sentence, size_t bytes) {
+  const double busy = bench_median(t->samples.busy, t->samples.rounds);
+  if (busy > MOST_BUSY * t->threads)
+    return !bench_say(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, t->threads);
+  if (lets_others_work(t))
+    return !bench_say(sentence, bytes,
+                      "its calls wait, for what another process or a device may do, but the case has 1 thread");
+  const double late = bench_median(t->samples.late, t->samples.rounds);
+  if (!(late > MOST_LATE)) return false;
+  return !bench_say(sentence, bytes, "works late: when its output was read, it took %.3g times the CPU time of its calls",
+                    late);
 }
 
 /* Whether a few rounds of these trials find nothing wrong with the first one. Their samples and verdicts stay as they are.
@@ -29,7 +42,9 @@ static bool runs_well(const bench_setup *s, bench_trial *first, bench_trial *sec
   const char *error;
   const int count = second ? 2 : 1;
   for (int i = 0; i < count; i++) copy[i].samples = (bench_samples){0}, copy[i].verdict.status = BENCH_PASS;
-  bool well = bench_time(trials, count, &options, &stop, &error, &failed) && !bench_trial_hides_threads(&copy[0]);
+  char sentence[200];
+  bool well = bench_time(trials, count, &options, &stop, &error, &failed) &&
+              !bench_trial_works_aside(&copy[0], sentence, sizeof sentence);
   for (int i = 0; i < count; i++) bench_trial_clear(&copy[i]);
   first->leaves_threads |= copy[0].leaves_threads;
   if (second) second->leaves_threads |= copy[1].leaves_threads;

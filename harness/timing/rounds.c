@@ -89,12 +89,12 @@ static bool has_threads(rounds *r) {
   return bench_sampler_fail(&r->sampler, "%s", why);
 }
 
-/* Nanoseconds between two readings of the clock, at least. */
-static double time_reading(const bench_meter *meter) {
+/* Nanoseconds between two readings of a clock, at least. */
+static double time_reading(double (*clock_ns)(void)) {
   double least = INFINITY;
   for (int i = 0; i < READINGS; i++) {
-    const double start = meter->now_ns();
-    least = fmin(least, meter->now_ns() - start);
+    const double start = clock_ns();
+    least = fmin(least, clock_ns() - start);
   }
   return least;
 }
@@ -140,7 +140,8 @@ static bool prepare_all(rounds *r) {
   if (resolution_ns <= 0.0) return bench_sampler_fail(&r->sampler, "the clock (CLOCK_MONOTONIC) stands still");
   if (!has_threads(r)) return false;
   r->sampler.sample_ns = fmax(1e9 * r->options->min_sample_s, RESOLUTIONS * resolution_ns);
-  r->sampler.clock_ns = time_reading(r->sampler.meter);
+  r->sampler.clock_ns = time_reading(r->sampler.meter->now_ns);
+  r->sampler.own_clock_ns = time_reading(r->sampler.meter->own_cpu_ns);
   r->sampler.random = r->options->seed ^ (uint64_t)r->sampler.meter->now_ns(); /* no kernel may foresee it */
   for (int i = 0; i < r->count; i++)
     if (!prepare(r, r->trials[i])) return false;

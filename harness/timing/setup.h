@@ -158,8 +158,8 @@ void bench_setup_time(bench_setup *setup);
 /* The trial to blame for what is wrong with a failed one: that one, or another that disturbs it. */
 bench_trial *bench_setup_find_culprit(bench_setup *setup, bench_trial *failed);
 
-/* More threads were busy, by their CPU time, than the trial has. */
-bool bench_trial_hides_threads(const bench_trial *trial);
+/* Whether more threads were busy than the trial has, its calls waited, or it worked when its output was read: says so. */
+bool bench_trial_works_aside(const bench_trial *trial, char *sentence, size_t bytes);
 
 /* Gives a trial with an impossible time ERROR and a sentence, and drops its samples: it was faster than the peak loop, or
  * than the loop that only reads, or kept more threads busy than the case has. If it kept fewer busy, it gets a warning. To

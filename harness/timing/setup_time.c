@@ -113,10 +113,14 @@ static void choose_control(bench_setup *s, bench_trial **trials, int count) {
   trials[count] = &s->control;
 }
 
-/* The first trial beside whose samples more threads were busy than it has; NULL if there is none. */
-static bench_trial *find_hidden_threads(bench_trial *const *trials, int count) {
-  for (int i = 0; i < count; i++)
-    if (bench_trial_hides_threads(trials[i])) return trials[i];
+/* The first trial that worked beside its calls, with a sentence that names it; NULL if there is none. */
+static bench_trial *find_hidden_work(bench_trial *const *trials, int count, char *why, size_t bytes) {
+  char sentence[200];
+  for (int i = 0; i < count; i++) {
+    if (!bench_trial_works_aside(trials[i], sentence, sizeof sentence)) continue;
+    (void)bench_say(why, bytes, "%s: %s", trials[i]->kernel->name, sentence);
+    return trials[i];
+  }
   return NULL;
 }
 
@@ -162,10 +166,9 @@ static int time_trials(bench_setup *s, bench_trial **trials, int count) {
     choose_control(s, trials, count);
     bench_note(s, "timing", "");
     const bool fine = time_in_places(s, trials, count + 1, &error, &failed);
-    if (fine && (failed = find_hidden_threads(trials, count)))
-      (void)bench_say(why, sizeof why, "%s: %.2f threads were busy, but the case has %d", failed->kernel->name,
-                      bench_median(failed->samples.busy, failed->samples.rounds), failed->threads);
-    else if (!fine)
+    if (fine)
+      failed = find_hidden_work(trials, count, why, sizeof why);
+    else
       (void)bench_say(why, sizeof why, "%s", error);
     if (fine && !failed) return count;
     for (int i = 0; i <= count && !failed; i++) spoil(trials[i], why);
@@ -196,7 +199,7 @@ static double largest(const double *values, int n) {
   return most;
 }
 
-static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
+static bool hides_work(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
   const bench_samples *m = &t->samples;
   const int threads = s->bench->threads;
   const double busy = bench_median(m->busy, m->rounds);
@@ -208,8 +211,7 @@ static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, 
   } else if (busy < FEWER_THREADS * threads) {
     bench_warn(t, "threads: %.2f of %d were busy", busy, threads);
   }
-  if (!bench_trial_hides_threads(t)) return false;
-  return !bench_say(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, threads);
+  return bench_trial_works_aside(t, sentence, bytes);
 }
 
 /* ---- Roofs --------------------------------------------------------------------------------------------------------- */
@@ -259,7 +261,7 @@ static bool beats_reading(const bench_setup *s, bench_trial *t, char *sentence, 
 
 void bench_setup_judge(bench_setup *s, bench_trial *t) {
   char sentence[300];
-  if (hides_threads(s, t, sentence, sizeof sentence) || beats_peak(s, t, sentence, sizeof sentence) ||
+  if (hides_work(s, t, sentence, sizeof sentence) || beats_peak(s, t, sentence, sizeof sentence) ||
       beats_reading(s, t, sentence, sizeof sentence))
     spoil(t, sentence);
 }

@@ -89,10 +89,11 @@ bool bench_trial_allocate(bench_trial *t, int rounds) {
                                .loop_rate = calloc((size_t)rounds, sizeof(double)),
                                .busy = calloc((size_t)rounds, sizeof(double)),
                                .ran = calloc((size_t)rounds, sizeof(double)),
+                               .late = calloc((size_t)rounds, sizeof(double)),
                                .core_share = calloc((size_t)rounds, sizeof(double)),
                                .position = malloc((size_t)rounds * sizeof(int))};
   const bench_samples *s = &t->samples;
-  return s->time_ns && s->loop_rate && s->busy && s->ran && s->core_share && s->position;
+  return s->time_ns && s->loop_rate && s->busy && s->ran && s->late && s->core_share && s->position;
 }
 
 void bench_trial_clear(bench_trial *t) {
@@ -100,6 +101,7 @@ void bench_trial_clear(bench_trial *t) {
   free(t->samples.loop_rate);
   free(t->samples.busy);
   free(t->samples.ran);
+  free(t->samples.late);
   free(t->samples.core_share);
   free(t->samples.position);
   t->samples = (bench_samples){.rounds = 0};
@@ -193,6 +195,7 @@ typedef struct sample {
   int looks, known;
   double timed_ns;
   double own_ns;           /* CPU time of the calling thread in the timed calls, at most */
+  double late_ns;          /* CPU time of the same thread in the looks at their outputs */
   double look_ns;          /* time of the close looks, */
   bench_cpu_time look_cpu; /* and their CPU time */
   int64_t turn[BENCH_MOST_GROUP];
@@ -225,9 +228,14 @@ static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   return status == ATTN_OK ? bench_sample_keeps_float_mode(s, t) : fail_call(s, t);
 }
 
-static bool look(bench_sampler *s, const bench_trial *t, const sample *x) {
+/* A call may return early and leave its work to a signal handler, which runs when its output is read first: here. */
+static bool look(bench_sampler *s, const bench_trial *t, sample *x) {
+  const bench_meter *m = s->meter;
   const char *fault = NULL;
-  for (int i = 0; i < x->count && !fault; i++) fault = s->meter->look(t, x->turn[i]);
+  const bool lasts = t->call_ns * x->count >= BENCH_GROUP_NS;
+  const double from_ns = lasts ? m->own_cpu_ns() : 0;
+  for (int i = 0; i < x->count && !fault; i++) fault = m->look(t, x->turn[i]);
+  if (lasts) x->late_ns += fmax(m->own_cpu_ns() - from_ns - s->own_clock_ns, 0);
   return !fault || bench_sampler_fail(s, "%s: %s", t->kernel->name, fault);
 }
 
@@ -242,6 +250,7 @@ static bool look_closely(bench_sampler *s, bench_trial *t, sample *x) {
   x->look_ns += m->now_ns() - start;
   x->look_cpu.all_ns += to.all_ns - from.all_ns;
   x->look_cpu.own_ns += to.own_ns - from.own_ns;
+  x->look_cpu.waits += to.waits - from.waits;
   return !fault || bench_sampler_fail(s, "%s: %s", t->kernel->name, fault);
 }
 
@@ -312,6 +321,8 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
   t->samples.core_share[r] = fmin(share, m->core_share(t->threads));
   t->samples.busy[r] = t->threads > 1 ? all_ns / whole_ns : 1 + (all_ns - own_ns) / fmax(fmin(own_ns, calls_ns), 1);
   t->samples.ran[r] = (t->threads > 1 ? all_ns / t->threads : own_ns) / whole_ns;
+  t->samples.waited += to.waits - from.waits - x.look_cpu.waits >= x.calls;
+  t->samples.late[r] = x.late_ns / fmax(x.own_ns, 1);
   t->samples.time_ns[r] = x.timed_ns / (double)x.calls;
   return clocks_agree(s, t, first, last);
 }

@@ -18,9 +18,11 @@ typedef struct bench_samples {
                          peak loop; bytes/s of all threads for the read loop; 0 without a loop */
   double *busy;       /* [rounds] threads that were busy, by their CPU time */
   double *ran;        /* [rounds] CPU time / time, of each thread: less than 1 where other programs had its core */
+  double *late;       /* [rounds] CPU time of the calling thread in looks at outputs / in calls */
   double *core_share; /* [rounds] bench_core_share(), the lower one of before and after the calls; 0: not known */
   int *position;      /* [rounds] place in the order of the round */
   int64_t iterations; /* calls per sample */
+  int waited;         /* rounds with as many waits of the calling thread as calls, or more */
   int rounds;
 } bench_samples;
 
@@ -146,6 +148,7 @@ typedef struct bench_sampler {
   int team;            /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
   double sample_ns;    /* a sample lasts at least this long */
   double clock_ns;     /* a reading of the clock adds so much to a time */
+  double own_clock_ns; /* a reading of the thread's CPU time adds so much to that */
   uint64_t random;     /* random bits for everything that a kernel must not foresee */
   uint64_t float_mode; /* the thread's; no call may change it */
   char error[400];

@@ -70,6 +70,7 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
                          (sim.disturb > 0 ? 100 : 1);
   sim.disturb--;
   sim.calls++;
+  sim.cpu.waits += s->waits;
   if (trial->threads > sim.threads) sim.threads = trial->threads;
   sim.now_ns += call_ns;
   sim.cpu.own_ns += call_ns * (s->own_share > 0 ? s->own_share : 1);
@@ -118,6 +119,9 @@ static void freshen(const bench_trial *trial, int64_t turn, uint64_t *random) {
 }
 
 static const char *look(const bench_trial *trial, int64_t turn) {
+  const script *s = script_of(trial);
+  sim.cpu.own_ns += s->late_share * s->call_ns[0];
+  sim.cpu.all_ns += s->late_share * s->call_ns[0];
   note((event){.kind = LOOK, .trial = trial, .turn = turn % trial->tensor_count});
   return sim.marked[turn % trial->tensor_count] ? "did not write" : NULL;
 }

@@ -27,6 +27,8 @@ typedef struct script {
   double own_share;      /* share of its calls that the calling thread itself runs; 0: all */
   double busy;           /* busy threads; 0: as many as the trial has, or as a larger team that still spins */
   double alone_factor;   /* factor of the times of a trial with one thread, beside others; 0 = 1 */
+  double late_share;     /* share of a call's time that the first look at its output takes */
+  bool waits;            /* each call waits once */
   bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
   int idle_from;         /* from this round on it writes no output; 0 = never */
   int wrong_from;        /* from this round on it writes another output */

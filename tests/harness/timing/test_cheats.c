@@ -6,10 +6,12 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -317,7 +319,10 @@ static void stop_the_clock(const work_call *c) {
   if (is_checked()) stolen_ns += 0.3 * (read_system_clock() - start);
 }
 
-static bool detaches;
+static bool detaches, adopts;
+
+/* Like fork(); or the child is one of this process's parent. */
+static pid_t make_process(void) { return adopts ? (pid_t)syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0) : fork(); }
 
 /* Another process works, and hands the answer over; it works three times, as it has to make up for the fork. */
 static void work_in_child(const work_call *c) {
@@ -327,7 +332,7 @@ static void work_in_child(const work_call *c) {
     return;
   }
   assert_false(pipe(ends));
-  const pid_t child = fork();
+  const pid_t child = make_process();
   if (!child && detaches && fork()) _exit(0);
   if (!child) {
     for (int i = 0; i < 20; i++) work_honestly(c);
@@ -343,6 +348,38 @@ static void work_in_child(const work_call *c) {
   for (ssize_t got; (got = read(ends[0], to, 65536)) > 0;) to += got;
   close(ends[0]);
   waitpid(child, NULL, 0);
+}
+
+static struct {
+  char *from;
+  size_t bytes; /* 0: nobody waits */
+  void *scratch;
+} unread; /* pages of an output that nobody has read yet */
+
+static void work_at_last(int number) {
+  if (!unread.bytes || mprotect(unread.from, unread.bytes, PROT_READ | PROT_WRITE)) _exit(number);
+  unread.bytes = 0;
+  helped.scratch = unread.scratch;
+  work(&helped, tasks / 2, tasks);
+}
+
+/* Does half of its work, takes the output's pages away and returns. Their first reader gets a signal, whose handler does the
+ * rest. */
+static void work_when_read(const work_call *c) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t begin = (uintptr_t)c->args->o / page * page,
+                  end = (uintptr_t)c->args->o + (size_t)outputs() * sizeof(float);
+  if (!is_checked()) {
+    work_honestly(c);
+    return;
+  }
+  work(c, 0, tasks / 2);
+  if (!unread.scratch) unread.scratch = aligned_alloc(64, (c->schedule.scratch_bytes + 63) / 64 * 64);
+  assert_non_null(unread.scratch);
+  keep_arguments(c);
+  unread.from = (char *)begin;
+  unread.bytes = (end - begin + page - 1) / page * page;
+  assert_int_equal(mprotect(unread.from, unread.bytes, PROT_NONE), 0);
 }
 
 static atomic_bool stop_spoiling;
@@ -617,7 +654,7 @@ TEST(leaves_other_rounding_once) {
   for (size_t i = 0; i < COUNT(numbers); i++) {
     bench_row rows[2];
     rounding_call = numbers[i];
-    run_case(leave_other_rounding_once, 1, rows);
+    run_until_told(leave_other_rounding_once, BENCH_ERROR, "other rounding", NULL, "", rows); /* few calls beside a load */
     assert_int_equal(fegetround(), FE_TONEAREST);
     test_contains(rows[0].verdict.reason, "leaves the thread with other rounding");
     expect_other_timed(rows);
@@ -630,11 +667,22 @@ TEST(stops_the_clock) {
   stolen_ns = 0;
 }
 
+/* Half of the time is below every roof. */
+TEST(works_when_its_output_is_read) {
+  const struct sigaction late = {.sa_handler = work_at_last, .sa_flags = SA_NODEFER};
+  struct sigaction before;
+  assert_int_equal(sigaction(SIGSEGV, &late, &before), 0);
+  expect_caught(work_when_read, BENCH_ERROR, "works late", NULL);
+  assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
+  free(unread.scratch);
+}
+
 TEST(works_in_another_process) {
-  for (int i = 0; i < 2; i++) {
-    detaches = i;
-    expect_caught(work_in_child, BENCH_ERROR, "threads were busy, but the case has 1", NULL);
+  for (int i = 0; i < 3; i++) {
+    detaches = i == 1, adopts = i == 2;
+    expect_caught(work_in_child, BENCH_ERROR, adopts ? "its calls wait" : "threads were busy, but the case has 1", NULL);
   }
+  adopts = false;
 }
 
 TEST(spoils_the_work_of_others) {

@@ -175,6 +175,21 @@ TEST(hidden_threads_are_an_error) {
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
+/* By most of the samples; a thread that shares its work with others waits for them. */
+TEST(work_outside_of_calls_is_an_error) {
+  script s = steady("late_c", 80000);
+  s.late_share = 0.51;
+  expect_objection(one_thread, &s, 1e6,
+                   "works late: when its output was read, it took 0.51 times the CPU time of its calls");
+  s.late_share = 0.49;
+  judge(one_thread, &s, 1e6);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+  s.waits = true;
+  expect_objection(one_thread, &s, 1e6, "its calls wait");
+  judge(two_threads, &s, 1e6);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+}
+
 TEST(threads_are_counted) {
   script s = steady("idles_c", 80000);
   s.busy = 1;
