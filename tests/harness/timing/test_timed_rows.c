@@ -175,7 +175,7 @@ TEST(hidden_threads_are_an_error) {
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
-/* By most of the samples; a thread that shares its work with others waits for them. */
+/* Half of the samples decide. A thread that shares its work with others waits for them. */
 TEST(work_outside_of_calls_is_an_error) {
   script s = steady("late_c", 80000);
   s.late_share = 0.51;
