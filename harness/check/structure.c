@@ -95,7 +95,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   *ran = 0;
   set &= bench_answers[tensors->problem.operation].structure;
   if (!choose_sequence(&s)) return verdict;
-  if (!bench_view_gather_pages(&s)) bench_set_reason(&verdict, BENCH_ERROR, "no memory for keys and values outside pages");
+  if (!bench_view_gather_pages(&s)) bench_set_reason(&verdict, BENCH_ERROR, "out of memory: keys and values outside pages");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {
     if (!(set >> test & 1)) continue;
     const bench_outcome outcome = tests[test](&s);

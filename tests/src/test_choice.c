@@ -34,7 +34,8 @@ static attn_problem random_problem(void) {
   if (draw(3) == 0) p.window_right = draw(3) ? 0 : draw(50);
   if (draw(4) == 0) p.window_left = draw(400);
   if (draw(6) == 0) p.softcap = 20;
-  if (draw(9) == 0) p.score = ATTN_SCORE_GAUSSIAN;
+  if (draw(9) == 0) p.score = (attn_score)draw(ATTN_SCORE_PRECOMPUTED + 1);
+  if (p.score == ATTN_SCORE_ADDITIVE) p.uses |= ATTN_USE_SCORE_WEIGHT;
   return p;
 }
 
@@ -61,6 +62,22 @@ static void expect_more(const attn_kernel *kernel, const attn_problem *more, con
       fail_msg("%s: %s shrinks from %g to %g", kernel->info.name, kernel->terms.names[i], terms[i], larger[i]);
 }
 
+/* Terms of masks, biases and other parts of scores count where the problem has them, and only there. */
+static void expect_used_alone(const attn_kernel *kernel, const attn_problem *p, const double terms[ATTN_MAX_TERMS]) {
+  const struct {
+    const char *name;
+    bool used;
+  } parts[] = {{"masked", p->uses & ATTN_USE_MASK},           {"biased", p->uses & ATTN_USE_BIAS},
+               {"sloped", p->uses & ATTN_USE_ALIBI},          {"capped", p->softcap > 0},
+               {"additive", p->score == ATTN_SCORE_ADDITIVE}, {"gaussian", p->score == ATTN_SCORE_GAUSSIAN},
+               {"given", p->score == ATTN_SCORE_PRECOMPUTED}};
+  const bool scores = p->seq_q > 0 && p->window_left < 0 && p->window_right < 0;
+  for (int i = 0; i < kernel->terms.count; i++)
+    for (size_t n = 0; n < COUNT(parts); n++)
+      if (!strcmp(kernel->terms.names[i], parts[n].name) && (parts[n].used ? scores && terms[i] == 0 : terms[i] != 0))
+        fail_msg("%s: %s is %g", kernel->info.name, parts[n].name, terms[i]);
+}
+
 /* 64 more keys do not change how many keys stand beside whole blocks. Where rows do not see the added keys, the whole
  * vectors of the other keys are an estimate. */
 static void check_terms(const attn_kernel *kernel) {
@@ -71,6 +88,7 @@ static void check_terms(const attn_kernel *kernel) {
     attn_problem heads = problem, keys = problem;
     if (!can_run(kernel, &problem)) continue;
     read_terms(kernel, &problem, terms);
+    expect_used_alone(kernel, &problem, terms);
     heads.heads_q *= 2, heads.heads_kv *= 2;
     expect_more(kernel, &heads, terms);
     keys.seq_k += 64;

@@ -118,6 +118,9 @@ TEST(plans_say_why_threads_are_few) {
   test_ok(attn_plan_create(&small, &ATTN_STRUCT(attn_options, .kernel = "decode_portable", .tuning = costs), &plan));
   test_contains(attn_plan_describe(plan), "more do not pay for so small a call");
   attn_plan_destroy(plan);
+  test_ok(attn_plan_create(&small, NULL, &plan));
+  test_contains(attn_plan_describe(plan), "by costs of amd-zen4 (ATTN_MACHINE)");
+  attn_plan_destroy(plan);
 }
 
 /* Nothing to do is no reason to divide by it. */

@@ -744,11 +744,14 @@ TEST(refusals_are_no_failures) {
 
 /* Whichever allocation fails, the test says so and loses no memory. */
 TEST(without_memory_there_is_an_error) {
-  static const char id[] = "batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/bias:full/mask:random/lengths:row_len";
-  for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++) {
+  static const char *const ids[] = {
+      "batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/bias:full/mask:random/lengths:row_len",
+      "batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/page_tokens:16"};
+  for (int each = 0; each < 2 * BENCH_STRUCTURE_TESTS; each++) {
+    const bench_structure_test test = each / 2;
     int failing = 1;
     for (bool failed = true; failed; failing++) {
-      watched w = open_case(id);
+      watched w = open_case(ids[each % 2]);
       heap.countdown = failing;
       const bench_verdict verdict = check(&w, test, 2);
       failed = heap.countdown == 0;

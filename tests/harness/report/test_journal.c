@@ -124,6 +124,19 @@ TEST(escapes_are_read_as_the_bytes_they_stand_for) {
   bench_rows_clear(&rows);
 }
 
+/* A row that the end of the file cuts off behind its last brace, and one with a zero behind it. */
+TEST(a_line_ends_with_its_end) {
+  expect_rows(START "}", 0);
+  bench_rows rows;
+  FILE *file = fopen(path, "w");
+  assert_true(file && fputs(HEAD START "}", file) >= 0 && fwrite("\0 \n", 1, 3, file) == 3 && !fclose(file));
+  assert_non_null(file = resume(&rows));
+  (void)fclose(file);
+  (void)unlink(path);
+  assert_int_equal(rows.count, 0);
+  bench_rows_clear(&rows);
+}
+
 TEST(lines_without_anything_are_left_out_like_others) {
   listen();
   bench_rows rows = read_lines("\n" START "}\n");

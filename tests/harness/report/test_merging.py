@@ -97,7 +97,7 @@ def part_of(chance, path, others):
         head[item] = "check" if item == "command" else chance.choice(["7", "(8) Z"]) if item != "seed" else "7"
     rests = ("", "/lse:on/mask:random", "/bias:full/x:" + "y" * 40)
     cases = [f"dtype:f32/B:1/Hq:{heads}/threads:1{rest}" for heads in (1, 2) for rest in rests]
-    lines = [row_of(chance, chance.choice(cases), chance.choice(["naive_c", "flash_c", "k" * 30]))
+    lines = [row_of(chance, chance.choice(cases), chance.choice(["naive_c", "flash_c", "flash_c1", "k" * 30]))
              for _ in range(chance.randrange(12))]
     facts = {name: (text_of(chance) or "known", chance.choice(RANK), chance.choice(["", "a command"]))
              for name in ("host", "date", "cpu", "load", "argv", *chance.sample(["one", "two"], 1))}
