@@ -15,7 +15,8 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   (void)buffer, (void)buffer_bytes;
   if (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32) return "it takes float32 only";
   if (p->score != ATTN_SCORE_DOT || p->softcap > 0) return "it takes plain dot scores only";
-  if (p->uses || p->window_left >= 0 || p->window_right >= 0) return "it takes no masks, no lengths and no LSE";
+  if (p->uses || p->window_left >= 0 || p->window_right >= 0 || p->key_begin || p->key_end)
+    return "it takes no masks, no lengths and no LSE";
   return NULL;
 }
 

@@ -202,6 +202,15 @@ typedef struct attn_problem {
   attn_operation operation; /**< What is computed; default ATTN_FORWARD. */
 
   attn_strides state_stride; /**< Strides of state; .d is ignored: the floats of a row lie side by side. */
+
+  int64_t window_first; /**< Keys below stay allowed where window_left ends before them; 0 = none (docs/semantics.md). */
+  int64_t key_begin;    /**< Key j is allowed only if j >= key_begin: with key_end, a piece of the keys. */
+  int64_t key_end;      /**< Key j is allowed only if j < key_end; 0 = open. */
+
+  /** The first so many keys and values are the same for all sequences, and every query sees them all: they may be read once,
+   * from one sequence, for the queries of all (Ye et al. 2025, https://arxiv.org/abs/2501.01005: FlashInfer's cascade). A
+   * multiple of page_tokens with PAGES; 0 = none. */
+  int64_t shared_prefix;
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing

@@ -249,6 +249,15 @@ class problem {
     c_.window_left = left, c_.window_right = right;
     return *this;
   }
+  /** First keys that a query sees beside its window. */
+  problem &first_keys(std::int64_t count) noexcept { return c_.window_first = count, *this; }
+  /** A piece of the keys, `begin` to `end` - 1; an end of 0 is the sequence's. */
+  problem &keys(std::int64_t begin, std::int64_t end) noexcept {
+    c_.key_begin = begin, c_.key_end = end;
+    return *this;
+  }
+  /** First keys and values that are the same for all sequences. */
+  problem &shared_prefix(std::int64_t count) noexcept { return c_.shared_prefix = count, *this; }
   /** Factor of the scores; default 1 / sqrt(dim_qk). */
   problem &scale(float factor) noexcept { return c_.scale = factor, *this; }
   /** Scores become cap * tanh(score / cap); 0 = off. */

@@ -36,7 +36,8 @@ typedef struct matmul_layout {
 static inline bool matmul_sees_all(const attn_problem *p) {
   const uint32_t selections =
       ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | ATTN_USE_VARLEN;
-  return !attn_uses(p, selections) && p->window_left < 0 && p->window_right < 0;
+  const bool whole = p->key_begin == 0 && p->key_end == 0;
+  return !attn_uses(p, selections) && p->window_left < 0 && p->window_right < 0 && whole;
 }
 
 /* Rows that follow each other without overlap, elements side by side: what oneDNN takes as a matrix. */

@@ -99,8 +99,9 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
   }
   attn_key_range used =
       keys_of_block(&block[0]); /* masks that depend on the head come later: all heads read the same keys */
-  used.begin = max64(used.begin, task.item * SPLIT_KEYS);
-  used.end = min64(used.end, (task.item + 1) * SPLIT_KEYS);
+  const int64_t first = (first_split(&schedule->problem) + task.item) * SPLIT_KEYS;
+  used.begin = max64(used.begin, first);
+  used.end = min64(used.end, first + SPLIT_KEYS);
   for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
     load_k(&block[0], used, key);
     load_v(&block[0], used, key);

@@ -119,7 +119,8 @@ static bool is_allowed(const query *r, int64_t j) {
   const int64_t behind = r->position - j; /* how far the key lies before the query's position */
   if (j >= r->len_k) return false;
   if ((p->uses & ATTN_USE_ROW_LEN) && j >= r->args->row_len[r->b * p->seq_q + r->i]) return false;
-  if (p->window_left >= 0 && behind > p->window_left) return false;
+  if (j < p->key_begin || (p->key_end > 0 && j >= p->key_end)) return false;
+  if (p->window_left >= 0 && behind > p->window_left && j >= p->window_first) return false;
   if (p->window_right >= 0 && -behind > p->window_right) return false;
   if ((p->uses & ATTN_USE_MASK) && !r->args->mask[score_at(r, &p->mask_stride, j)]) return false;
   if ((p->uses & ATTN_USE_BIAS) && r->args->bias[score_at(r, &p->bias_stride, j)] == -INFINITY) return false;

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/pieces.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
@@ -70,18 +71,93 @@ static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_
   return ATTN_OK;
 }
 
-/* Every page that holds keys which some query sees. */
+/* A ring: pages come round again. Where the sequence's block `first`, the first that is needed, shares its page with a later
+ * one, the ring ends between them, and holds so many tokens. */
+static attn_status check_ring(int64_t tokens, attn_key_range used, int64_t b, int64_t first, int64_t at, int32_t page) {
+  REQUIRE(used.end - used.begin <= tokens,
+          "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 " again, after entry %" PRId64
+          ": this ring holds %" PRId64 " tokens, but queries of sequence %" PRId64 " see keys %" PRId64 "..%" PRId64
+          "; it must hold at least %" PRId64 ", a window and all new tokens",
+          b, at, page, first, tokens, b, used.begin, used.end - 1, used.end - used.begin);
+  return ATTN_OK;
+}
+
+/* Pages that come round again must leave those of first keys alone, which lie in the first `kept` blocks. */
+static attn_status check_kept(const int32_t *table, int64_t b, int64_t kept, int64_t at) {
+  for (int64_t n = 0; n < kept && n < at; n++)
+    REQUIRE(table[at] != table[n],
+            "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 ", the page of entry %" PRId64
+            "; it must be another one, because window_first keeps the keys of that entry",
+            b, at, table[at], n);
+  return ATTN_OK;
+}
+
+/* Every page that holds keys which some query sees. Within a window, the sequence's keys need places of their own. */
+static attn_status check_pages(const attn_problem *p, const int32_t *table, int64_t b, int64_t kept, attn_key_range used) {
+  const int64_t first = used.begin / p->page_tokens;
+  for (int64_t at = first; at * p->page_tokens < used.end; at++) {
+    REQUIRE(table[at] >= 0 && table[at] < p->pages,
+            "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64
+            ", because sequence %" PRId64 " has queries that see keys of this page",
+            b, at, table[at], p->pages - 1, b);
+    const attn_status apart = check_kept(table, b, kept, at);
+    if (apart != ATTN_OK) return apart;
+    if (p->window_left < 0 || at == first || table[at] != table[first]) continue;
+    const attn_status status = check_ring((at - first) * p->page_tokens, used, b, first, at, table[at]);
+    if (status != ATTN_OK) return status;
+  }
+  return ATTN_OK;
+}
+
 static attn_status check_page_table(const attn_problem *p, const attn_args *a) {
   for (int64_t b = 0; b < p->batch; b++) {
     const attn_sequence seq = attn_sequence_of(p, a, b);
-    const attn_key_range used = attn_keys_of_sequence(p, a, &seq, b);
-    for (int64_t at = used.begin / p->page_tokens; at * p->page_tokens < used.end; at++) {
-      const int32_t page = a->page_table[b * p->page_table_stride + at];
-      REQUIRE(page >= 0 && page < p->pages,
-              "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64
-              ", because sequence %" PRId64 " has queries that see keys of this page",
-              b, at, page, p->pages - 1, b);
-    }
+    const int32_t *table = a->page_table + b * p->page_table_stride;
+    const attn_needed_keys needed = attn_keys_needed(p, a, &seq, b);
+    const int64_t kept = ceil_div(needed.of[EARLY_KEYS].end, p->page_tokens);
+    attn_status status = check_pages(p, table, b, 0, needed.of[EARLY_KEYS]);
+    if (status == ATTN_OK) status = check_pages(p, table, b, kept, needed.of[LATER_KEYS]);
+    if (status != ATTN_OK) return status;
+  }
+  return ATTN_OK;
+}
+
+/* ---- A prefix that sequences share ---- */
+
+/* Every query sees all of it. The first query sees least, but where each has a length of its own. */
+static attn_status check_prefix_seen(const attn_problem *p, const attn_args *a, const attn_sequence *seq) {
+  const int64_t rows = attn_uses(p, ATTN_USE_ROW_LEN) ? seq->len_q : min64(seq->len_q, 1);
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t end = attn_allowed_keys(p, a, seq, seq->b, i).end;
+    REQUIRE(end >= p->shared_prefix,
+            "attn_problem.shared_prefix is %" PRId64 ", but query %" PRId64 " of sequence %" PRId64 " sees %" PRId64
+            " keys; every query must see all of the prefix",
+            p->shared_prefix, i, seq->b, end);
+  }
+  return ATTN_OK;
+}
+
+static attn_status check_prefix_pages(const attn_problem *p, const attn_args *a, int64_t first, int64_t b) {
+  if (!attn_uses(p, ATTN_USE_PAGES)) return ATTN_OK;
+  const int32_t *shared = a->page_table + first * p->page_table_stride, *own = a->page_table + b * p->page_table_stride;
+  for (int64_t at = 0; at * p->page_tokens < p->shared_prefix; at++)
+    REQUIRE(own[at] == shared[at],
+            "attn_args.page_table[%" PRId64 "][%" PRId64 "] is %" PRId32 "; it must be %" PRId32 " as for sequence %" PRId64
+            ", because shared_prefix is %" PRId64,
+            b, at, own[at], shared[at], first, p->shared_prefix);
+  return ATTN_OK;
+}
+
+/* For sequences with queries. */
+static attn_status check_shared_prefix(const attn_problem *p, const attn_args *a) {
+  int64_t first = -1;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, a, b);
+    if (seq.len_q == 0) continue;
+    if (first < 0) first = b;
+    attn_status status = check_prefix_seen(p, a, &seq);
+    if (status == ATTN_OK) status = check_prefix_pages(p, a, first, b);
+    if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
 }
@@ -189,5 +265,6 @@ attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_
   if (status == ATTN_OK && varlen && !paged)
     status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
   if (status == ATTN_OK && paged) status = check_page_table(p, a);
-  return status == ATTN_OK && (p->uses & ATTN_USE_STATE) ? check_state(p, a) : status;
+  if (status == ATTN_OK && (p->uses & ATTN_USE_STATE)) status = check_state(p, a);
+  return status == ATTN_OK && attn_shares_prefix(p) ? check_shared_prefix(p, a) : status;
 }

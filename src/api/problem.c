@@ -146,6 +146,27 @@ static attn_status check_numbers(const attn_problem *p) {
           p->window_left);
   REQUIRE(p->window_right >= -1, "attn_problem.window_right is %" PRId64 "; it must be -1 (open) or at least 0",
           p->window_right);
+  REQUIRE(p->window_first >= 0, "attn_problem.window_first is %" PRId64 "; it must be at least 0", p->window_first);
+  REQUIRE(p->key_begin >= 0, "attn_problem.key_begin is %" PRId64 "; it must be at least 0", p->key_begin);
+  REQUIRE(p->key_end == 0 || p->key_end >= p->key_begin,
+          "attn_problem.key_end is %" PRId64 " with key_begin %" PRId64 "; it must be 0 (open) or at least key_begin",
+          p->key_end, p->key_begin);
+  return ATTN_OK;
+}
+
+static attn_status check_prefix(const attn_problem *p) {
+  const int64_t step = attn_uses(p, ATTN_USE_PAGES) && p->page_tokens > 0 ? p->page_tokens : 1;
+  REQUIRE(p->shared_prefix >= 0 && p->shared_prefix <= p->seq_k,
+          "attn_problem.shared_prefix is %" PRId64 "; it must be in 0..seq_k, %" PRId64, p->shared_prefix, p->seq_k);
+  REQUIRE(p->shared_prefix % step == 0,
+          "attn_problem.shared_prefix is %" PRId64 "; with ATTN_USE_PAGES it must be a multiple of page_tokens, %" PRId64,
+          p->shared_prefix, step);
+  const char *alone = p->operation != ATTN_FORWARD   ? "another operation than ATTN_FORWARD"
+                      : attn_uses(p, ATTN_USE_STATE) ? "ATTN_USE_STATE"
+                                                     : NULL;
+  REQUIRE(!alone || (p->window_first == 0 && p->shared_prefix == 0),
+          "attn_problem.%s is %" PRId64 " with %s; it must be 0, because the keys are read in pieces",
+          p->window_first ? "window_first" : "shared_prefix", p->window_first ? p->window_first : p->shared_prefix, alone);
   return ATTN_OK;
 }
 
@@ -194,8 +215,8 @@ attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
   REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
   const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
   if (size != ATTN_OK) return size;
-  static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums, check_numbers, check_uses,
-                                                                check_strides};
+  static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums,   check_numbers,
+                                                                check_uses,  check_strides, check_prefix};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
     attn_status status = checks[i](p);
     if (status != ATTN_OK) return status;

@@ -434,7 +434,7 @@ static int64_t step_of(const attn_problem *p) {
 
 static bool is_in_no_box(const attn_problem *p) {
   const uint32_t lengths = ATTN_USE_LSE | ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN;
-  const bool windowed = p->window_left >= 0 || p->window_right > 0;
+  const bool windowed = p->window_left >= 0 || p->window_right > 0 || p->key_begin > 0 || p->key_end > 0;
   return p->operation != ATTN_FORWARD || p->score != ATTN_SCORE_DOT || (p->uses & ~lengths) || p->softcap > 0 || windowed ||
          step_of(p) < 8;
 }

@@ -18,6 +18,7 @@
 #include "src/choice/paying_threads.h"
 #include "src/choice/tuning.h"
 #include "src/plan/parallel.h"
+#include "src/plan/pieces.h"
 #include "src/registry/cpu.h"
 #include "src/registry/library_hooks.h"
 #include "src/registry/registry.h"
@@ -32,6 +33,7 @@ struct attn_plan {
   bool small;           /* more threads do not pay */
   size_t workspace_bytes;
   attn_choice choice;
+  attn_pieces *pieces;         /* plans of pieces, which run instead of the schedule; NULL = none */
   _Atomic(char *) description; /* made when it is asked for */
 };
 
@@ -80,9 +82,13 @@ static bool size_workspace(attn_plan *plan) {
 
 /* ---- Creating ---- */
 
-enum { DESCRIPTION_BYTES = 2800 };
+enum { DESCRIPTION_BYTES = 6000 };
 
 static void describe(const attn_plan *plan, char *text) {
+  if (plan->pieces) {
+    attn_pieces_describe(plan->pieces, text, DESCRIPTION_BYTES);
+    return;
+  }
   const attn_schedule *s = &plan->schedule;
   const attn_kernel_info *info = &plan->kernel->info;
   char why[2000];
@@ -143,8 +149,16 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
 }
 
 /* Tasks, library objects and memory; on failure the plan holds none of them. */
-static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open_threads) {
+static attn_status prepare(attn_plan *plan, const attn_choice *choice, const attn_options *asked) {
   const attn_kernel *kernel = plan->kernel;
+  const bool open_threads = asked->threads == 0;
+  if (attn_pieces_needed(&plan->schedule.problem)) {
+    const attn_status status = attn_pieces_create(&plan->schedule.problem, choice, asked, &plan->pieces);
+    if (status != ATTN_OK) return status;
+    plan->workspace_bytes = attn_pieces_workspace(plan->pieces);
+    plan->options.threads = attn_pieces_threads(plan->pieces);
+    return ATTN_OK;
+  }
   bool fits = plan_tasks(plan, choice, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
@@ -173,7 +187,7 @@ static attn_status make(const attn_problem *problem, const attn_choice *choice, 
   plan->options = options;
   plan->schedule.problem = *problem;
   plan->schedule.units = problem->batch * problem->heads_kv;
-  status = prepare(plan, choice, asked->threads == 0);
+  status = prepare(plan, choice, asked);
   if (status != ATTN_OK) {
     free(plan);
     return status;
@@ -186,8 +200,8 @@ static attn_status make(const attn_problem *problem, const attn_choice *choice, 
 }
 
 /* In the default floating-point mode: the estimates of a plan are inexact, and the caller may have traps for that. */
-static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
-                          attn_plan **result) {
+attn_status attn_plan_create_chosen(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
+                                    attn_plan **result) {
   const uint64_t mode = attn_float_mode_enter();
   const attn_status status = make(problem, choice, asked, result);
   attn_float_mode_leave(mode);
@@ -203,7 +217,7 @@ attn_status attn_plan_create(const attn_problem *problem, const attn_options *op
   attn_status status = attn_problem_read(problem, &own);
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_dispatch(&own, &wanted, &choice);
-  return status == ATTN_OK ? create(&own, &choice, &wanted, plan) : status;
+  return status == ATTN_OK ? attn_plan_create_chosen(&own, &choice, &wanted, plan) : status;
 }
 
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
@@ -222,12 +236,15 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   const attn_choice choice = {.kernel = kernel,
                               .cap = attn_tier_isa(attn_tier_find(wanted.max_isa ? wanted.max_isa : "")),
                               .cause = ATTN_CAUSE_GIVEN};
-  return create(&own, &choice, &wanted, plan);
+  return attn_plan_create_chosen(&own, &choice, &wanted, plan);
 }
 
 void attn_plan_destroy(attn_plan *plan) {
   if (!plan) return;
-  close_library(plan);
+  if (plan->pieces)
+    attn_pieces_destroy(plan->pieces);
+  else
+    close_library(plan);
   attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
   free(atomic_load(&plan->description));
   free(plan);
@@ -297,6 +314,13 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
   if (hooks->end_run) hooks->end_run();
 }
 
+void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *workspace) {
+  if (plan->pieces)
+    attn_pieces_run(plan->pieces, args, workspace);
+  else
+    run_waves(plan, args, workspace);
+}
+
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {
   if (plan->workspace_bytes == 0) return ATTN_OK;
   if (!workspace || bytes < plan->workspace_bytes)
@@ -313,7 +337,7 @@ attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *wo
   attn_args own;
   attn_status status = attn_args_read(&plan->schedule.problem, args, &own);
   if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);
-  if (status == ATTN_OK) run_waves(plan, &own, workspace);
+  if (status == ATTN_OK) attn_plan_run_read(plan, &own, workspace);
   return status;
 }
 

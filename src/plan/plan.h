@@ -3,13 +3,20 @@
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 
-#include "attn/kernel.h"
+#include "src/choice/choice.h"
 
 /* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests check broken kernels
  * through it, on the same path as real ones. Validates the problem and the options, asks kernel->rejects, and plans.
  * `kernel` must outlive the plan. */
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
                                         attn_plan **plan);
+
+/* A plan for a kernel that has been chosen, of a problem and options that have been read. */
+attn_status attn_plan_create_chosen(const attn_problem *problem, const attn_choice *choice, const attn_options *options,
+                                    attn_plan **plan);
+
+/* Runs a plan with arguments that have been read, and a workspace that is large enough. */
+void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *workspace);
 
 /* Threads that a run uses. */
 int attn_plan_threads(const attn_plan *plan);

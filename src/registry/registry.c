@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/pieces.h"
 #include "kernels/plugin/own_plugin.h"
 #include "src/registry/library_hooks.h"
 #include "src/registry/plugin.h"
@@ -139,8 +140,16 @@ const attn_kernel *attn_registry_find(const char *name) {
   return NULL;
 }
 
+/* Why the kernel rejects the problem, or one of its pieces; NULL = it takes them. */
+static const char *rejection(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
+  if (!attn_has_pieces(problem)) return kernel->rejects(problem, buffer, buffer_bytes);
+  const attn_problem pieces[] = {attn_early_keys(problem), attn_later_keys(problem)};
+  const char *reason = kernel->rejects(&pieces[0], buffer, buffer_bytes);
+  return reason ? reason : kernel->rejects(&pieces[1], buffer, buffer_bytes);
+}
+
 const char *attn_kernel_refusal(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
-  if (kernel->operation == problem->operation) return kernel->rejects(problem, buffer, buffer_bytes);
+  if (kernel->operation == problem->operation) return rejection(kernel, problem, buffer, buffer_bytes);
   snprintf(buffer, buffer_bytes, "it computes %s, not %s",
            attn_operation_exists(kernel->operation) ? attn_operations[kernel->operation].what : "something else",
            attn_operations[problem->operation].what);

@@ -18,7 +18,8 @@
 /* Keys of a split that any row may see. */
 static attn_key_range keys_of_split(const row_block *block, int64_t split) {
   const attn_key_range keys = keys_of_block(block);
-  return (attn_key_range){max64(keys.begin, split * SPLIT_KEYS), min64(keys.end, (split + 1) * SPLIT_KEYS)};
+  const int64_t first = (first_split(block->problem) + split) * SPLIT_KEYS;
+  return (attn_key_range){max64(keys.begin, first), min64(keys.end, first + SPLIT_KEYS)};
 }
 
 static void decode_split(const decode_task *t, int64_t split, bool careful) {

@@ -25,8 +25,12 @@ static inline const char *too_many_rows(const attn_problem *p, char *buffer, siz
   return buffer;
 }
 
+/* Splits of the keys between key_begin and key_end, at least 1; the number of the first one. */
+static inline int64_t first_split(const attn_problem *p) { return min64(p->key_begin, p->seq_k) / SPLIT_KEYS; }
+
 static inline int64_t split_count(const attn_problem *p) {
-  return p->seq_k > SPLIT_KEYS ? (p->seq_k - 1) / SPLIT_KEYS + 1 : 1;
+  const int64_t end = p->key_end > 0 ? min64(p->key_end, p->seq_k) : p->seq_k;
+  return max64(ceil_div(end, SPLIT_KEYS) - first_split(p), 1);
 }
 
 #endif

@@ -20,7 +20,8 @@ typedef struct exact_row {
 } exact_row;
 
 static bool selected(const exact_row *row, int64_t j) {
-  return attn_key_selected(row->problem, row->args, row->b, row->h, row->i, j);
+  return attn_key_selected(row->problem, row->args, row->b, row->h, row->i, j) &&
+         !attn_between_windows(row->problem, &row->seq, row->i, j);
 }
 
 static double weight_of(const exact_row *row, int64_t d) {

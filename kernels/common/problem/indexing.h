@@ -2,7 +2,8 @@
 /* Which rows and keys a task is about, and where their elements are: what every kernel asks of a problem, answered once.
  *
  * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal) comes
- * from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval. Row and key indices
+ * from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval, and so does the gap
+ * between first keys that stay and a window, which kernels never meet (pieces.h). Row and key indices
  * count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
  * extreme windows and alignment offsets are.
  */
@@ -64,10 +65,16 @@ static inline int64_t attn_rows(const attn_problem *problem, const attn_sequence
   return seq->rows;
 }
 
-/* The keys that row i of batch b may see by length, row length, causal mask and window. */
+/* The sequence's keys between key_begin and key_end. */
+static inline attn_key_range attn_piece_of(const attn_problem *problem, const attn_sequence *seq) {
+  const bool ends = problem->key_end > 0 && problem->key_end < seq->len_k;
+  return (attn_key_range){problem->key_begin, ends ? problem->key_end : seq->len_k};
+}
+
+/* The keys that row i of batch b may see by length, piece, row length, causal mask and window. */
 static inline attn_key_range attn_allowed_keys(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
                                                int64_t b, int64_t i) {
-  attn_key_range keys = {0, seq->len_k};
+  attn_key_range keys = attn_piece_of(problem, seq);
   assert(i >= 0);
   if (i >= seq->len_q) return (attn_key_range){0, 0};
   if (attn_uses(problem, ATTN_USE_ROW_LEN)) {
@@ -81,9 +88,15 @@ static inline attn_key_range attn_allowed_keys(const attn_problem *problem, cons
   }
   if (problem->window_left >= 0) {
     const int64_t first = attn_saturating_add(position, -problem->window_left);
-    if (first > 0) keys.begin = first;
+    if (first > keys.begin && keys.begin >= problem->window_first) keys.begin = first;
   }
   return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+}
+
+/* Whether key j of those lies between the first keys, which stay, and the row's window. */
+static inline bool attn_between_windows(const attn_problem *problem, const attn_sequence *seq, int64_t i, int64_t j) {
+  if (problem->window_first == 0 || problem->window_left < 0 || j < problem->window_first) return false;
+  return j < attn_saturating_add(attn_saturating_add(i, seq->offset), -problem->window_left);
 }
 
 /* Whether certainly all rows up to len_q see the same keys, by what attn_allowed_keys goes by. */
@@ -109,9 +122,11 @@ static inline attn_key_range attn_keys_of_sequence(const attn_problem *problem, 
   /* Without per-row lengths the range moves right with the row, so the first row bounds it on the left and the last row on
    * the right. A row that sees no key gives no bound: that side stays open. */
   if (seq->len_q <= 0) return used;
+  const attn_key_range piece = attn_piece_of(problem, seq);
   const attn_key_range first = attn_allowed_keys(problem, args, seq, b, 0);
   const attn_key_range last = attn_allowed_keys(problem, args, seq, b, seq->len_q - 1);
-  return (attn_key_range){first.begin, last.begin < last.end ? last.end : seq->len_k};
+  used = (attn_key_range){max64(first.begin, piece.begin), last.begin < last.end ? last.end : piece.end};
+  return used.begin < used.end ? used : (attn_key_range){0, 0};
 }
 
 /* Query heads that share a KV head. */
