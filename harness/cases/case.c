@@ -96,6 +96,10 @@ static void build_position(bench_case *bench) {
     p->window_right = window.right;
   }
   if (causal) attn_problem_set_causal(p, p->align);
+  p->window_first = bench_spec_int(&bench->spec, AXIS_WINDOW_FIRST);
+  p->key_begin = bench_spec_int(&bench->spec, AXIS_KEY_BEGIN);
+  p->key_end = bench_spec_int(&bench->spec, AXIS_KEY_END);
+  p->shared_prefix = bench_spec_int(&bench->spec, AXIS_SHARED_PREFIX);
 }
 
 static void build_score(bench_case *bench) {
@@ -176,6 +180,27 @@ static void tidy(bench_case *bench) {
   if (is(bench, AXIS_PAGE_TOKENS, "none")) bench_spec_set(spec, AXIS_PAGE_ORDER, "");
 }
 
+/* Keys that the first query sees, whatever the lengths: fill_lengths() leaves sequences a prefix and all queries. */
+static int64_t first_query_sees(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  int64_t offset = p->align == ATTN_ALIGN_OFFSET ? bench_spec_int(&bench->spec, AXIS_OFFSET) : 0;
+  if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) offset = p->shared_prefix;
+  return p->window_right < 0 ? p->seq_k : offset + p->window_right + 1;
+}
+
+/* A prefix that the data cannot have, or that not every query would see. */
+static const char *prefix_contradiction(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  if (p->shared_prefix == 0) return NULL;
+  if (is(bench, AXIS_LENGTHS, "varlen") && is(bench, AXIS_PAGE_TOKENS, "none"))
+    return "shared_prefix with lengths=varlen needs page_tokens";
+  if (is(bench, AXIS_LENGTHS, "row_len"))
+    return "shared_prefix: every query sees all of it, so lengths=row_len must be left out";
+  if (p->shared_prefix + p->seq_q > p->seq_k) return "shared_prefix + seq_q must be at most seq_k";
+  if (first_query_sees(bench) < p->shared_prefix) return "shared_prefix: the first query must see all of it";
+  return NULL;
+}
+
 /* Names a contradiction between axes that attn_problem_validate() cannot see in the problem; NULL without one. */
 static const char *contradiction(const bench_case *bench) {
   const bool varlen = is_packed(bench), chunked = !is(bench, AXIS_CHUNK, "none");
@@ -189,7 +214,7 @@ static const char *contradiction(const bench_case *bench) {
     return "a chunk says how many queries a sequence has: lengths must be full, kv_len or mixed";
   if (bench->problem.uses & ATTN_USE_PAGES && is(bench, AXIS_LAYOUT, "broadcast"))
     return "layout=broadcast has one K for all sequences; page_tokens gives each its own pages: leave one of them out";
-  return NULL;
+  return prefix_contradiction(bench);
 }
 
 /* The first reason why no kernel can take the case, or NULL. */

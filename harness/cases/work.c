@@ -8,8 +8,9 @@
 
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/pieces.h"
 
-/* The keys of one row before mask and bias: [first, last]. */
+/* Keys of one row before mask and bias: [first, last]. */
 typedef struct key_range {
   int64_t first, last;
 } key_range;
@@ -31,14 +32,20 @@ static sequence get_sequence(const attn_problem *p, const attn_args *args, int64
   return s;
 }
 
-static key_range get_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t i) {
+/* The keys of a row are those of its window and, in front of them, first keys that stay. */
+enum { FIRST_KEYS, WINDOW, PARTS };
+
+static key_range get_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t i, int part) {
+  const int64_t first_keys = p->window_left >= 0 ? p->window_first : 0, position = i + s->offset;
   int64_t keys = s->keys;
   if (p->uses & ATTN_USE_ROW_LEN && args->row_len[b * p->seq_q + i] < keys) keys = args->row_len[b * p->seq_q + i];
-  key_range range = {0, keys - 1};
-  const int64_t position = i + s->offset;
+  if (p->key_end > 0 && p->key_end < keys) keys = p->key_end;
+  key_range range = {p->key_begin, keys - 1};
   /* compared so that no window is too wide to be added */
-  if (p->window_left >= 0 && p->window_left < position - range.first) range.first = position - p->window_left;
   if (p->window_right >= 0 && p->window_right < range.last - position) range.last = position + p->window_right;
+  if (part == FIRST_KEYS) return (key_range){range.first, first_keys <= range.last ? first_keys - 1 : range.last};
+  if (p->window_left >= 0 && p->window_left < position - range.first) range.first = position - p->window_left;
+  if (first_keys > range.first) range.first = first_keys;
   return range;
 }
 
@@ -51,17 +58,17 @@ static bool is_allowed(const attn_problem *p, const attn_args *args, int64_t b, 
 /* Pairs of one head, looking at every element of mask and bias. */
 static int64_t count_masked(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t h) {
   int64_t pairs = 0;
-  for (int64_t i = 0; i < s->queries; i++) {
-    const key_range keys = get_keys(p, args, s, b, i);
-    for (int64_t j = keys.first; j <= keys.last; j++) pairs += is_allowed(p, args, b, h, i, j);
+  for (int64_t n = 0; n < s->queries * PARTS; n++) {
+    const key_range keys = get_keys(p, args, s, b, n / PARTS, (int)(n % PARTS));
+    for (int64_t j = keys.first; j <= keys.last; j++) pairs += is_allowed(p, args, b, h, n / PARTS, j);
   }
   return pairs;
 }
 
 static int64_t count_open(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
   int64_t pairs = 0;
-  for (int64_t i = 0; i < s->queries; i++) {
-    const key_range keys = get_keys(p, args, s, b, i);
+  for (int64_t n = 0; n < s->queries * PARTS; n++) {
+    const key_range keys = get_keys(p, args, s, b, n / PARTS, (int)(n % PARTS));
     if (keys.last >= keys.first) pairs += keys.last - keys.first + 1;
   }
   return pairs;
@@ -101,18 +108,22 @@ double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
 
-/* Keys that some row of the sequence sees without mask and bias. The first key of a row is never before that of the row
- * above. */
-static int64_t count_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
+/* Keys of a part that some row of the sequence sees without mask and bias. The first key of a row is never before that of
+ * the row above. */
+static int64_t count_keys_of(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int part) {
   int64_t count = 0, end = 0;
   for (int64_t i = 0; i < s->queries; i++) {
-    const key_range keys = get_keys(p, args, s, b, i);
+    const key_range keys = get_keys(p, args, s, b, i, part);
     const int64_t from = keys.first > end ? keys.first : end;
     if (keys.last < from) continue;
     count += keys.last + 1 - from;
     end = keys.last + 1;
   }
   return count;
+}
+
+static int64_t count_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
+  return count_keys_of(p, args, s, b, FIRST_KEYS) + count_keys_of(p, args, s, b, WINDOW);
 }
 
 /* The ones of these keys that mask and bias leave to some row of the query heads of a KV head. All of them if memory is
@@ -123,9 +134,9 @@ static int64_t count_selected_keys(const attn_problem *p, const attn_args *args,
   bool *seen = calloc((size_t)s->keys + 1, 1);
   int64_t count = 0;
   if (!seen) return most;
-  for (int64_t row = 0; row < s->queries * group && count < most; row++) {
-    const int64_t i = row / group, h = g * group + row % group;
-    const key_range keys = get_keys(p, args, s, b, i);
+  for (int64_t n = 0; n < s->queries * group * PARTS && count < most; n++) {
+    const int64_t row = n / PARTS, i = row / group, h = g * group + row % group;
+    const key_range keys = get_keys(p, args, s, b, i, (int)(n % PARTS));
     for (int64_t j = keys.first; j <= keys.last; j++) {
       if (seen[j] || !is_allowed(p, args, b, h, i, j)) continue;
       seen[j] = true;
@@ -163,6 +174,11 @@ static double bytes_of_rows(const attn_problem *p, row_counts rows) {
   return bytes;
 }
 
+/* Keys of a prefix that need not be read once more for each sequence behind the first. */
+static double shared_keys(const attn_problem *p) {
+  return attn_shares_prefix(p) ? (double)((p->batch - 1) * p->heads_kv) * (double)p->shared_prefix : 0;
+}
+
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   const int64_t batches = different_batches(p);
   row_counts rows = {0};
@@ -173,6 +189,7 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
     rows.outputs += (double)(p->heads_q * (p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q));
   }
   const double alike = batches ? (double)p->batch / (double)batches : 0;
+  if (batches) rows.keys -= shared_keys(p) / alike;
   const double scores = p->score == ATTN_SCORE_PRECOMPUTED ? 4 * bench_work_pairs(p, args) : 0;
   return alike * bytes_of_rows(p, rows) + scores;
 }

@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "check/check.h"
-#include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/pieces.h"
 
 /* ---- Attention ------------------------------------------------------------------------------------------------------- */
 
@@ -22,15 +22,16 @@ static double mean_of_column(const attn_problem *p, const attn_args *args, const
   int64_t count = 0;
   double sum = 0.0;
   const attn_sequence seq = attn_sequence_of(p, args, row->b);
-  attn_key_range keys = {0, seq.len_k};
-  if (attn_uses(p, ATTN_USE_PAGES)) keys = attn_keys_of_sequence(p, args, &seq, row->b);
-  for (int64_t j = keys.begin; j < keys.end; j++) {
-    const double v =
-        attn_oracle_load(args->v, p->dtype_kv, bench_key_place(p, args, &p->v_stride, row, j) + d * p->v_stride.d);
-    if (!isfinite(v)) continue;
-    sum += v;
-    count++;
-  }
+  attn_needed_keys keys = {.of = {[LATER_KEYS] = {0, seq.len_k}}};
+  if (attn_uses(p, ATTN_USE_PAGES)) keys = attn_keys_needed(p, args, &seq, row->b);
+  for (int i = 0; i < KEY_PIECES; i++)
+    for (int64_t j = keys.of[i].begin; j < keys.of[i].end; j++) {
+      const int64_t at = bench_key_place(p, args, &p->v_stride, row, j) + d * p->v_stride.d;
+      const double v = attn_oracle_load(args->v, p->dtype_kv, at);
+      if (!isfinite(v)) continue;
+      sum += v;
+      count++;
+    }
   return count ? sum / (double)count : 0.0;
 }
 

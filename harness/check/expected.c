@@ -150,6 +150,13 @@ static void consider_mask_borders(candidates *c, const attn_problem *p, const at
   consider_border(c, seq->len_q);
   if (p->window_left >= 0) consider_window(c, seq, p->window_left);
   if (p->window_right >= 0) consider_window(c, seq, -p->window_right);
+  const int64_t borders[] = {p->window_first, p->key_begin, p->key_end};
+  for (int side = 0; side < 2; side++)
+    for (size_t n = 0; n < sizeof borders / sizeof *borders; n++) {
+      const int64_t window = side ? -p->window_right : p->window_left;
+      if (borders[n] > 0 && (side ? p->window_right : p->window_left) >= 0)
+        consider_border(c, attn_saturating_add(borders[n] - seq->offset, window));
+    }
 }
 
 static void consider_tile_borders(candidates *c) {

@@ -8,7 +8,7 @@
 #include "check/check.h"
 #include "check/structure.h"
 #include "data/generate.h"
-#include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/pieces.h"
 
 typedef enum bench_outcome { BENCH_HOLDS, BENCH_BROKEN, BENCH_NOT_APPLICABLE, BENCH_CANNOT_RUN } bench_outcome;
 

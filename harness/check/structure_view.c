@@ -52,12 +52,12 @@ static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
   const int64_t keys = s->seq.len_k, dim = of_k ? p->dim_qk : p->dim_v;
   const attn_dtype dtype = p->dtype_kv;
   const int64_t elements = p->heads_kv * keys * dim;
-  const attn_key_range used = attn_keys_of_sequence(p, a, &s->seq, s->seq.b);
+  const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
   const attn_strides from = of_k ? p->k_stride : p->v_stride;
   char *copy = bench_view_allocate(&s->dense, attn_elements_bytes(dtype, elements), 1);
   if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)attn_elements_bytes(dtype, elements));
-  for (int64_t h = 0; copy && h < p->heads_kv; h++)
-    for (int64_t j = used.begin; j < used.end; j++) {
+  for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
+    for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
       const attn_key_run run = attn_key_run_at(p, a, &s->seq, h * attn_group(p), j);
       for (int64_t d = 0; d < dim; d++)
         memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * dim + d),
@@ -163,6 +163,22 @@ static void cut_row_lengths(bench_view *v, int64_t first) {
   v->args.row_len = length;
 }
 
+/* First keys and piece, once the first key is key `first`; a piece that ends before it has no keys. */
+static void cut_piece(attn_problem *p, int64_t first) {
+  p->window_first = p->window_first > first ? p->window_first - first : 0;
+  p->key_begin = p->key_begin > first ? p->key_begin - first : 0;
+  if (p->key_end == 0) return;
+  const bool none = p->key_end <= first;
+  p->key_end = none ? 1 : p->key_end - first;
+  if (none) p->key_begin = 1;
+}
+
+/* Likewise a prefix that sequences share: the view has one sequence, which runs as all of them did. */
+static void cut_prefix(attn_problem *p, int64_t first, int64_t step) {
+  const int64_t left = step == 1 ? max64(p->shared_prefix - first, 0) : 0;
+  p->shared_prefix = min64(left, p->seq_k);
+}
+
 void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t step) {
   attn_problem *p = &v->problem;
   v->args.k = shift_elements(v->args.k, p->dtype_kv, first * p->k_stride.s);
@@ -175,11 +191,13 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
   p->scores_stride.k *= step;
   p->seq_k = (end - first + step - 1) / step;
   cut_row_lengths(v, first);
+  cut_piece(p, first);
+  cut_prefix(p, first, step);
   align(v, v->offset - first);
 }
 
 bool bench_view_is_positional(const bench_view *v) {
-  return v->problem.window_left >= 0 || v->problem.window_right >= 0 ||
+  return v->problem.window_left >= 0 || v->problem.window_right >= 0 || v->problem.key_begin > 0 || v->problem.key_end > 0 ||
          attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN);
 }
 
@@ -242,7 +260,8 @@ bool bench_view_sees_but_for_bias(const bench_view *v, int64_t h, int64_t i, int
   p.uses &= ~(uint32_t)ATTN_USE_BIAS;
   const attn_sequence seq = attn_sequence_of(&p, &args, 0);
   const attn_key_range keys = attn_allowed_keys(&p, &args, &seq, 0, i);
-  return j >= keys.begin && j < keys.end && attn_key_selected(&p, &args, 0, h, i, j);
+  return j >= keys.begin && j < keys.end && attn_key_selected(&p, &args, 0, h, i, j) &&
+         !attn_between_windows(&p, &seq, i, j);
 }
 
 bool bench_view_sees(const bench_view *v, int64_t h, int64_t i, int64_t j) {
@@ -259,6 +278,7 @@ void bench_view_forget_positions(bench_view *v) {
   p->mask_stride = (attn_score_strides){0, p->seq_q * p->seq_k, p->seq_k, 1};
   p->uses = (p->uses & ~(uint32_t)ATTN_USE_ROW_LEN) | ATTN_USE_MASK;
   p->window_left = p->window_right = -1;
+  p->window_first = p->key_begin = p->key_end = 0;
 }
 
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count) {

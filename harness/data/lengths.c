@@ -26,11 +26,18 @@ static bool lengths_are_random(const bench_case *bench, const char *one) {
   return is(bench, AXIS_LENGTHS, one) || is(bench, AXIS_LENGTHS, "both") || is(bench, AXIS_LENGTHS, "varlen");
 }
 
-int32_t bench_key_count(const bench_case *bench, int64_t b) {
+static int32_t drawn_keys(const bench_case *bench, int64_t b) {
   const int64_t longest = bench->problem.seq_k;
   if (is(bench, AXIS_LENGTHS, "mixed")) return request_length(bench->seed, b, longest);
   if (lengths_are_random(bench, "kv_len")) return random_length(bench->seed, BENCH_STREAM_KV_LEN, b, longest);
   return (int32_t)longest;
+}
+
+/* Every query sees all of a prefix that sequences share. */
+int32_t bench_key_count(const bench_case *bench, int64_t b) {
+  const attn_problem *p = &bench->problem;
+  const int64_t drawn = drawn_keys(bench, b), least = p->shared_prefix > 0 ? p->shared_prefix + p->seq_q : 0;
+  return (int32_t)(drawn < least ? least : drawn);
 }
 
 int32_t bench_query_count(const bench_case *bench, int64_t b) {

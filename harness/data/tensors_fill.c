@@ -8,14 +8,19 @@
 #include "data/generate.h"
 #include "data/lengths.h"
 #include "data/tensors.h"
-#include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/pieces.h"
 
 /* The keys that the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {
   int64_t first_q, first_k; /* first token; 0 unless VARLEN */
   int64_t rows;             /* queries that are computed */
   int64_t key_begin, key_end;
+  int64_t gap_begin, gap_end; /* of those, keys between first keys that stay and all windows */
 } reach;
+
+static bool reaches(const reach *r, int64_t j) {
+  return j >= r->key_begin && j < r->key_end && !(j >= r->gap_begin && j < r->gap_end);
+}
 
 static bool is(const bench_case *bench, bench_axis axis, const char *word) {
   return bench_spec_is(&bench->spec, axis, word);
@@ -47,8 +52,17 @@ static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, count_fn *
   }
 }
 
-/* Every sequence has its own pages of the pool. Entries of pages whose keys no query needs keep the poison: they name no
- * page. */
+/* Whether some query of the sequence needs keys of the page: those of its window, or first keys that stay. */
+static bool page_needed(const attn_problem *p, const attn_args *args, int64_t b, int64_t at) {
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  const attn_needed_keys needed = attn_keys_needed(p, args, &seq, b);
+  for (int i = 0; i < KEY_PIECES; i++)
+    if (at * p->page_tokens < needed.of[i].end && needed.of[i].begin < (at + 1) * p->page_tokens) return true;
+  return false;
+}
+
+/* Every sequence has its own pages of the pool, but for those of a prefix that they share. Entries of pages whose keys no
+ * query needs keep the poison: they name no page. */
 static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn_args *args) {
   const attn_problem *p = &bench->problem;
   const int64_t of_each = p->page_table_stride;
@@ -60,13 +74,11 @@ static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn
     page[n] = page[other];
     page[other] = (int32_t)n;
   }
-  for (int64_t b = 0; b < p->batch; b++) {
-    const attn_sequence seq = attn_sequence_of(p, args, b);
-    const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
-    for (int64_t at = 0; at < of_each; at++)
-      if (used.end <= at * p->page_tokens || (at + 1) * p->page_tokens <= used.begin)
-        memset(&page[b * of_each + at], BENCH_INPUT_POISON, sizeof *page);
-  }
+  for (int64_t b = p->batch - 1; b >= 0; b--)
+    for (int64_t at = 0; at < of_each; at++) {
+      if ((at + 1) * p->page_tokens <= p->shared_prefix) page[b * of_each + at] = page[at];
+      if (!page_needed(p, args, b, at)) memset(&page[b * of_each + at], BENCH_INPUT_POISON, sizeof *page);
+    }
 }
 
 static void fill_offsets(const bench_case *bench, bench_buffer *t) {
@@ -93,6 +105,11 @@ static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b)
     if (keys.begin < r.key_begin) r.key_begin = keys.begin;
     if (keys.end > r.key_end) r.key_end = keys.end;
   }
+  if (attn_window_has_first(p)) {
+    const attn_needed_keys needed = attn_keys_needed(p, args, &seq, b);
+    r.gap_begin = needed.of[EARLY_KEYS].end;
+    r.gap_end = needed.of[LATER_KEYS].begin;
+  }
   if (attn_uses(p, ATTN_USE_MASK) && is(bench, AXIS_MASK, "padding") && p->seq_k > 0) {
     int64_t end = unpadded_keys(bench, b);
     if (end < r.key_end) r.key_end = end;
@@ -109,7 +126,8 @@ static unsigned char *reach_map(const bench_buffer *t, const attn_problem *p, co
   for (int64_t b = 0; b < p->batch; b++) {
     int64_t first = queries ? batch[b].first_q : batch[b].first_k;
     int64_t begin = queries ? 0 : batch[b].key_begin, end = queries ? batch[b].rows : batch[b].key_end;
-    for (int64_t j = begin; j < end; j++) map[(rows == 1 ? 0 : b * tokens) + (t->stride[2] == 0 ? 0 : first + j)] = 1;
+    for (int64_t j = begin; j < end; j++)
+      if (queries || reaches(&batch[b], j)) map[(rows == 1 ? 0 : b * tokens) + (t->stride[2] == 0 ? 0 : first + j)] = 1;
   }
   return map;
 }
@@ -126,6 +144,9 @@ static int64_t logical_row(const bench_buffer *t, int64_t b, int64_t h, int64_t 
 static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t s) {
   return t->first + b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
 }
+
+/* The sequence whose numbers key j of sequence b has: the first one's, in a prefix that they share. */
+static int64_t source_of(const attn_problem *p, int64_t b, int64_t j) { return j < p->shared_prefix ? 0 : b; }
 
 /* One row of q, k or v, whose first number has that index: normal; V may be uniform in [0, magnitude). */
 static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stream, uint64_t index, int64_t place) {
@@ -145,8 +166,9 @@ static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream st
   for (int64_t b = 0; b < p->batch; b++)
     for (int64_t h = 0; h < p->heads_kv; h++)
       for (int64_t j = batch[b].key_begin; j < batch[b].key_end; j++) {
+        if (!reaches(&batch[b], j)) continue;
         const int64_t page = args->page_table[b * p->page_table_stride + j / p->page_tokens];
-        fill_row(bench, t, stream, (uint64_t)(((b * p->heads_kv + h) * p->seq_k + j) * t->extent[3]),
+        fill_row(bench, t, stream, (uint64_t)(((source_of(p, b, j) * p->heads_kv + h) * p->seq_k + j) * t->extent[3]),
                  storage_row(t, page, h, j % p->page_tokens));
       }
 }
@@ -159,7 +181,8 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t s = 0; s < stored(t, 2); s++) {
         if (!map[b * t->extent[2] + s]) continue;
-        fill_row(bench, t, stream, (uint64_t)(logical_row(t, b, h, s) * t->extent[3]), storage_row(t, b, h, s));
+        const int64_t from = stream == BENCH_STREAM_Q ? b : source_of(&bench->problem, b, s);
+        fill_row(bench, t, stream, (uint64_t)(logical_row(t, from, h, s) * t->extent[3]), storage_row(t, b, h, s));
       }
   free(map);
   return true;
@@ -176,7 +199,7 @@ static bool fill_keys(const bench_case *bench, bench_buffer *t, bench_stream str
 /* True if some row reads the (row, key) element of bias or scores. Broadcast dimensions are always read. */
 static bool pair_reached(const bench_buffer *t, const reach *r, int64_t i, int64_t j) {
   if (t->stride[0] == 0) return true;
-  return (t->stride[2] == 0 || i < r->rows) && (t->stride[3] == 0 || (j >= r->key_begin && j < r->key_end));
+  return (t->stride[2] == 0 || i < r->rows) && (t->stride[3] == 0 || reaches(r, j));
 }
 
 /* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys,

@@ -9,8 +9,8 @@
 #include "attn/extend.h"
 #include "data/generate.h"
 #include "data/tensors.h"
-#include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/pieces.h"
 #include "machine/affinity.h"
 
 enum {
@@ -238,7 +238,8 @@ static void swap_in_heads(bench_tensors *t, bench_tensor which, uint64_t *random
   const bool each = paged || attn_uses(p, ATTN_USE_VARLEN);
   for (int64_t batch = 0; batch < (each ? p->batch : stored(b, 0)); batch++) {
     const attn_sequence seq = attn_sequence_of(p, &t->args, batch);
-    head_keys head = {which, 0, batch, attn_keys_of_sequence(p, &t->args, &seq, batch)};
+    head_keys head = {which, 0, batch, attn_keys_needed(p, &t->args, &seq, batch).of[LATER_KEYS]};
+    if (head.keys.begin < p->shared_prefix) head.keys.begin = p->shared_prefix; /* the same for all sequences */
     if (packed) head.keys.begin += seq.first_k, head.keys.end += seq.first_k;
     for (int64_t h = 0; h < stored(b, 1); h++) {
       head.start = b->first + (packed || paged ? 0 : batch * b->stride[0]) + h * b->stride[1];

@@ -11,8 +11,8 @@
 #include "check/check.h"
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/dtypes.h"
-#include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/pieces.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
@@ -117,13 +117,14 @@ static bool add_queries(const bench_tensors *t, const attn_sequence *seq, attn_k
  * cannot be read. */
 static bool each_couple(const bench_tensors *t, int64_t b, void (*add)(void *context, const couple *c), void *context) {
   const attn_sequence seq = attn_sequence_of(&t->problem, &t->args, b);
-  const attn_key_range used = attn_keys_of_sequence(&t->problem, &t->args, &seq, b);
+  const attn_needed_keys needed = attn_keys_needed(&t->problem, &t->args, &seq, b);
   coupling to = {.add = add, .context = context};
-  for (int64_t j = used.begin, keys; j < used.end; j += keys) {
-    keys = min64(used.end - j, attn_run_keys(&t->problem, &seq, j));
-    if (!add_keys(t, &seq, j, keys, &to)) return false;
-  }
-  return add_queries(t, &seq, used, &to);
+  for (int i = 0; i < KEY_PIECES; i++)
+    for (int64_t j = needed.of[i].begin, keys; j < needed.of[i].end; j += keys) {
+      keys = min64(needed.of[i].end - j, attn_run_keys(&t->problem, &seq, j));
+      if (!add_keys(t, &seq, j, keys, &to)) return false;
+    }
+  return add_queries(t, &seq, needed.of[LATER_KEYS], &to);
 }
 
 static void add_nothing(void *context, const couple *c) { (void)context, (void)c; }

@@ -126,7 +126,9 @@ static void mask_window(head *t) {
   for (int64_t i = 0; i < t->seq_q; i++)
     for (int64_t j = 0; j < t->seq_k; j++) {
       const int64_t ahead = j - position_of(t, i);
-      if ((left >= 0 && ahead < -left) || (right >= 0 && ahead > right)) t->allowed[i * t->seq_k + j] = 0;
+      const bool behind = left >= 0 && ahead < -left && j >= t->problem->window_first;
+      const bool outside = j < t->problem->key_begin || (t->problem->key_end > 0 && j >= t->problem->key_end);
+      if (behind || outside || (right >= 0 && ahead > right)) t->allowed[i * t->seq_k + j] = 0;
     }
 }
 
