@@ -142,6 +142,14 @@ static void check_refusals(const attn_plan *plan, const fuzz_problem *f, void *w
     fuzz_fail("a length beyond seq_k is not refused");
 }
 
+/* Whether the last error may say that a ring is too short for the window, or that a query does not see all of a prefix. */
+static bool may_be_refused(const fuzz_problem *f) {
+  const attn_problem *p = &f->problem;
+  const bool ring = (p->uses & ATTN_USE_PAGES) && p->window_left >= 0 && p->pages * p->page_tokens < p->seq_k;
+  if (ring && (strstr(attn_last_error(), "this ring holds") || strstr(attn_last_error(), "window_first keeps"))) return true;
+  return p->shared_prefix > 0 && strstr(attn_last_error(), "every query must see all of the prefix");
+}
+
 static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *rows, uint8_t how) {
   const int workers = 1 + (how & 3);
   const attn_options options =
@@ -154,10 +162,13 @@ static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const de
   void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
   if (bytes && !workspace) fuzz_fail("no memory for a workspace of %zu bytes", bytes);
   if (bytes) memset(workspace, 0xff, bytes);
-  check_refusals(plan, f, workspace, bytes, how >> 4);
   fuzz_problem_poison(f);
-  if (attn_plan_run(plan, &f->args, workspace, bytes) != ATTN_OK) fuzz_fail("%s: %s", kernel->name, attn_last_error());
-  check_outputs(f, kernel, rows);
+  if (attn_plan_run(plan, &f->args, workspace, bytes) == ATTN_OK) {
+    check_outputs(f, kernel, rows);
+    check_refusals(plan, f, workspace, bytes, how >> 4);
+  } else if (!may_be_refused(f)) {
+    fuzz_fail("%s: %s", kernel->name, attn_last_error());
+  }
   free(workspace);
   attn_plan_destroy(plan);
 }

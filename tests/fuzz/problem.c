@@ -70,6 +70,10 @@ static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
     const uint8_t window = fuzz_byte(bytes);
     *windows[i] = window < 0x80 ? -1 : window == 0xff ? INT64_MAX : window & 0x7f;
   }
+  const uint8_t piece = fuzz_byte(bytes), end = fuzz_byte(bytes);
+  if (piece & 0x80) p->window_first = piece & 0x1f;
+  if (piece & 0x40) p->key_begin = end & 0x1f;
+  if (piece & 0x20) p->key_end = p->key_begin + end;
 }
 
 static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
@@ -162,6 +166,20 @@ static void read_pair_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   p->bias_stride = pair_stride(&f->tensor[FUZZ_BIAS]);
   p->mask_stride = pair_stride(&f->tensor[FUZZ_MASK]);
   p->scores_stride = pair_stride(&f->tensor[FUZZ_SCORES]);
+}
+
+/* A prefix that sequences share, where all have the same keys: by a stride of 0, or by one row of the page table. */
+static void read_prefix(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  const uint8_t choice = fuzz_byte(bytes);
+  const bool paged = p->uses & ATTN_USE_PAGES, packed = p->uses & ATTN_USE_VARLEN;
+  if (!(choice & 0x80) || (packed && !paged)) return;
+  if (paged)
+    p->page_table_stride = 0;
+  else
+    f->tensor[FUZZ_K].stride[0] = f->tensor[FUZZ_V].stride[0] = p->k_stride.b = p->v_stride.b = 0;
+  const int64_t most = p->seq_k / (paged ? p->page_tokens : 1);
+  p->shared_prefix = (choice & 0x7f) % (most + 1) * (paged ? p->page_tokens : 1);
 }
 
 static void set_table(fuzz_tensor *t, int64_t rows, int64_t columns, int64_t stride) {
@@ -362,7 +380,7 @@ static void fill_offsets(const fuzz_tensor *t, int64_t keys) {
     ints(t)[i] = random_below(8) ? (int32_t)(random_below(2 * keys + 2) - keys / 2) : extreme[random_below(4)];
 }
 
-/* Any pages, also the same ones twice. Entries behind all lengths name none. */
+/* Any pages, also the same ones twice; within a window a ring. Entries behind all lengths name none. */
 static void fill_page_table(fuzz_problem *f) {
   const attn_problem *p = &f->problem;
   const fuzz_tensor *t = &f->tensor[FUZZ_PAGE_TABLE];
@@ -370,7 +388,7 @@ static void fill_page_table(fuzz_problem *f) {
   for (int64_t i = 0; t->data && i < (int64_t)(t->bytes / 4); i++) ints(t)[i] = -1;
   for (int64_t b = 0; t->data && b < p->batch; b++)
     for (int64_t at = 0; at * p->page_tokens < kv_len[b]; at++)
-      ints(t)[b * p->page_table_stride + at] = (int32_t)random_below(p->pages);
+      ints(t)[b * p->page_table_stride + at] = (int32_t)(p->window_left < 0 ? random_below(p->pages) : at % p->pages);
 }
 
 static void fill_all_lengths(fuzz_problem *f) {
@@ -420,6 +438,7 @@ void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *f) {
   *f = (fuzz_problem){.args.q = NULL};
   read_structure(bytes, f);
   read_row_tensors(bytes, f);
+  read_prefix(bytes, f);
   read_pair_tensors(bytes, f);
   set_tables(f);
   const bool behind = fuzz_byte(bytes) < 0x80;

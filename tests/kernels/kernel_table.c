@@ -72,6 +72,8 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
     attn_problem_set_causal(p, ATTN_ALIGN_BOTTOM_RIGHT))                                                                   \
   X(keys, offset, "offset", "causal, `ATTN_ALIGN_OFFSET`", attn_problem_set_causal(p, ATTN_ALIGN_OFFSET))                  \
   X(keys, window, "window", "8 keys to either side", p->window_left = p->window_right = 8)                                 \
+  X(keys, window_first, "first keys", "which stay beside a window", (p->window_left = 8, p->window_first = 4))             \
+  X(keys, piece, "piece", "`key_begin` and `key_end`", (p->key_begin = 8, p->key_end = 40))                                \
   X(keys, mask, "mask", "bool mask", p->uses |= ATTN_USE_MASK)                                                             \
   X(keys, bias, "bias", "added; \u2212\u221e masks", p->uses |= ATTN_USE_BIAS)                                             \
   X(keys, kv_len, "kv_len", "keys per batch", p->uses |= ATTN_USE_KV_LEN)                                                  \

@@ -191,6 +191,25 @@ TEST(page_table_entries_that_no_query_needs_may_hold_anything) {
   test_ok(test_run(&f.problem, &args, &naive));
 }
 
+/* A ring that is one token short of the window and the new tokens would drop a key that a query still sees. */
+TEST(rings_hold_a_window_and_all_new_tokens) {
+  static fixture f;
+  fixture_init(&f);
+  f.problem.seq_k = 112;
+  attn_problem_set_causal(&f.problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  paged(&f);
+  static const int32_t kv_len[] = {100, 90}, table[BATCH][7] = {{0, 1, 0, 1, 0, 1, 0}, {1, 2, 1, 2, 1, 2, 1}};
+  attn_args args = bench_used_args(&f.problem, &f.args);
+  args.kv_len = kv_len;
+  args.page_table = table[0];
+  for (f.problem.window_left = 0; f.problem.window_left <= 32 - SEQ_Q; f.problem.window_left++)
+    test_ok(test_run(&f.problem, &args, &naive));
+  test_invalid(test_run(&f.problem, &args, &naive), "page_table[0][6] is 0 again", "holds 32 tokens", "keys 67..99",
+               "at least 33");
+  f.problem.window_left = -1; /* without a window pages may come twice */
+  test_ok(test_run(&f.problem, &args, &naive));
+}
+
 /* ---- Empty tensors, for every kernel ---- */
 
 static void empty_tensors(const char *kernel) {

@@ -236,3 +236,130 @@ static void packed_queries_over_pages(const char *kernel) {
   }
 }
 KERNEL_TEST(packed_queries_over_pages)
+
+/* ---- Rings ---- */
+
+/* Keys and values of the last `pages` blocks of each sequence. Block i stands in page i mod `pages` of the sequence's own
+ * buffer, [heads_kv][pages * page_tokens][dim]. */
+typedef struct ring {
+  attn_problem problem;
+  char *k, *v;
+  int32_t *table;
+  int64_t pages; /* of a sequence */
+} ring;
+
+static ring ring_create(const attn_problem *dense, int64_t tokens, int64_t pages) {
+  ring r = {.problem = *dense, .pages = pages};
+  attn_problem *p = &r.problem;
+  attn_problem_set_pages(p, tokens, dense->batch * dense->heads_kv * pages);
+  p->k_stride = (attn_strides){tokens * p->dim_qk, pages * tokens * p->dim_qk, p->dim_qk, 1};
+  p->v_stride = (attn_strides){tokens * p->dim_v, pages * tokens * p->dim_v, p->dim_v, 1};
+  const size_t keys = (size_t)(p->pages * tokens) * (size_t)attn_elements_bytes(p->dtype_kv, 1);
+  r.k = test_allocate(keys * (size_t)p->dim_qk);
+  r.v = test_allocate(keys * (size_t)p->dim_v);
+  r.table = test_allocate((size_t)(p->batch * p->page_table_stride) * sizeof *r.table);
+  memset(r.k, 0xff, keys * (size_t)p->dim_qk); /* NaN */
+  memset(r.v, 0xff, keys * (size_t)p->dim_v);
+  return r;
+}
+
+static void ring_destroy(const ring *r) {
+  free(r->k);
+  free(r->v);
+  free(r->table);
+}
+
+static int32_t ring_page(const ring *r, int64_t b, int64_t block) {
+  return (int32_t)(b * r->problem.heads_kv * r->pages + block % r->pages);
+}
+
+/* Copies key and value j of sequence b from the dense cache. */
+static void ring_write(const ring *r, const attn_problem *dense, const attn_args *args, int64_t b, int64_t j) {
+  const attn_problem *p = &r->problem;
+  const size_t bytes = (size_t)attn_elements_bytes(p->dtype_kv, 1);
+  const int64_t page = ring_page(r, b, j / p->page_tokens), i = j % p->page_tokens;
+  for (int64_t h = 0; h < p->heads_kv; h++) {
+    const int64_t from = (b * p->heads_kv + h) * dense->seq_k + j;
+    memcpy(r->k + (size_t)(page * p->k_stride.b + h * p->k_stride.h + i * p->k_stride.s) * bytes,
+           (const char *)args->k + (size_t)(from * p->dim_qk) * bytes, (size_t)p->dim_qk * bytes);
+    memcpy(r->v + (size_t)(page * p->v_stride.b + h * p->v_stride.h + i * p->v_stride.s) * bytes,
+           (const char *)args->v + (size_t)(from * p->dim_v) * bytes, (size_t)p->dim_v * bytes);
+  }
+}
+
+/* Entries of blocks in which no query sees a key name no page. */
+static void ring_point(const ring *r, const attn_args *args) {
+  const attn_problem *p = &r->problem;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, args, b);
+    const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
+    for (int64_t at = 0; at < p->page_table_stride; at++) {
+      const bool needed = used.begin < (at + 1) * p->page_tokens && at * p->page_tokens < used.end;
+      r->table[b * p->page_table_stride + at] = needed ? ring_page(r, b, at) : INT32_MIN;
+    }
+  }
+}
+
+enum { RING_SEQUENCES = 2, RING_TOKENS = 700, RING_LAG = 5 };
+
+/* New tokens come in chunks, `queries` of each sequence; the second sequence is RING_LAG tokens behind. */
+static void chunk_has_bits_of_dense_cache(const char *kernel, const ring *r, const attn_problem *dense, const attn_args *all,
+                                          int64_t past, int64_t queries) {
+  int32_t kv_len[RING_SEQUENCES];
+  for (int b = 0; b < RING_SEQUENCES; b++) {
+    kv_len[b] = (int32_t)(past + queries - b * RING_LAG);
+    for (int64_t j = kv_len[b] - queries; j < kv_len[b]; j++)
+      if (j >= 0) ring_write(r, dense, all, b, j);
+  }
+  attn_problem whole = *dense, last = r->problem;
+  whole.seq_q = last.seq_q = queries;
+  whole.o_stride = last.o_stride =
+      (attn_strides){queries * dense->heads_q * dense->dim_v, queries * dense->dim_v, dense->dim_v, 1};
+  whole.lse_stride = last.lse_stride = (attn_strides){queries * dense->heads_q, queries, 1, 1};
+  if (past < RING_LAG || !takes_pages(kernel, &whole)) return;
+  attn_args args = *all;
+  args.kv_len = kv_len;
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  test_data expected = test_data_share_inputs(&whole, &(test_data){.args = args});
+  test_ok(test_run(&whole, &expected.args, &options));
+  args.k = r->k;
+  args.v = r->v;
+  args.page_table = r->table;
+  ring_point(r, &args);
+  test_data got = test_data_share_inputs(&last, &(test_data){.args = args});
+  test_ok(test_run(&last, &got.args, &options));
+  if (memcmp(got.args.o, expected.args.o, got.o_bytes) || memcmp(got.args.lse, expected.args.lse, got.lse_bytes))
+    fail_msg("%s: the bits of %d queries after %d keys differ in a ring of %d pages", kernel, (int)queries, (int)past,
+             (int)r->pages);
+  test_data_destroy_outputs(&got);
+  test_data_destroy_outputs(&expected);
+}
+
+/* A ring of a window and the longest chunk, and no token more, has the bits of a cache that keeps all keys. */
+static void rings_have_bits_of_dense_cache(const char *kernel) {
+  static const struct {
+    int64_t tokens, pages, left, heads_q, dim;
+  } rings[] = {{16, 6, 63, 4, 64}, {48, 3, 111, 2, 40}, {256, 2, 479, 2, 128}};
+  static const int64_t chunks[] = {33, 1, 7, 1, 16, 2};
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+  for (size_t i = 0; i < COUNT(rings); i++)
+    for (size_t type = 0; type < COUNT(dtypes); type++) {
+      if (test_few() && (i + type) % COUNT(rings) != 1) continue;
+      attn_problem p;
+      attn_problem_init(&p, RING_SEQUENCES, rings[i].heads_q, 2, 33, RING_TOKENS, rings[i].dim, rings[i].dim);
+      p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
+      p.window_left = rings[i].left;
+      p.window_right = 0;
+      p.align = ATTN_ALIGN_BOTTOM_RIGHT;
+      p.uses = ATTN_USE_LSE | ATTN_USE_KV_LEN;
+      test_data data = test_data_create(&p, 9);
+      const ring r = ring_create(&p, rings[i].tokens, rings[i].pages);
+      assert_int_equal(r.problem.page_tokens * r.pages, p.window_left + chunks[0]);
+      size_t n = 0;
+      for (int64_t past = 0; past + chunks[n % COUNT(chunks)] <= RING_TOKENS; past += chunks[n++ % COUNT(chunks)])
+        chunk_has_bits_of_dense_cache(kernel, &r, &p, &data.args, past, chunks[n % COUNT(chunks)]);
+      ring_destroy(&r);
+      test_data_destroy(&data);
+    }
+}
+KERNEL_TEST(rings_have_bits_of_dense_cache)
