@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = None, bias: Array | None = None,
          causal: bool = False, align: str | int | Array = "top_left",
-         window: int | tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
+         window: int | tuple[int | None, int | None] | None = None, window_first: int | None = None,
+         keys: tuple[int | None, int | None] | None = None, shared_prefix: int | None = None,
+         scale: float | None = None, softcap: float = 0,
          alibi: Numbers | None = None, sinks: Numbers | None = None, kv_len: Integers | None = None,
          q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
          cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
@@ -38,6 +40,9 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         "bottom_right" so that the last query meets the last key; a number or one per sequence (also as `offsets`): at that
         key, as with a KV cache.
     window: (left, right), the keys that a query sees on each side of its position, None = all; a number means both sides.
+    window_first: first keys that a query sees beside its window (attention sinks, Xiao et al. 2024). keys: (begin, end), a
+        piece of the keys; the others are masked. shared_prefix: first keys and values that are the same for all sequences,
+        with page_table the same pages; every query sees them all, and they are read once for the queries of all.
     scale: of the dot products, default 1/sqrt(dim). softcap: c > 0 turns a score s into c tanh(s / c).
     alibi: a slope for each head: minus slope times distance (Press et al. 2022). sinks: a logit for each head that joins
         the denominator (Xiao et al. 2024).

@@ -197,6 +197,18 @@ static bool read_window(settings *s, PyObject *given) {
   return read;
 }
 
+/* (begin, end) of a piece; None = open. */
+static bool read_keys(settings *s, PyObject *given) {
+  if (!PySequence_Check(given) || PySequence_Size(given) != 2)
+    return refuse(PyExc_ValueError, "keys must be (begin, end), the piece of the keys that is seen; None = open");
+  PyObject *begin = PySequence_GetItem(given, 0), *end = PySequence_GetItem(given, 1);
+  const bool read = begin && end && (begin == Py_None || read_int(begin, "keys", 0, INT64_MAX, &s->key_begin)) &&
+                    (end == Py_None || read_int(end, "keys", 1, INT64_MAX, &s->key_end));
+  if (begin) Py_DecRef(begin);
+  if (end) Py_DecRef(end);
+  return read;
+}
+
 static bool read_causal(settings *s, PyObject *given) {
   const int causal = PyObject_IsTrue(given);
   if (causal < 0) return false;
@@ -240,6 +252,9 @@ static bool read_setting(call *c, int key, PyObject *given) {
     case KEY_causal: return read_causal(s, given);
     case KEY_align: return read_align(c, given);
     case KEY_window: return read_window(s, given);
+    case KEY_window_first: return read_int(given, "window_first", 0, INT64_MAX, &s->window_first);
+    case KEY_keys: return read_keys(s, given);
+    case KEY_shared_prefix: return read_int(given, "shared_prefix", 0, INT64_MAX, &s->shared_prefix);
     case KEY_scale: s->default_scale = false; return read_float(given, "scale", &s->scale);
     case KEY_softcap: return read_float(given, "softcap", &s->softcap);
     case KEY_layout: return (s->layout = read_word(given, "layout", layouts, 4, "'bhsd', 'bshd', 'thd', 'htd'")) >= 0;
@@ -593,6 +608,10 @@ static void fill_problem(call *c, const tensor t[3], const view v[3]) {
   p->align = c->given[KEY_offsets] ? ATTN_ALIGN_OFFSET : s->align;
   p->window_left = s->window_left;
   p->window_right = s->window_right;
+  p->window_first = s->window_first;
+  p->key_begin = s->key_begin;
+  p->key_end = s->key_end;
+  p->shared_prefix = s->shared_prefix;
   c->wanted.default_scale = s->default_scale;
   c->wanted.threads = s->threads;
   c->wanted.default_threads = s->threads ? 0 : attn_parallel_default_threads();

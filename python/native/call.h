@@ -12,7 +12,8 @@
 #define ATTN_KEYWORDS(K) \
   K(mask) K(bias) K(alibi) K(sinks) K(kv_len) K(q_len) K(row_len) \
   K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(out) K(lse) \
-  K(causal) K(align) K(window) K(scale) K(softcap) K(layout) K(score) \
+  K(causal) K(align) K(window) K(window_first) K(keys) K(shared_prefix) K(scale) K(softcap) \
+  K(layout) K(score) \
   K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(out_dtype) K(return_lse)
 /* clang-format on */
 
@@ -28,7 +29,8 @@ enum keyword {
 typedef struct settings {
   attn_score score;
   attn_align align;
-  int64_t window_left, window_right;
+  int64_t window_left, window_right, window_first;
+  int64_t key_begin, key_end, shared_prefix;
   float scale, softcap;
   bool default_scale;
   int layout; /* an index into the layouts; -1 = the usual one */

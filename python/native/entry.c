@@ -101,6 +101,7 @@ static void tell_difference(const request *plan, const request *now) {
                {"optional arrays", a->uses, b->uses},
                {"packed queries", a->total_q, b->total_q},
                {"packed keys", a->total_k, b->total_k},
+               {"shared_prefix", a->shared_prefix, b->shared_prefix},
                {"page_tokens", a->page_tokens, b->page_tokens},
                {"pages", a->pages, b->pages}};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
