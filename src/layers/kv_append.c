@@ -22,7 +22,7 @@ static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_st
 
 enum {
   BLOCK_TOKENS = 32,
-  TABLE_FLOATS = 4096 /* sines of a block, and as many cosines */
+  TABLE_FLOATS = 2048 /* sines of a block, and as many cosines: on the stack */
 };
 
 /* Nanoseconds of one element on one thread, a copy's: for the number of threads that pay. */
