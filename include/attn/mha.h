@@ -123,6 +123,8 @@ typedef struct attn_mha_args {
   const attn_args *attention; /**< Arrays that problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o
                                  are not read. NULL = nothing. */
   attn_mha_profile *profile;  /**< Times are added to it; NULL = take no times. */
+  const float *projected_k;   /**< The memory's keys from attn_mha_project_memory(), in place of memory; or NULL. */
+  const float *projected_v;   /**< Its values, likewise. */
 } attn_mha_args;
 
 /** Bytes of workspace that one run needs, a multiple of 64. It holds Q, K, V and the heads' outputs of the whole batch, and
@@ -135,6 +137,31 @@ ATTN_API size_t attn_mha_workspace(const attn_mha *layer);
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes);
+
+/** Projects the memory once, for a decoder that attends to it often: k[batch][heads_kv][seq_k][dim_qk] and
+ * v[batch][heads_kv][seq_k][dim_v] from args->memory (or x in self-attention), to be given to attn_mha_run() as projected_k
+ * and projected_v. With VARLEN k[heads_kv][total_k][dim_qk]. The workspace is that of a run. y has the same bits as without.
+ */
+ATTN_API attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, float *k, float *v,
+                                             void *workspace, size_t workspace_bytes);
+
+/** The projections of a layer on their own, for programs that keep keys in a cache (attn_mha_step() of attn/nn.h): q
+ * [rows][heads_q][dim_qk], k [rows][heads_kv][dim_qk] and v [rows][heads_kv][dim_v] of x [rows][width], all dense. q, k or v
+ * may be NULL. Rows have the bits that they have in attn_mha_run(). */
+ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, float *q, float *k, float *v,
+                                           void *workspace, size_t workspace_bytes);
+
+/** The last projection: y [rows][width_out] of o [rows][heads_q][dim_v], both dense. */
+ATTN_API attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const float *o, float *y, void *workspace,
+                                             size_t workspace_bytes);
+
+/** Bytes of workspace for so many rows, for the two functions above: a multiple of 64. Fewer rows never need more. */
+ATTN_API size_t attn_mha_rows_workspace(const attn_mha *layer, int64_t rows);
+
+/** The problem that a layer was made for, with its strides filled in. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_mha_get_problem(const attn_mha *layer, attn_mha_problem *problem);
+/** Sets the sizes that the function of this name reads, and calls it. */
+#define attn_mha_get_problem(layer, problem) attn_mha_get_problem(layer, attn_mha_problem_sized(problem))
 
 /** The attention weights P, for looking at: [batch][heads_q][seq_q][seq_k] by weights_stride, 0 for masked keys. It
  * computes Q, K and the softmax again, in time proportional to seq_q seq_k^2, and writes neither y nor lse. It needs

@@ -19,7 +19,7 @@
 #include "src/layers/mha_problem.h"
 
 static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
-static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_mha_args, attention);
+static const attn_struct_layout args_layout = ATTN_LAYOUT_GROWN(attn_mha_args, attention, projected_k);
 
 enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights attn_mha_attention_weights computes in one pass */
 
@@ -266,8 +266,12 @@ static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, c
   const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
   attn_status status = check_pointer("x", args->x, has_rows);
   if (status == ATTN_OK) status = check_pointer("memory", args->memory, false);
+  if (status == ATTN_OK) status = check_pointer("projected_k", args->projected_k, args->projected_v && has_keys);
+  if (status == ATTN_OK) status = check_pointer("projected_v", args->projected_v, args->projected_k && has_keys);
   if (status != ATTN_OK) return status;
-  REQUIRE(args->memory || !has_keys || (queries.rows == keys.rows && p->width == p->width_memory),
+  REQUIRE(!args->memory || !args->projected_k,
+          "attn_mha_args.memory is given beside projected_k; it must be NULL, because the keys are there already");
+  REQUIRE(args->memory || args->projected_k || !has_keys || (queries.rows == keys.rows && p->width == p->width_memory),
           "attn_mha_args.memory is NULL, which stands for x: but x has %" PRId64 " rows of %" PRId64
           ", and the memory %" PRId64 " of %" PRId64,
           queries.rows, p->width, keys.rows, p->width_memory);
@@ -292,6 +296,18 @@ static layer_run start_run(const attn_mha *layer, const layer_args *given, char 
                      .rest = workspace + layer->rest_at};
 }
 
+/* The keys and values of the memory: projected now, or given. */
+static attn_status project_memory(layer_run *r) {
+  const attn_mha_args *args = &r->given->args;
+  if (args->projected_k) { /* which nobody writes through these pointers */
+    r->k = (float *)(uintptr_t)args->projected_k;
+    r->v = (float *)(uintptr_t)args->projected_v;
+    return ATTN_OK;
+  }
+  const attn_status status = project(r, PROJECT_K);
+  return status == ATTN_OK ? project(r, PROJECT_V) : status;
+}
+
 static double now_ns(const attn_mha_profile *profile) { return profile ? attn_wall_clock_ns() : 0; }
 
 attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes) {
@@ -304,9 +320,10 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
   if (status != ATTN_OK) return status;
   if (all_rows(layer, true) == 0) return ATTN_OK;
   status = check_pointer("y", given.args.y, true);
-  const layer_run run = start_run(layer, &given, workspace);
+  layer_run run = start_run(layer, &given, workspace);
   const double projecting = now_ns(profile);
-  for (int i = PROJECT_Q; i <= PROJECT_V && status == ATTN_OK; i++) status = project(&run, i);
+  if (status == ATTN_OK) status = project(&run, PROJECT_Q);
+  if (status == ATTN_OK) status = project_memory(&run);
   const double attending = now_ns(profile);
   if (status == ATTN_OK) status = attend(&run);
   const double finishing = now_ns(profile);
@@ -355,4 +372,84 @@ attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_arg
   status = project(&run, PROJECT_Q);
   if (status == ATTN_OK) status = project(&run, PROJECT_K);
   return status == ATTN_OK ? run_weights(&run, weights) : status;
+}
+
+/* ---- Projections on their own ---- */
+
+attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, float *k, float *v, void *workspace,
+                                    size_t workspace_bytes) {
+  layer_args given;
+  attn_status status = read_args(args, &given);
+  if (status != ATTN_OK) return status;
+  if (!given.args.x) given.args.x = given.args.memory; /* not read */
+  status = check_run(layer, &given.args, workspace, workspace_bytes);
+  if (status != ATTN_OK) return status;
+  REQUIRE(!given.args.projected_k, "attn_mha_args.projected_k is given; here it must be NULL, because it is made");
+  if (all_rows(layer, false) == 0) return ATTN_OK;
+  REQUIRE(k && (uintptr_t)k % sizeof *k == 0, "k is %p; it must point to aligned floats", (void *)k);
+  REQUIRE(v && (uintptr_t)v % sizeof *v == 0, "v is %p; it must point to aligned floats", (void *)v);
+  layer_run run = start_run(layer, &given, workspace);
+  run.k = k;
+  run.v = v;
+  return project_memory(&run);
+}
+
+size_t attn_mha_rows_workspace(const attn_mha *layer, int64_t rows) {
+  size_t bytes = 0;
+  for (int i = 0; layer && i < PROJECTIONS; i++) want(&bytes, attn_product_workspace(layer->product[i], rows));
+  return bytes;
+}
+
+/* Dense rows through one projection. Heads stand side by side in both. */
+static attn_status project_dense(const attn_mha *layer, int which, int64_t rows, int64_t depth, int64_t columns,
+                                 const float *x, float *y, void *workspace, size_t bytes) {
+  return attn_product_run(
+      layer->product[which],
+      &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.b = rows * depth, .s = depth, .d = 1},
+                   .y = y, .y_stride = {.b = rows * columns, .s = columns, .d = 1}),
+      workspace, bytes);
+}
+
+static attn_status check_rows(const attn_mha *layer, int64_t rows) {
+  REQUIRE(layer, "layer is NULL; it must come from attn_mha_create");
+  REQUIRE(rows >= 0 && rows < ((int64_t)1 << 31), "rows is %" PRId64 "; it must be in 0..2^31 - 1", rows);
+  return ATTN_OK;
+}
+
+attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, float *q, float *k, float *v,
+                                  void *workspace, size_t workspace_bytes) {
+  attn_status status = check_rows(layer, rows);
+  if (status != ATTN_OK || rows == 0) return status;
+  const attn_mha_problem *p = &layer->problem;
+  const attn_problem *a = &p->attention;
+  REQUIRE(!(k || v) || p->width == p->width_memory,
+          "k or v is given with width %" PRId64 " and width_memory %" PRId64 "; the rows are then both, so it must be NULL",
+          p->width, p->width_memory);
+  const struct {
+    int which;
+    int64_t columns;
+    float *y;
+  } parts[] = {{PROJECT_Q, a->heads_q * a->dim_qk, q},
+               {PROJECT_K, a->heads_kv * a->dim_qk, k},
+               {PROJECT_V, a->heads_kv * a->dim_v, v}};
+  for (int i = 0; i < 3 && status == ATTN_OK; i++)
+    if (parts[i].y)
+      status =
+          project_dense(layer, parts[i].which, rows, p->width, parts[i].columns, x, parts[i].y, workspace, workspace_bytes);
+  return status;
+}
+
+attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const float *o, float *y, void *workspace,
+                                    size_t workspace_bytes) {
+  const attn_status status = check_rows(layer, rows);
+  if (status != ATTN_OK || rows == 0) return status;
+  const attn_problem *a = &layer->problem.attention;
+  return project_dense(layer, PROJECT_OUT, rows, a->heads_q * a->dim_v, layer->problem.width_out, o, y, workspace,
+                       workspace_bytes);
+}
+
+attn_status(attn_mha_get_problem)(const attn_mha *layer, attn_mha_problem *problem) {
+  REQUIRE(layer && problem, "%s is NULL; it must be given", layer ? "problem" : "layer");
+  attn_struct_write(&attn_mha_problem_layout, &layer->problem, problem);
+  return ATTN_OK;
 }
