@@ -29,6 +29,7 @@
 #define ATTN_NN_H
 
 #include "attn/attn.h"
+#include "attn/kv.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -99,24 +100,70 @@ ATTN_API attn_status attn_kernel_regression(const attn_regression *regression, c
 
 /* ---- Decoding with a KV cache -------------------------------------------------------------------------------------- */
 
-/** Keys and values of the tokens so far, and the attention of new tokens to them. Each sequence of the batch has its own
- * length. */
+/** Pages of keys and values, which caches take and give back. Several caches may have one pool; only one call may use it at
+ * a time. */
+typedef struct attn_kv_pool attn_kv_pool;
+
+/** Shape of a pool. */
+typedef struct attn_kv_pool_shape {
+  size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t layers;      /**< Layers of the model: a page has keys and values of its tokens in each; 0 = 1. */
+  int64_t pages;       /**< Pages, >= 1. */
+  int64_t page_tokens; /**< Tokens of a page, a multiple of 16 in 16..1024; 0 = 64. */
+  int64_t heads_kv;    /**< KV heads, >= 1. */
+  int64_t dim_qk;      /**< Elements of a key, >= 1. */
+  int64_t dim_v;       /**< Elements of a value, >= 1. */
+  attn_dtype dtype;    /**< Type of keys and values as they are kept. */
+} attn_kv_pool_shape;
+
+/** Makes a pool with all pages free: keys [layers][pages][heads_kv][page_tokens][dim_qk], and values likewise. On failure
+ * *pool is NULL. */
+ATTN_API attn_status attn_kv_pool_create(const attn_kv_pool_shape *shape, attn_kv_pool **pool);
+
+/** Pages that no sequence holds. */
+ATTN_API int64_t attn_kv_pool_free_pages(const attn_kv_pool *pool);
+
+/** Keys of a layer, [pages][heads_kv][page_tokens][dim_qk], for programs that attend or append themselves, by
+ * attn_kv_cache_pages(). NULL if there is no such layer. */
+ATTN_API void *attn_kv_pool_keys(const attn_kv_pool *pool, int64_t layer);
+
+/** Values of a layer, likewise. */
+ATTN_API void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer);
+
+/** Frees the pool, once the last cache that has it is destroyed. NULL is fine. */
+ATTN_API void attn_kv_pool_destroy(attn_kv_pool *pool);
+
+/** Sequences, each with its own length, and the attention of their new tokens to everything cached. Keys and values lie in
+ * the pages of a pool. Sequences are numbered; one that holds no tokens costs nothing, so sequences join by their first step
+ * and leave by attn_kv_cache_truncate_sequence() to 0. */
 typedef struct attn_kv_cache attn_kv_cache;
 
 /** Shape of a cache. */
 typedef struct attn_kv_cache_shape {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  int64_t batch;      /**< Sequences, >= 0. */
+  int64_t batch;      /**< Sequences at most, >= 1. */
   int64_t heads_q;    /**< Query heads, a multiple of heads_kv. */
   int64_t heads_kv;   /**< KV heads, >= 1. */
   int64_t dim_qk;     /**< Elements of a query and of a key, >= 1. */
   int64_t dim_v;      /**< Elements of a value, >= 1. */
   int64_t capacity;   /**< Most tokens that a sequence may have. */
-  attn_dtype dtype;   /**< Type of q, k and v, as given and as kept; outputs are float32. */
+  attn_dtype dtype;   /**< Type of keys and values as kept, and of q, k and v as given; outputs are float32. */
+
+  bool float_tokens;  /**< q, k and v are given as float32 whatever dtype is; queries stay float32. */
+  float scale;        /**< Factor of the scores; 0 = 1/sqrt(dim_qk). */
+  float softcap;      /**< As in attn_problem; 0 = off. */
+  int64_t window;     /**< Tokens that a query sees, itself included; 0 = all. Pages that left the window are given back. */
+  const float *sinks; /**< [heads_q], copied: sink logits; or NULL. */
+  const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
+  const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
+
+  attn_kv_pool *pool; /**< Its pages, of the same heads_kv, dims and dtype; NULL = a pool of the cache's own, by the next: */
+  int64_t layers;     /**< As in attn_kv_pool_shape. */
+  int64_t page_tokens; /**< As in attn_kv_pool_shape. */
+  int64_t pages;       /**< Pages; 0 = as many as `batch` sequences of `capacity` tokens need. */
 } attn_kv_cache_shape;
 
-/** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose
- * the kernel. On failure *cache is NULL. */
+/** Makes an empty cache. options may be NULL; they choose the kernel. On failure *cache is NULL. */
 ATTN_API attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options,
                                           attn_kv_cache **cache);
 
@@ -125,22 +172,73 @@ ATTN_API attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, cons
  *
  * q: [batch][heads_q][tokens][dim_qk], k and v: [batch][heads_kv][tokens][dim], o: [batch][heads_q][tokens][dim_v] float.
  * counts[batch], each in 0..tokens, says how many of the step's tokens each sequence really has; NULL means all. The
- * others are padding, and their o is 0. A step of many tokens is a prompt, a step of one is generation. When `tokens`
- * changes from one step to the next, the step makes a new plan. On failure nothing is appended. Only one step may run at a
- * time per cache. */
+ * others are padding, and their o is 0. A step of many tokens is a prompt, a step of one is generation. When `tokens` is new
+ * to the cache, the step makes a plan. On failure, too few free pages included, nothing is appended. Only one step may run
+ * at a time per pool. A cache of several layers takes attn_kv_cache_begin() and attn_kv_cache_attend(). */
 ATTN_API attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts, const void *q,
                                         const void *k, const void *v, float *o);
+
+/** Begins a step for all layers: sequence b gets counts[b] >= 0 new tokens, its length grows by them, and it takes the pages
+ * that they need, copies of shared ones included. attn_kv_cache_attend() then brings them, once for each layer. Returns
+ * ATTN_OK; ATTN_INVALID_ARGUMENT for a count below 0 or beyond the capacity; ATTN_OUT_OF_MEMORY where the pool has too few
+ * free pages: then nothing has changed, and the step can be repeated once other sequences have left. */
+ATTN_API attn_status attn_kv_cache_begin(attn_kv_cache *cache, const int32_t *counts);
+
+/** The tensors of the step that has begun, for one layer. */
+typedef struct attn_kv_cache_args {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t layer;      /**< Layer, from 0 on. */
+  int64_t tokens;     /**< 0 = packed: q [all new tokens][heads_q][dim_qk], k, v and o likewise, sequence after sequence.
+                         Otherwise at least the largest count: padded, as in attn_kv_cache_step(). */
+  const void *q;      /**< Queries of the new tokens. */
+  const void *k;      /**< Their keys. */
+  const void *v;      /**< Their values. */
+  float *o;           /**< Output. */
+} attn_kv_cache_args;
+
+/** Appends the step's keys and values in one layer and attends, as attn_kv_cache_step() does. On failure the step remains
+ * begun: repeat the call, or forget the step's tokens by attn_kv_cache_truncate_sequence(). May allocate a plan. */
+ATTN_API attn_status attn_kv_cache_attend(attn_kv_cache *cache, const attn_kv_cache_args *args);
+
+/** A multi-head layer in a step that has begun: x [all new tokens][width], sequence after sequence, is projected; keys and
+ * values are appended in the cache's layer, the queries attend, and y [all new tokens][width_out] is their projection. y may
+ * be x. The layer must have the cache's heads and dims, and width_memory = width; scale, window and the like are the
+ * cache's, which must take float32 tokens. y has the bits of attn_mha_run() over the whole text with the same kernel, if the
+ * cache keeps float32. Allocates until it has seen the largest step. */
+ATTN_API attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y);
+
+/** New tokens of the step that has begun, of all sequences together. */
+ATTN_API int64_t attn_kv_cache_step_tokens(const attn_kv_cache *cache);
 
 /** Tokens cached per sequence: [batch], valid as long as the cache lives. */
 ATTN_API const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache);
 
-/** Forgets all but the first `length` >= 0 tokens of every sequence that has more; 0 empties the cache. */
+/** The pages of each sequence: [batch][ceil(capacity / page_tokens)], valid as long as the cache lives; -1 = none, or no
+ * longer. */
+ATTN_API const int32_t *attn_kv_cache_pages(const attn_kv_cache *cache);
+
+/** The pool of the cache. */
+ATTN_API attn_kv_pool *attn_kv_cache_pool(const attn_kv_cache *cache);
+
+/** Forgets all but the first `length` >= 0 tokens of every sequence that has more; 0 empties the cache. With a window a
+ * sequence cannot go back to where it would see tokens that it has given back, but to 0; then nothing changes. */
 ATTN_API attn_status attn_kv_cache_truncate(attn_kv_cache *cache, int64_t length);
+
+/** The same for one sequence. */
+ATTN_API attn_status attn_kv_cache_truncate_sequence(attn_kv_cache *cache, int64_t sequence, int64_t length);
+
+/** Makes sequence `to` what the first `length` tokens of sequence `from` are; what it held before is forgotten. Their pages
+ * are shared until one of them appends, which then copies the last one: a common prompt is kept once. */
+ATTN_API attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, int64_t length);
+
+/** Beam search: sequence b becomes what sequence parents[b] was, for all b at once; -1 = empty. Pages are shared as by
+ * attn_kv_cache_fork(). */
+ATTN_API attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents);
 
 /** The name of the kernel that the last step ran; before the first step, of the one that a step of one token would run. */
 ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 
-/** Frees the cache. NULL is fine. */
+/** Gives the pages back and frees the cache. NULL is fine. */
 ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache);
 
 /* ---- Layers: learnt weights packed once, run many times -------------------------------------------------------------- */

@@ -1,31 +1,52 @@
 /* SPDX-License-Identifier: MIT */
-/* A KV cache and the step that decodes with it: append, then attend causally, aligned bottom-right.
+/* A KV cache on a pool of pages, and the step that decodes with it: append, then attend causally, aligned bottom-right.
  *
- * The alignment yields positions: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is
- * the position of the step's first token. It is computed per sequence, so sequences may have different lengths. */
+ * The alignment yields positions: with kv_len = tokens cached and the step's own tokens behind them, offset = kv_len - new
+ * tokens is the position of the step's first token. It is computed per sequence, so sequences may have different lengths.
+ *
+ * A sequence holds the pages of its blocks from first[b] to its last token. In front of first[b] are blocks that have left
+ * the window of every query to come; the kernels do not look at them. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
+#include "src/nn/kv_pool.h"
+
+enum { PLANS = 8 /* sizes of steps that are planned once */ };
+
+/* The plan of steps of one size. */
+typedef struct step_plan {
+  int64_t tokens; /* of a sequence at most */
+  int64_t packed; /* tokens of all sequences together; 0 = padded */
+  attn_plan *plan;
+} step_plan;
 
 struct attn_kv_cache {
   attn_kv_cache_shape shape;
   attn_options options;
   char kernel[64]; /* copies of options.kernel and max_isa: the caller may free the strings */
   char max_isa[32];
-  char *k, *v;
-  int32_t *lengths, *counts; /* [batch] each: tokens cached, tokens of the step */
-  attn_plan *plan;           /* for steps of planned_tokens; NULL before the first */
-  int64_t planned_tokens;
-  void *workspace;
+  float *sinks, *slopes; /* NULL = none */
+  attn_kv_pool *pool;
+  int64_t columns;              /* of a table */
+  int32_t *table, *next_table;  /* [batch][columns]; the other one is for reordering */
+  int32_t *lengths, *past;      /* [batch]: tokens cached, and those before the step */
+  int32_t *counts, *cu_seqlens; /* [batch], [batch + 1]: tokens of the step */
+  int32_t *first, *next[2];     /* [batch]: the first block held; lengths and first blocks while reordering */
+  step_plan plans[PLANS];
+  int planned, last;                /* how many plans were made; the one that the last step ran */
+  void *workspace, *turned, *heads; /* of the plans; rotated queries; q, k, v and o of a multi-head layer */
+  size_t workspace_bytes, turned_bytes, heads_bytes;
 };
 
 /* ---- Creating ---- */
 
-static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_cache_shape, dtype);
+static const attn_struct_layout shape_layout = ATTN_LAYOUT_GROWN(attn_kv_cache_shape, dtype, float_tokens);
 
 static attn_status check_shape(const attn_kv_cache_shape *s) {
   const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
@@ -45,6 +66,27 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
           s->heads_kv);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
+          s->window);
+  return ATTN_OK;
+}
+
+static attn_status check_pool(const attn_kv_cache_shape *s, const attn_kv_pool_shape *pool) {
+  const struct {
+    const char *field;
+    int64_t value, pools;
+    bool open; /* 0 = as the pool has it */
+  } same[] = {{"heads_kv", s->heads_kv, pool->heads_kv, false},
+              {"dim_qk", s->dim_qk, pool->dim_qk, false},
+              {"dim_v", s->dim_v, pool->dim_v, false},
+              {"dtype", (int64_t)s->dtype, (int64_t)pool->dtype, false},
+              {"layers", s->layers, pool->layers, true},
+              {"page_tokens", s->page_tokens, pool->page_tokens, true},
+              {"pages", s->pages, pool->pages, true}};
+  for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+    REQUIRE(same[i].value == same[i].pools || (same[i].open && same[i].value == 0),
+            "attn_kv_cache_shape.%s is %" PRId64 "; it must be %" PRId64 ", as in its pool", same[i].field, same[i].value,
+            same[i].pools);
   return ATTN_OK;
 }
 
@@ -55,28 +97,97 @@ static const char *keep(char *memory, size_t bytes, const char *text) {
   return memory;
 }
 
-static attn_status make_plan(attn_kv_cache *cache, int64_t tokens) {
+static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64_t packed) {
   const attn_kv_cache_shape *s = &cache->shape;
   attn_problem p;
   attn_problem_init(&p, s->batch, s->heads_q, s->heads_kv, tokens, s->capacity, s->dim_qk, s->dim_v);
+  if (packed) attn_problem_set_varlen(&p, packed, 0);
+  attn_problem_set_pages(&p, s->page_tokens, s->pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.uses = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN;
-  p.dtype_q = p.dtype_kv = s->dtype;
-  attn_plan *plan;
-  attn_status status = attn_plan_create(&p, &cache->options, &plan);
-  if (status != ATTN_OK) return status;
-  void *workspace = attn_nn_allocate("the workspace of a step", attn_plan_workspace(plan));
-  if (!workspace) return attn_plan_destroy(plan), ATTN_OUT_OF_MEMORY;
-  attn_plan_destroy(cache->plan);
-  attn_aligned_free(cache->workspace);
-  cache->plan = plan;
-  cache->workspace = workspace;
-  cache->planned_tokens = tokens;
+  p.dtype_kv = s->dtype;
+  p.dtype_q = s->float_tokens ? ATTN_F32 : s->dtype;
+  if (s->scale != 0) p.scale = s->scale;
+  if (s->window > 0) p.window_left = s->window - 1;
+  p.softcap = s->softcap;
+  p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u) |
+            (cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
+  return p;
+}
+
+/* At least `bytes` of memory at *memory. On failure it stays as it was. */
+static attn_status grow(const char *purpose, size_t bytes, void **memory, size_t *has) {
+  if (bytes <= *has) return ATTN_OK;
+  void *larger = attn_nn_allocate(purpose, bytes);
+  if (!larger) return ATTN_OUT_OF_MEMORY;
+  attn_aligned_free(*memory);
+  *memory = larger;
+  *has = bytes;
   return ATTN_OK;
 }
 
-static size_t row_bytes(const attn_kv_cache_shape *shape, int64_t dim) {
-  return (size_t)attn_elements_bytes(shape->dtype, dim);
+/* Makes cache->last the plan of such steps. */
+static attn_status find_plan(attn_kv_cache *cache, int64_t tokens, int64_t packed) {
+  for (int i = 0; i < PLANS; i++)
+    if (cache->plans[i].plan && cache->plans[i].tokens == tokens && cache->plans[i].packed == packed)
+      return cache->last = i, ATTN_OK;
+  const attn_problem problem = problem_of(cache, tokens, packed);
+  attn_plan *plan;
+  attn_status status = attn_plan_create(&problem, &cache->options, &plan);
+  if (status != ATTN_OK) return status;
+  status = grow("the workspace of a step", attn_plan_workspace(plan), &cache->workspace, &cache->workspace_bytes);
+  if (status != ATTN_OK) return attn_plan_destroy(plan), status;
+  cache->last = cache->planned++ % PLANS; /* the oldest one goes */
+  attn_plan_destroy(cache->plans[cache->last].plan);
+  cache->plans[cache->last] = (step_plan){.tokens = tokens, .packed = packed, .plan = plan};
+  return ATTN_OK;
+}
+
+static float *copy_floats(const float *from, int64_t count) {
+  float *copy = malloc((size_t)count * sizeof *copy);
+  if (copy) memcpy(copy, from, (size_t)count * sizeof *copy);
+  return copy;
+}
+
+/* The pool, given or of its own, whose sizes the shape then has. */
+static attn_status find_pool(attn_kv_cache *cache) {
+  attn_kv_cache_shape *s = &cache->shape;
+  attn_status status = ATTN_OK;
+  cache->pool = s->pool;
+  if (s->pool) {
+    status = check_pool(s, &s->pool->shape);
+    attn_kv_pool_hold(s->pool);
+  } else {
+    const int64_t usual = min64(ATTN_KV_PAGE_TOKENS, round_up(s->capacity, 16)); /* no larger than what a sequence needs */
+    const int64_t page_tokens = s->page_tokens > 0 ? s->page_tokens : usual;
+    const attn_kv_pool_shape shape =
+        ATTN_STRUCT(attn_kv_pool_shape, .layers = s->layers,
+                    .pages = s->pages ? s->pages : s->batch * ceil_div(s->capacity, page_tokens),
+                    .page_tokens = s->page_tokens ? s->page_tokens : usual, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk,
+                    .dim_v = s->dim_v, .dtype = s->dtype);
+    status = attn_kv_pool_create(&shape, &cache->pool);
+  }
+  if (status != ATTN_OK) return status;
+  s->layers = cache->pool->shape.layers;
+  s->page_tokens = cache->pool->shape.page_tokens;
+  s->pages = cache->pool->shape.pages;
+  cache->columns = ceil_div(s->capacity, s->page_tokens);
+  return ATTN_OK;
+}
+
+static attn_status allocate(attn_kv_cache *cache) {
+  attn_kv_cache_shape *s = &cache->shape;
+  const size_t batch = (size_t)s->batch, entries = batch * (size_t)cache->columns;
+  int32_t **arrays[] = {&cache->lengths, &cache->past,  &cache->counts,     &cache->first,     &cache->next[0],
+                        &cache->next[1], &cache->table, &cache->next_table, &cache->cu_seqlens};
+  const size_t counts[] = {batch, batch, batch, batch, batch, batch, entries, entries, batch + 1};
+  bool all = true;
+  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+    all = (*arrays[i] = calloc(counts[i], sizeof **arrays[i])) && all;
+  if (s->sinks) all = (cache->sinks = copy_floats(s->sinks, s->heads_q)) && all;
+  if (s->alibi_slopes) all = (cache->slopes = copy_floats(s->alibi_slopes, s->heads_q)) && all;
+  if (!all) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the cache has %" PRId64 " sequences", s->batch);
+  for (size_t i = 0; i < entries; i++) cache->table[i] = ATTN_KV_NO_PAGE;
+  return ATTN_OK;
 }
 
 static attn_status create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
@@ -86,18 +197,9 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
   cache->options = *options;
   cache->options.kernel = keep(cache->kernel, sizeof cache->kernel, cache->options.kernel);
   cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
-  const size_t rows = (size_t)(shape->batch * shape->heads_kv * shape->capacity);
-  cache->k = attn_nn_allocate("the cache of keys", rows * row_bytes(shape, shape->dim_qk));
-  cache->v = attn_nn_allocate("the cache of values", rows * row_bytes(shape, shape->dim_v));
-  cache->lengths = calloc((size_t)shape->batch, sizeof *cache->lengths);
-  cache->counts = calloc((size_t)shape->batch, sizeof *cache->counts);
-  attn_status status;
-  if (!cache->k || !cache->v || !cache->lengths || !cache->counts) {
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the cache has %zu rows of %" PRId64 " + %" PRId64 " elements",
-                       rows, shape->dim_qk, shape->dim_v);
-  } else {
-    status = make_plan(cache, 1); /* a kernel that cannot decode is refused now, not at the first generated token */
-  }
+  attn_status status = find_pool(cache);
+  if (status == ATTN_OK) status = allocate(cache);
+  if (status == ATTN_OK) status = find_plan(cache, 1, 0); /* a kernel that cannot decode is refused now */
   if (status != ATTN_OK) return attn_kv_cache_destroy(cache), status;
   *result = cache;
   return ATTN_OK;
@@ -114,44 +216,269 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
   return status == ATTN_OK ? create(&s, &wanted, result) : status;
 }
 
+static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length);
+
 void attn_kv_cache_destroy(attn_kv_cache *cache) {
   if (!cache) return;
-  attn_plan_destroy(cache->plan);
+  const bool complete = cache->pool && cache->table && cache->first && cache->lengths;
+  for (int64_t b = 0; complete && b < cache->shape.batch; b++) forget_from(cache, b, 0);
+  if (cache->pool) attn_kv_pool_release(cache->pool);
+  for (int i = 0; i < PLANS; i++) attn_plan_destroy(cache->plans[i].plan);
   attn_aligned_free(cache->workspace);
-  attn_aligned_free(cache->k);
-  attn_aligned_free(cache->v);
-  free(cache->lengths);
-  free(cache->counts);
+  attn_aligned_free(cache->turned);
+  attn_aligned_free(cache->heads);
+  free(cache->sinks), free(cache->slopes);
+  free(cache->table), free(cache->next_table);
+  free(cache->lengths), free(cache->past), free(cache->counts), free(cache->cu_seqlens);
+  free(cache->first), free(cache->next[0]), free(cache->next[1]);
   free(cache);
+}
+
+/* ---- Pages of sequences ---- */
+
+static int32_t *row_of(const attn_kv_cache *cache, int64_t b) { return cache->table + b * cache->columns; }
+
+static int64_t blocks_of(const attn_kv_cache *cache, int64_t tokens) { return ceil_div(tokens, cache->shape.page_tokens); }
+
+/* The first token that a query behind `length` tokens sees. */
+static int64_t seen_from(const attn_kv_cache *cache, int64_t length) {
+  return cache->shape.window ? max64(0, length - (cache->shape.window - 1)) : 0;
+}
+
+static void give_back(attn_kv_cache *cache, int64_t b, int64_t begin, int64_t end) {
+  int32_t *row = row_of(cache, b);
+  for (int64_t i = begin; i < end; i++) {
+    attn_kv_pool_give_back(cache->pool, row[i]);
+    row[i] = ATTN_KV_NO_PAGE;
+  }
+}
+
+/* Cuts the sequence to `length` tokens, of which it holds what queries behind them see. */
+static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
+  if (length >= cache->lengths[b]) return;
+  const int64_t kept = max64(blocks_of(cache, length), cache->first[b]);
+  give_back(cache, b, kept, max64(blocks_of(cache, cache->lengths[b]), kept));
+  cache->lengths[b] = (int32_t)length;
+  if (length == 0) cache->first[b] = 0;
+}
+
+static void leave_window(attn_kv_cache *cache, int64_t b) {
+  const int64_t first = seen_from(cache, cache->lengths[b]) / cache->shape.page_tokens;
+  if (first <= cache->first[b]) return;
+  give_back(cache, b, cache->first[b], min64(first, blocks_of(cache, cache->lengths[b])));
+  cache->first[b] = (int32_t)first;
+}
+
+/* The place in the table of the page that a sequence's next token shares with others; NULL if there is none. */
+static int32_t *shared_page(const attn_kv_cache *cache, int64_t b) {
+  if (cache->lengths[b] % cache->shape.page_tokens == 0) return NULL;
+  int32_t *page = row_of(cache, b) + cache->lengths[b] / cache->shape.page_tokens;
+  return cache->pool->references[*page] > 1 ? page : NULL;
+}
+
+/* Pages that a step needs. The last one to append to a shared page keeps it, so references are counted down meanwhile. */
+static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
+  int64_t needed = 0;
+  int32_t *page = cache->next[1]; /* that is counted down, for each sequence */
+  for (int64_t b = 0; b < cache->shape.batch; b++) {
+    const int32_t *shared = counts[b] > 0 ? shared_page(cache, b) : NULL;
+    needed += blocks_of(cache, cache->lengths[b] + counts[b]) - blocks_of(cache, cache->lengths[b]);
+    page[b] = shared ? *shared : ATTN_KV_NO_PAGE;
+    if (!shared) continue;
+    needed++;
+    cache->pool->references[*shared]--;
+  }
+  for (int64_t b = 0; b < cache->shape.batch; b++)
+    if (page[b] != ATTN_KV_NO_PAGE) cache->pool->references[page[b]]++;
+  return needed;
+}
+
+static void take_pages(attn_kv_cache *cache, int64_t b, int64_t count) {
+  int32_t *row = row_of(cache, b), *shared = count > 0 ? shared_page(cache, b) : NULL;
+  if (shared) {
+    const int32_t own = attn_kv_pool_take(cache->pool);
+    attn_kv_pool_copy(cache->pool, *shared, own);
+    attn_kv_pool_give_back(cache->pool, *shared);
+    *shared = own;
+  }
+  const int64_t end = blocks_of(cache, cache->lengths[b] + count);
+  for (int64_t i = blocks_of(cache, cache->lengths[b]); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
 }
 
 /* ---- Steps ---- */
 
-static attn_status check_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts) {
+static attn_status check_counts(const attn_kv_cache *cache, const int32_t *counts) {
   const int64_t capacity = cache->shape.capacity;
-  REQUIRE(tokens >= 0 && tokens <= capacity, "tokens is %" PRId64 "; it must be in 0..%" PRId64 ", the cache's capacity",
-          tokens, capacity);
   for (int64_t b = 0; b < cache->shape.batch; b++) {
-    const int64_t count = counts ? counts[b] : tokens;
-    REQUIRE(count >= 0 && count <= tokens, "counts[%" PRId64 "] is %" PRId64 "; it must be in 0..%" PRId64, b, count,
-            tokens);
-    REQUIRE(cache->lengths[b] + count <= capacity,
-            "sequence %" PRId64 " holds %d of %" PRId64 " tokens; %" PRId64 " more do not fit", b, (int)cache->lengths[b],
-            capacity, count);
+    REQUIRE(counts[b] >= 0, "counts[%" PRId64 "] is %" PRId32 "; it must be at least 0", b, counts[b]);
+    REQUIRE(counts[b] <= capacity - cache->lengths[b],
+            "sequence %" PRId64 " holds %d of %" PRId64 " tokens; %" PRId32 " more do not fit", b, (int)cache->lengths[b],
+            capacity, counts[b]);
   }
   return ATTN_OK;
 }
 
-/* Appends the step's rows of one tensor to the cached ones. */
-static void append(const attn_kv_cache *cache, int64_t tokens, const char *rows, int64_t dim, char *cached) {
+attn_status attn_kv_cache_begin(attn_kv_cache *cache, const int32_t *counts) {
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  REQUIRE(counts, "counts is NULL; it must hold the new tokens of each sequence");
+  const attn_status status = check_counts(cache, counts);
+  if (status != ATTN_OK) return status;
+  for (int64_t b = 0; b < cache->shape.batch; b++) leave_window(cache, b);
+  const int64_t needed = pages_needed(cache, counts), free_pages = cache->pool->free_count;
+  if (needed > free_pages)
+    return attn_fail(ATTN_OUT_OF_MEMORY,
+                     "out of pages: the step needs %" PRId64 ", and %" PRId64 " of the pool's %" PRId64
+                     " are free; sequences must leave first, or counts be smaller",
+                     needed, free_pages, cache->shape.pages);
+  for (int64_t b = 0; b < cache->shape.batch; b++) {
+    take_pages(cache, b, counts[b]);
+    cache->past[b] = cache->lengths[b];
+    cache->counts[b] = counts[b];
+    cache->lengths[b] += counts[b];
+    cache->cu_seqlens[b + 1] = cache->cu_seqlens[b] + counts[b];
+  }
+  return ATTN_OK;
+}
+
+static attn_status append(attn_kv_cache *cache, const attn_kv_cache_args *a, const void **q) {
   const attn_kv_cache_shape *s = &cache->shape;
-  const size_t bytes = row_bytes(s, dim);
-  for (int64_t b = 0; b < s->batch; b++)
-    for (int64_t h = 0; h < s->heads_kv; h++) {
-      const int64_t head = b * s->heads_kv + h;
-      memcpy(cached + (size_t)(head * s->capacity + cache->lengths[b]) * bytes, rows + (size_t)(head * tokens) * bytes,
-             (size_t)cache->counts[b] * bytes);
-    }
+  const attn_dtype given = s->float_tokens ? ATTN_F32 : s->dtype;
+  const bool packed = a->tokens == 0;
+  attn_kv_append_args args =
+      ATTN_STRUCT(attn_kv_append_args, .batch = s->batch, .tokens = packed ? cache->cu_seqlens[s->batch] : a->tokens,
+                  .heads_q = s->heads_q, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk, .dim_v = s->dim_v, .dtype = given,
+                  .cache_dtype = s->dtype, .q_out_dtype = given, .k = a->k, .v = a->v,
+                  .k_cache = attn_kv_pool_keys(cache->pool, a->layer), .v_cache = attn_kv_pool_values(cache->pool, a->layer),
+                  .page_tokens = s->page_tokens, .pages = s->pages, .page_table = cache->table,
+                  .page_table_stride = cache->columns, .past = cache->past, .counts = packed ? NULL : cache->counts,
+                  .cu_seqlens = packed ? cache->cu_seqlens : NULL, .rope = s->rope);
+  if (s->rope) {
+    const int64_t rows = (packed ? args.tokens : s->batch * args.tokens) * s->heads_q;
+    const attn_status status =
+        grow("rotated queries", (size_t)attn_elements_bytes(given, rows * s->dim_qk), &cache->turned, &cache->turned_bytes);
+    if (status != ATTN_OK) return status;
+    args.q = a->q;
+    *q = args.q_out = cache->turned;
+  }
+  return attn_kv_append(&args, &cache->options);
+}
+
+static attn_status check_layer(const attn_kv_cache *cache, const attn_kv_cache_args *a, int64_t longest) {
+  REQUIRE(a->layer >= 0 && a->layer < cache->shape.layers,
+          "attn_kv_cache_args.layer is %" PRId64 "; it must be in 0..%" PRId64, a->layer, cache->shape.layers - 1);
+  REQUIRE(a->tokens == 0 || (a->tokens >= longest && a->tokens <= cache->shape.capacity),
+          "attn_kv_cache_args.tokens is %" PRId64 "; it must be in %" PRId64 "..%" PRId64 ", or 0 for packed tokens",
+          a->tokens, longest, cache->shape.capacity);
+  const attn_nn_pointer pointers[] = {{"attn_kv_cache_args.q", a->q},
+                                      {"attn_kv_cache_args.k", a->k},
+                                      {"attn_kv_cache_args.v", a->v},
+                                      {"attn_kv_cache_args.o", a->o}};
+  return longest == 0 && a->tokens == 0 ? ATTN_OK : attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+}
+
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_kv_cache_args, tokens);
+
+static attn_status attend(attn_kv_cache *cache, const attn_kv_cache_args *a) {
+  const bool packed = a->tokens == 0;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < cache->shape.batch; b++) longest = max64(longest, cache->counts[b]);
+  attn_status status = check_layer(cache, a, longest);
+  if (status != ATTN_OK || (packed && longest == 0)) return status;
+  const void *q = a->q;
+  status = find_plan(cache, packed ? longest : a->tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
+  if (status == ATTN_OK) status = append(cache, a, &q);
+  if (status != ATTN_OK) return status;
+  const attn_args args =
+      ATTN_STRUCT(attn_args, .q = q, .k = attn_kv_pool_keys(cache->pool, a->layer),
+                  .v = attn_kv_pool_values(cache->pool, a->layer), .o = a->o, .kv_len = cache->lengths,
+                  .q_len = packed ? NULL : cache->counts, .cu_seqlens_q = packed ? cache->cu_seqlens : NULL,
+                  .page_table = cache->table, .sinks = cache->sinks, .alibi_slopes = cache->slopes);
+  return attn_plan_run(cache->plans[cache->last].plan, &args, cache->workspace, cache->workspace_bytes);
+}
+
+attn_status attn_kv_cache_attend(attn_kv_cache *cache, const attn_kv_cache_args *args) {
+  attn_kv_cache_args a;
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  const attn_status status = attn_nn_read(&args_layout, "args", args, &a);
+  return status == ATTN_OK ? attend(cache, &a) : status;
+}
+
+/* ---- Multi-head layers ---- */
+
+static attn_status check_mha(const attn_kv_cache *cache, const attn_mha_problem *p) {
+  const attn_kv_cache_shape *s = &cache->shape;
+  const attn_problem *a = &p->attention;
+  const struct {
+    const char *name;
+    int64_t value, caches;
+  } same[] = {{"heads_q", a->heads_q, s->heads_q},
+              {"heads_kv", a->heads_kv, s->heads_kv},
+              {"dim_qk", a->dim_qk, s->dim_qk},
+              {"dim_v", a->dim_v, s->dim_v}};
+  for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+    REQUIRE(same[i].value == same[i].caches, "the layer's %s is %" PRId64 "; it must be %" PRId64 ", as in the cache",
+            same[i].name, same[i].value, same[i].caches);
+  REQUIRE(s->dtype == ATTN_F32 || s->float_tokens,
+          "attn_kv_cache_shape.float_tokens is false with a cache of 16 bits; for multi-head layers it must be true");
+  return ATTN_OK;
+}
+
+/* [Q][K][V][O][memory of a product], for so many rows. */
+static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, int64_t rows, int64_t at[5]) {
+  const attn_kv_cache_shape *s = &cache->shape;
+  int64_t end = 0;
+  const memory_part parts[] = {{&at[0], rows, float_bytes(s->heads_q * s->dim_qk)},
+                               {&at[1], rows, float_bytes(s->heads_kv * s->dim_qk)},
+                               {&at[2], rows, float_bytes(s->heads_kv * s->dim_v)},
+                               {&at[3], rows, float_bytes(s->heads_q * s->dim_v)},
+                               {&at[4], 1, (int64_t)attn_mha_rows_workspace(mha, rows)}};
+  if (!LAY_OUT(parts, &end)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the step has %" PRId64 " rows", rows);
+  return grow("the heads of a step", (size_t)end, &cache->heads, &cache->heads_bytes);
+}
+
+static attn_status step_mha(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y) {
+  const int64_t rows = cache->cu_seqlens[cache->shape.batch];
+  int64_t at[5];
+  attn_status status = lay_out_heads(cache, mha, rows, at);
+  if (status != ATTN_OK) return status;
+  char *memory = cache->heads;
+  float *q = floats_at(memory, at[0]), *k = floats_at(memory, at[1]), *v = floats_at(memory, at[2]);
+  float *o = floats_at(memory, at[3]);
+  const size_t bytes = cache->heads_bytes - (size_t)at[4];
+  status = attn_mha_project_rows(mha, rows, x, q, k, v, memory + at[4], bytes);
+  if (status == ATTN_OK)
+    status = attend(cache, &ATTN_STRUCT(attn_kv_cache_args, .layer = layer, .q = q, .k = k, .v = v, .o = o));
+  return status == ATTN_OK ? attn_mha_project_output(mha, rows, o, y, memory + at[4], bytes) : status;
+}
+
+attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y) {
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  attn_mha_problem problem;
+  attn_status status = attn_mha_get_problem(mha, &problem);
+  if (status == ATTN_OK) status = check_mha(cache, &problem);
+  if (status != ATTN_OK || cache->cu_seqlens[cache->shape.batch] == 0) return status;
+  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+  status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  return status == ATTN_OK ? step_mha(mha, cache, layer, x, y) : status;
+}
+
+/* ---- Steps of one layer ---- */
+
+static attn_status check_step(const attn_kv_cache *cache, int64_t tokens, const int32_t *counts) {
+  REQUIRE(cache->shape.layers == 1,
+          "the cache has %" PRId64 " layers; it takes attn_kv_cache_begin and attn_kv_cache_attend", cache->shape.layers);
+  REQUIRE(tokens >= 0 && tokens <= cache->shape.capacity,
+          "tokens is %" PRId64 "; it must be in 0..%" PRId64 ", the cache's capacity", tokens, cache->shape.capacity);
+  for (int64_t b = 0; counts && b < cache->shape.batch; b++)
+    REQUIRE(counts[b] >= 0 && counts[b] <= tokens, "counts[%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64, b,
+            counts[b], tokens);
+  return ATTN_OK;
+}
+
+/* next[0] serves as counts for a caller that gives none. */
+static const int32_t *all_of(attn_kv_cache *cache, int64_t tokens) {
+  for (int64_t b = 0; b < cache->shape.batch; b++) cache->next[0][b] = (int32_t)tokens;
+  return cache->next[0];
 }
 
 attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts, const void *q, const void *k,
@@ -161,27 +488,108 @@ attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32
   if (status != ATTN_OK || tokens == 0) return status;
   const attn_nn_pointer pointers[] = {{"q", q}, {"k", k}, {"v", v}, {"o", o}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK && tokens != cache->planned_tokens) status = make_plan(cache, tokens);
+  if (status == ATTN_OK) status = find_plan(cache, tokens, 0);
+  if (status == ATTN_OK) status = attn_kv_cache_begin(cache, counts ? counts : all_of(cache, tokens));
   if (status != ATTN_OK) return status;
-  for (int64_t b = 0; b < cache->shape.batch; b++) cache->counts[b] = counts ? counts[b] : (int32_t)tokens;
-  append(cache, tokens, k, cache->shape.dim_qk, cache->k);
-  append(cache, tokens, v, cache->shape.dim_v, cache->v);
-  for (int64_t b = 0; b < cache->shape.batch; b++) cache->lengths[b] += cache->counts[b];
-  const attn_args args =
-      ATTN_STRUCT(attn_args, .q = q, .k = cache->k, .v = cache->v, .o = o, .kv_len = cache->lengths, .q_len = cache->counts);
-  status = attn_plan_run(cache->plan, &args, cache->workspace, attn_plan_workspace(cache->plan));
-  for (int64_t b = 0; status != ATTN_OK && b < cache->shape.batch; b++) cache->lengths[b] -= cache->counts[b];
+  const attn_kv_cache_args args = ATTN_STRUCT(attn_kv_cache_args, .tokens = tokens, .q = q, .k = k, .v = v, .o = o);
+  status = attend(cache, &args);
+  for (int64_t b = 0; status != ATTN_OK && b < cache->shape.batch; b++) forget_from(cache, b, cache->past[b]);
   return status;
 }
 
-const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache) { return cache ? cache->lengths : NULL; }
+/* ---- Sequences ---- */
 
-const char *attn_kv_cache_kernel(const attn_kv_cache *cache) { return cache ? attn_plan_kernel(cache->plan) : ""; }
+static attn_status check_sequence(const attn_kv_cache *cache, const char *name, int64_t b) {
+  REQUIRE(b >= 0 && b < cache->shape.batch, "%s is %" PRId64 "; it must be in 0..%" PRId64, name, b, cache->shape.batch - 1);
+  return ATTN_OK;
+}
+
+/* Whether the sequence still holds what queries behind its first `length` tokens see. */
+static attn_status check_length(const attn_kv_cache *cache, int64_t b, int64_t length) {
+  REQUIRE(length >= 0, "length is %" PRId64 "; it must be at least 0", length);
+  const int64_t held = (int64_t)cache->first[b] * cache->shape.page_tokens;
+  REQUIRE(length == 0 || seen_from(cache, length) >= held,
+          "length is %" PRId64 "; sequence %" PRId64 " has given back its first %" PRId64
+          " tokens, which left the window: it must be 0, or at least %" PRId64,
+          length, b, held, held + cache->shape.window - 1);
+  return ATTN_OK;
+}
 
 attn_status attn_kv_cache_truncate(attn_kv_cache *cache, int64_t length) {
   REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
   REQUIRE(length >= 0, "length is %" PRId64 "; it must be at least 0", length);
-  for (int64_t b = 0; b < cache->shape.batch; b++)
-    if (cache->lengths[b] > length) cache->lengths[b] = (int32_t)length;
+  for (int64_t b = 0; b < cache->shape.batch; b++) {
+    const attn_status status = length < cache->lengths[b] ? check_length(cache, b, length) : ATTN_OK;
+    if (status != ATTN_OK) return status;
+  }
+  for (int64_t b = 0; b < cache->shape.batch; b++) forget_from(cache, b, length);
   return ATTN_OK;
+}
+
+attn_status attn_kv_cache_truncate_sequence(attn_kv_cache *cache, int64_t sequence, int64_t length) {
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  attn_status status = check_sequence(cache, "sequence", sequence);
+  if (status != ATTN_OK) return status;
+  if (length >= cache->lengths[sequence]) return ATTN_OK;
+  status = check_length(cache, sequence, length);
+  if (status == ATTN_OK) forget_from(cache, sequence, length);
+  return status;
+}
+
+/* One reference more to each page of `blocks` of a row, which goes to another row. */
+static void share(attn_kv_cache *cache, const int32_t *from, int64_t first, int64_t end, int32_t *to) {
+  for (int64_t i = 0; i < cache->columns; i++) {
+    to[i] = i >= first && i < end ? from[i] : ATTN_KV_NO_PAGE;
+    if (to[i] != ATTN_KV_NO_PAGE) attn_kv_pool_share(cache->pool, to[i]);
+  }
+}
+
+attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, int64_t length) {
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  attn_status status = check_sequence(cache, "from", from);
+  if (status == ATTN_OK) status = check_sequence(cache, "to", to);
+  if (status != ATTN_OK) return status;
+  REQUIRE(from != to, "to is %" PRId64 "; it must be another sequence than from", to);
+  REQUIRE(length <= cache->lengths[from], "length is %" PRId64 "; sequence %" PRId64 " holds %d tokens", length, from,
+          (int)cache->lengths[from]);
+  status = check_length(cache, from, length);
+  if (status != ATTN_OK) return status;
+  forget_from(cache, to, 0);
+  share(cache, row_of(cache, from), cache->first[from], blocks_of(cache, length), row_of(cache, to));
+  cache->lengths[to] = (int32_t)length;
+  cache->first[to] = length > 0 ? cache->first[from] : 0;
+  return ATTN_OK;
+}
+
+attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents) {
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  REQUIRE(parents, "parents is NULL; it must name a sequence for each sequence");
+  const int64_t batch = cache->shape.batch;
+  for (int64_t b = 0; b < batch; b++)
+    REQUIRE(parents[b] >= -1 && parents[b] < batch,
+            "parents[%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64 ", or -1 for none", b, parents[b], batch - 1);
+  int32_t *lengths = cache->next[0], *first = cache->next[1], *table = cache->next_table;
+  for (int64_t b = 0; b < batch; b++) {
+    const int64_t parent = parents[b];
+    lengths[b] = parent < 0 ? 0 : cache->lengths[parent];
+    first[b] = parent < 0 ? 0 : cache->first[parent];
+    share(cache, row_of(cache, parent < 0 ? b : parent), first[b], blocks_of(cache, lengths[b]), table + b * cache->columns);
+  }
+  for (int64_t b = 0; b < batch; b++) forget_from(cache, b, 0);
+  memcpy(cache->lengths, lengths, (size_t)batch * sizeof *lengths);
+  memcpy(cache->first, first, (size_t)batch * sizeof *first);
+  memcpy(cache->table, table, (size_t)(batch * cache->columns) * sizeof *table);
+  return ATTN_OK;
+}
+
+int64_t attn_kv_cache_step_tokens(const attn_kv_cache *cache) { return cache ? cache->cu_seqlens[cache->shape.batch] : 0; }
+
+const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache) { return cache ? cache->lengths : NULL; }
+
+const int32_t *attn_kv_cache_pages(const attn_kv_cache *cache) { return cache ? cache->table : NULL; }
+
+attn_kv_pool *attn_kv_cache_pool(const attn_kv_cache *cache) { return cache ? cache->pool : NULL; }
+
+const char *attn_kv_cache_kernel(const attn_kv_cache *cache) {
+  return cache ? attn_plan_kernel(cache->plans[cache->last].plan) : "";
 }

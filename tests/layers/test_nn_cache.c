@@ -90,6 +90,7 @@ static void steps_are_the_whole(const char *kernel) {
   attn_kv_cache *cache;
   attn_problem causal;
   attn_problem_init(&causal, B, H, KV, 1, LONG, D, DV);
+  attn_problem_set_pages(&causal, 16, 8);
   attn_problem_set_causal(&causal, ATTN_ALIGN_BOTTOM_RIGHT);
   if (test_library_refuses(kernel, &causal)) return;
   if (test_fit_types(kernel, &causal)) { /* half_precision_is_kept() and `attnbench check` have bf16 */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "attn/kv.h"
 #include "attn/mha.h"
 #include "attn/nn.h"
 #include "attn/product.h"
@@ -141,6 +142,57 @@ static attn_status give_regression(int64_t added) {
   return attn_kernel_regression(&grown.known, NULL);
 }
 
+static attn_status give_rope_config(int64_t added) {
+  attn_rope *rope;
+  GROW(attn_rope_config, {.pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000});
+  const attn_status status = attn_rope_create(&grown.known, &rope);
+  attn_rope_destroy(rope);
+  return status;
+}
+
+static attn_status give_rope_args(int64_t added) {
+  attn_rope *rope;
+  test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000), &rope));
+  GROW(attn_rope_args, {.batch = BATCH, .tokens = SEQ, .heads = HEADS, .dim = DIM, .x = in, .out = out});
+  const attn_status status = attn_rope_run(rope, &grown.known, NULL);
+  attn_rope_destroy(rope);
+  return status;
+}
+
+static attn_status give_kv_append_args(int64_t added) {
+  GROW(attn_kv_append_args, {.batch = BATCH,
+                             .tokens = SEQ,
+                             .heads_kv = HEADS,
+                             .dim_qk = DIM,
+                             .dim_v = DIM,
+                             .k = in,
+                             .v = in,
+                             .k_cache = out,
+                             .v_cache = more_out,
+                             .capacity = SEQ});
+  return attn_kv_append(&grown.known, NULL);
+}
+
+static attn_status give_kv_pool_shape(int64_t added) {
+  attn_kv_pool *pool;
+  GROW(attn_kv_pool_shape, {.pages = 2, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM});
+  const attn_status status = attn_kv_pool_create(&grown.known, &pool);
+  attn_kv_pool_destroy(pool);
+  return status;
+}
+
+static attn_status give_kv_cache_args(int64_t added) {
+  attn_kv_cache *cache;
+  test_ok(attn_kv_cache_create(&ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS,
+                                            .dim_qk = DIM, .dim_v = DIM, .capacity = 16),
+                               NULL, &cache));
+  test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){1}));
+  GROW(attn_kv_cache_args, {.q = in, .k = in, .v = in, .o = out});
+  const attn_status status = attn_kv_cache_attend(cache, &grown.known);
+  attn_kv_cache_destroy(cache);
+  return status;
+}
+
 static attn_status give_kv_cache_shape(int64_t added) {
   attn_kv_cache *cache;
   GROW(attn_kv_cache_shape,
@@ -250,25 +302,14 @@ static attn_status give_block_args(int64_t added) {
 static const struct {
   const char *name;
   attn_status (*give)(int64_t added);
-} structs[] = {STRUCT(problem),
-               STRUCT(args),
-               STRUCT(options),
-               STRUCT(partial),
-               STRUCT(mha_problem),
-               STRUCT(mha_weights),
-               STRUCT(mha_options),
-               STRUCT(mha_args),
-               STRUCT(product_weights),
-               STRUCT(product_args),
-               STRUCT(regression),
-               STRUCT(kv_cache_shape),
-               STRUCT(feed_forward_config),
-               STRUCT(additive_config),
-               STRUCT(additive_args),
-               STRUCT(synthesizer_config),
-               STRUCT(synthesizer_args),
-               STRUCT(block_config),
-               STRUCT(block_args)};
+} structs[] = {STRUCT(problem),          STRUCT(args),           STRUCT(options),
+               STRUCT(partial),          STRUCT(mha_problem),    STRUCT(mha_weights),
+               STRUCT(mha_options),      STRUCT(mha_args),       STRUCT(product_weights),
+               STRUCT(product_args),     STRUCT(regression),     STRUCT(rope_config),
+               STRUCT(rope_args),        STRUCT(kv_append_args), STRUCT(kv_pool_shape),
+               STRUCT(kv_cache_args),    STRUCT(kv_cache_shape), STRUCT(feed_forward_config),
+               STRUCT(additive_config),  STRUCT(additive_args),  STRUCT(synthesizer_config),
+               STRUCT(synthesizer_args), STRUCT(block_config),   STRUCT(block_args)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
@@ -303,6 +344,6 @@ static int count_untried(const char *header) {
 }
 
 TEST(every_struct_with_a_size_is_tried) {
-  static const char *const headers[] = {"attn.h", "mha.h", "nn.h", "product.h"};
+  static const char *const headers[] = {"attn.h", "mha.h", "kv.h", "nn.h", "product.h"};
   for (size_t i = 0; i < COUNT(headers); i++) assert_int_equal(count_untried(headers[i]), 0);
 }

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* Pages of keys and values with reference counts (include/attn/nn.h). Which page is taken next depends on the calls alone:
+ * the one that was given back last, whose lines may still be in a cache. */
+#include "src/nn/kv_pool.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/dtypes.h"
+#include "src/nn/check.h"
+
+static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, dtype);
+
+static attn_status check_shape(const attn_kv_pool_shape *s) {
+  const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
+  const attn_nn_size least[] = {{"attn_kv_pool_shape.dim_qk", s->dim_qk, 1}, {"attn_kv_pool_shape.dim_v", s->dim_v, 1}};
+  const attn_nn_size sizes[] = {{"attn_kv_pool_shape.layers", s->layers, 1},
+                                {"attn_kv_pool_shape.pages", s->pages, 1},
+                                {"attn_kv_pool_shape.page_tokens", s->page_tokens, 1},
+                                {"attn_kv_pool_shape.heads_kv", s->heads_kv, 1},
+                                {s->dim_qk > s->dim_v ? "attn_kv_pool_shape.dim_qk" : "attn_kv_pool_shape.dim_v", dim, 1}};
+  attn_status status = attn_nn_check_sizes(least, 1);
+  if (status == ATTN_OK) status = attn_nn_check_sizes(least + 1, 1);
+  if (status == ATTN_OK) status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK) return status;
+  REQUIRE(s->pages < INT32_MAX, "attn_kv_pool_shape.pages is %" PRId64 "; it must be below 2^31 - 1", s->pages);
+  REQUIRE(s->page_tokens % 16 == 0 && s->page_tokens <= 1024,
+          "attn_kv_pool_shape.page_tokens is %" PRId64 "; it must be a multiple of 16 in 16..1024, or 0 for %d",
+          s->page_tokens, (int)ATTN_KV_PAGE_TOKENS);
+  REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  return ATTN_OK;
+}
+
+static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
+  attn_kv_pool *pool = calloc(1, sizeof *pool);
+  if (!pool) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_pool needs %zu bytes", sizeof *pool);
+  const int64_t rows = s->heads_kv * s->page_tokens;
+  pool->shape = *s;
+  pool->owners = 1;
+  pool->k_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * s->dim_qk);
+  pool->v_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * s->dim_v);
+  const size_t pages = (size_t)(s->layers * s->pages);
+  pool->k = attn_nn_allocate("the pool's keys", pages * pool->k_page_bytes);
+  pool->v = pool->k ? attn_nn_allocate("the pool's values", pages * pool->v_page_bytes) : NULL;
+  pool->references = calloc((size_t)s->pages, sizeof *pool->references);
+  pool->free_pages = calloc((size_t)s->pages, sizeof *pool->free_pages);
+  if (!pool->k || !pool->v || !pool->references || !pool->free_pages) {
+    attn_kv_pool_destroy(pool);
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: a pool of %" PRId64 " pages in %" PRId64 " layers, %zu bytes each",
+                     s->pages, s->layers, pool->k_page_bytes + pool->v_page_bytes);
+  }
+  pool->free_count = s->pages;
+  for (int64_t i = 0; i < s->pages; i++) pool->free_pages[i] = (int32_t)(s->pages - 1 - i); /* page 0 is taken first */
+  *result = pool;
+  return ATTN_OK;
+}
+
+attn_status attn_kv_pool_create(const attn_kv_pool_shape *shape, attn_kv_pool **pool) {
+  REQUIRE(pool, "pool is NULL; it must point to where the pool's address goes");
+  *pool = NULL;
+  attn_kv_pool_shape s;
+  attn_status status = attn_nn_read(&shape_layout, "shape", shape, &s);
+  if (status != ATTN_OK) return status;
+  if (s.layers == 0) s.layers = 1;
+  if (s.page_tokens == 0) s.page_tokens = ATTN_KV_PAGE_TOKENS;
+  status = check_shape(&s);
+  return status == ATTN_OK ? create(&s, pool) : status;
+}
+
+void attn_kv_pool_hold(attn_kv_pool *pool) { pool->owners++; }
+
+void attn_kv_pool_release(attn_kv_pool *pool) {
+  if (--pool->owners > 0) return;
+  attn_aligned_free(pool->k);
+  attn_aligned_free(pool->v);
+  free(pool->references);
+  free(pool->free_pages);
+  free(pool);
+}
+
+void attn_kv_pool_destroy(attn_kv_pool *pool) {
+  if (pool) attn_kv_pool_release(pool);
+}
+
+int64_t attn_kv_pool_free_pages(const attn_kv_pool *pool) { return pool ? pool->free_count : 0; }
+
+static bool has_layer(const attn_kv_pool *pool, int64_t layer) { return pool && layer >= 0 && layer < pool->shape.layers; }
+
+void *attn_kv_pool_keys(const attn_kv_pool *pool, int64_t layer) {
+  return has_layer(pool, layer) ? pool->k + (size_t)(layer * pool->shape.pages) * pool->k_page_bytes : NULL;
+}
+
+void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer) {
+  return has_layer(pool, layer) ? pool->v + (size_t)(layer * pool->shape.pages) * pool->v_page_bytes : NULL;
+}
+
+int32_t attn_kv_pool_take(attn_kv_pool *pool) {
+  assert(pool->free_count > 0);
+  const int32_t page = pool->free_pages[--pool->free_count];
+  pool->references[page] = 1;
+  return page;
+}
+
+void attn_kv_pool_share(attn_kv_pool *pool, int32_t page) {
+  assert(pool->references[page] > 0);
+  pool->references[page]++;
+}
+
+void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page) {
+  assert(pool->references[page] > 0);
+  if (--pool->references[page] == 0) pool->free_pages[pool->free_count++] = page;
+}
+
+void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to) {
+  for (int64_t layer = 0; layer < pool->shape.layers; layer++) {
+    char *k = attn_kv_pool_keys(pool, layer), *v = attn_kv_pool_values(pool, layer);
+    memcpy(k + (size_t)to * pool->k_page_bytes, k + (size_t)from * pool->k_page_bytes, pool->k_page_bytes);
+    memcpy(v + (size_t)to * pool->v_page_bytes, v + (size_t)from * pool->v_page_bytes, pool->v_page_bytes);
+  }
+}

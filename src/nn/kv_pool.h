@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* A pool of pages, as caches see it. */
+#ifndef ATTN_NN_KV_POOL_H
+#define ATTN_NN_KV_POOL_H
+
+#include "attn/nn.h"
+
+enum { ATTN_KV_NO_PAGE = -1, ATTN_KV_PAGE_TOKENS = 64 /* of a page where the caller names no number */ };
+
+struct attn_kv_pool {
+  attn_kv_pool_shape shape;
+  size_t k_page_bytes, v_page_bytes;
+  char *k, *v;         /* [layers][pages][heads_kv][page_tokens][dim] */
+  int32_t *references; /* [pages]: how many table entries name the page */
+  int32_t *free_pages; /* [free_count], the next one last */
+  int64_t free_count;
+  int64_t owners; /* the program, until it destroys the pool, and each cache */
+};
+
+/* One owner more, or one less; a pool without any is freed. */
+void attn_kv_pool_hold(attn_kv_pool *pool);
+void attn_kv_pool_release(attn_kv_pool *pool);
+
+/* A page with one reference. The pool must have a free one. */
+int32_t attn_kv_pool_take(attn_kv_pool *pool);
+
+/* One reference more, or one less; a page without any is free. */
+void attn_kv_pool_share(attn_kv_pool *pool, int32_t page);
+void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page);
+
+/* Copies a page's keys and values in all layers. */
+void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to);
+
+#endif
