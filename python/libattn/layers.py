@@ -479,36 +479,104 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
 # ---- Decoding ------------------------------------------------------------------------------------------------------------
 
 
+class KVPool(_Layer):
+    """Pages of keys and values, which caches take and give back (attn_kv_pool). One call at a time."""
+
+    _kind = "kv_pool"
+
+    def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
+                 num_layers: int = 1, dtype: str = "float32") -> None:
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
+        _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v, page_tokens=page_tokens, num_layers=num_layers)
+        self._dtype = dtype
+        self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
+                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, DTYPES[dtype]))
+        self._handle = ctypes.c_void_p()
+        check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence holds."""
+        return F.attn_kv_pool_free_pages(self._handle)
+
+
 class KVCache(_Layer):
-    """Keys and values of the tokens so far; each step appends to them and attends causally to all (attn_kv_cache)."""
+    """Sequences of keys and values; each step appends to them and attends causally to all (attn_kv_cache).
+
+    A sequence that holds no tokens costs nothing: it joins by its first step, and leaves by truncate(0, sequence=...).
+    window: tokens that a query sees, itself included. rotation (libattn.Rope) turns keys and queries. pool: pages shared
+    with other caches, else `pages` of page_tokens of its own. q, k and v are of dtype, or with float_tokens float32; what
+    is kept is of dtype.
+    """
 
     _kind = "kv_cache"
 
     def __init__(self, *, batch: int, heads: int, dim_qk: int, capacity: int, heads_kv: int | None = None,
-                 dim_v: int | None = None, dtype: str = "float32", kernel: str | None = None,
-                 threads: int | None = None) -> None:
+                 dim_v: int | None = None, dtype: str = "float32", kernel: str | None = None, threads: int | None = None,
+                 scale: float | None = None, softcap: float = 0.0, window: int | None = None, sinks: Any = None,
+                 alibi: Any = None, rotation: Any = None, float_tokens: bool = False, pool: KVPool | None = None,
+                 num_layers: int | None = None, page_tokens: int | None = None, pages: int | None = None) -> None:
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
-        _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v)
-        self._dtype = dtype
-        self._shape = S.attn_kv_cache_shape(batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk,
-                                            dim_v=dim_v or dim_qk, capacity=capacity, dtype=getattr(C, DTYPES[dtype]))
+        _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
+               num_layers=num_layers, page_tokens=page_tokens, pages=pages)
+        arrays = _Arrays()
+        self._dtype = "float32" if float_tokens else dtype
+        self._lives = (rotation, pool)  # as long as the cache
+        self._shape = S.attn_kv_cache_shape(
+            batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
+            dtype=getattr(C, DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
+            window=window or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
+            alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
+            pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0)
         self._make(self._shape, _options(kernel, threads))
+
+    def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):
+        """(address, tokens) of [batch, heads, tokens, dim], or packed [tokens, heads, dim]."""
+        address, _, shape = arrays.read(array, name, None, (self._dtype,))
+        s = self._shape
+        right = (tokens if tokens is not None else shape[0], heads, dim) if packed else (
+            s.batch, heads, tokens if tokens is not None else shape[2] if len(shape) == 4 else 0, dim)
+        if shape != right:
+            words = f"({'tokens' if tokens is None else tokens}, {heads}, {dim})" if packed else (
+                f"({s.batch}, {heads}, {'tokens' if tokens is None else tokens}, {dim})")
+            raise ValueError(f"{name} has shape {shape}; it must have {words}")
+        return address, shape[0] if packed else shape[2]
 
     def step(self, q: Any, k: Any, v: Any, *, counts: Any = None) -> Any:
         """o [batch, heads, tokens, dim_v], float32, of q [batch, heads, tokens, dim_qk], and k and v [batch, heads_kv,
         tokens, ...], which are appended. counts [batch]: how many of the tokens each sequence really has. One step at a
-        time."""
+        time. Raises MemoryError where the pool has too few free pages; then nothing has changed."""
         s, arrays = self._shape, _Arrays()
-        address, _, shape = arrays.read(q, "q", None, (self._dtype,))
-        if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (s.batch, s.heads_q, s.dim_qk):
-            raise ValueError(f"q has shape {shape}; it must have ({s.batch}, {s.heads_q}, tokens, {s.dim_qk})")
-        tokens = shape[2]
-        keys = arrays.read(k, "k", (s.batch, s.heads_kv, tokens, s.dim_qk), (self._dtype,))[0]
-        values = arrays.read(v, "v", (s.batch, s.heads_kv, tokens, s.dim_v), (self._dtype,))[0]
+        address, tokens = self._rows(arrays, q, "q", s.heads_q, s.dim_qk, False)
+        keys = self._rows(arrays, k, "k", s.heads_kv, s.dim_qk, False, tokens)[0]
+        values = self._rows(arrays, v, "v", s.heads_kv, s.dim_v, False, tokens)[0]
         o, out = _new(q, s.batch, s.heads_q, tokens, s.dim_v)
         lengths = arrays.vector(counts, "counts", s.batch)
         check(F.attn_kv_cache_step(self._handle, tokens, lengths, address, keys, values, out))
+        return o
+
+    def begin(self, counts: Any) -> None:
+        """Begins a step of counts [batch] new tokens for all layers: lengths grow, and pages are taken. Raises MemoryError
+        where the pool has too few; then nothing has changed."""
+        arrays = _Arrays()
+        check(F.attn_kv_cache_begin(self._handle, arrays.vector(counts, "counts", self._shape.batch)))
+
+    def attend(self, q: Any, k: Any, v: Any, *, layer: int = 0) -> Any:
+        """o [tokens, heads, dim_v] of the begun step's tokens in one layer, packed: q [tokens, heads, dim_qk], and k and v
+        [tokens, heads_kv, ...], which are appended, sequence after sequence."""
+        _whole(layer=layer)
+        s, arrays = self._shape, _Arrays()
+        address, tokens = self._rows(arrays, q, "q", s.heads_q, s.dim_qk, True)
+        keys = self._rows(arrays, k, "k", s.heads_kv, s.dim_qk, True, tokens)[0]
+        values = self._rows(arrays, v, "v", s.heads_kv, s.dim_v, True, tokens)[0]
+        expected = F.attn_kv_cache_step_tokens(self._handle)
+        if tokens != expected:
+            raise ValueError(f"q has {tokens} tokens; the step has begun with {expected}")
+        o, out = _new(q, tokens, s.heads_q, s.dim_v)
+        args = S.attn_kv_cache_args(layer=layer, tokens=0, q=address, k=keys, v=values, o=out)
+        check(F.attn_kv_cache_attend(self._handle, ctypes.byref(args)))
         return o
 
     @property
@@ -516,10 +584,30 @@ class KVCache(_Layer):
         """Tokens that each sequence has in the cache."""
         return list((ctypes.c_int32 * self._shape.batch).from_address(F.attn_kv_cache_lengths(self._handle)))
 
-    def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens of every sequence that has more."""
-        _whole(length=length)
-        check(F.attn_kv_cache_truncate(self._handle, length))
+    @property
+    def free_pages(self) -> int:
+        """Pages of the pool that no sequence holds."""
+        return F.attn_kv_pool_free_pages(F.attn_kv_cache_pool(self._handle))
+
+    def truncate(self, length: int, *, sequence: int | None = None) -> None:
+        """Forgets all but the first `length` tokens of every sequence that has more, or of one."""
+        _whole(length=length, sequence=sequence)
+        if sequence is None:
+            check(F.attn_kv_cache_truncate(self._handle, length))
+        else:
+            check(F.attn_kv_cache_truncate_sequence(self._handle, sequence, length))
+
+    def fork(self, source: int, to: int, length: int | None = None) -> None:
+        """Makes sequence `to` what the first `length` tokens of `source` are (None: all); their pages are shared."""
+        _whole(source=source, to=to, length=length)
+        lengths = self.lengths
+        all_of = lengths[source] if 0 <= source < len(lengths) else 0
+        check(F.attn_kv_cache_fork(self._handle, source, to, all_of if length is None else length))
+
+    def reorder(self, parents: Any) -> None:
+        """Beam search: sequence b becomes what sequence parents[b] was; -1 = empty."""
+        arrays = _Arrays()
+        check(F.attn_kv_cache_reorder(self._handle, arrays.vector(parents, "parents", self._shape.batch)))
 
 
 # ---- Small pieces --------------------------------------------------------------------------------------------------------

@@ -222,6 +222,8 @@ def _register():
 
 _register()
 
+from . import torch_kv  # noqa: E402, F401  the operators kv_append and rope
+
 
 # ---- What libattn does not compute -----------------------------------------------------------------------------------
 

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""libattn.kv_append, rope, KVPool and KVCache, against NumPy, transformers and libattn.sdpa."""
+
+import math
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import libattn  # noqa: E402
+from libattn import layers  # noqa: E402
+
+R = np.random.default_rng(5)
+
+
+def draw(*shape, dtype=np.float32):
+    return R.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def rotated(x, positions, rotation, pairing):
+    """x [.., tokens, dim] in float64."""
+    angles = np.asarray(positions, np.float64)[:, None] * np.asarray(rotation.frequencies)
+    c, s, n = np.cos(angles), np.sin(angles), rotation.dim
+    y = x.astype(np.float64).copy()
+    first, second = (slice(0, n, 2), slice(1, n, 2)) if pairing == "interleaved" else (slice(0, n // 2), slice(n // 2, n))
+    y[..., first], y[..., second] = (x[..., first] * c - x[..., second] * s, x[..., second] * c + x[..., first] * s)
+    return y
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "halves"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_rope(pairing, layout):
+    x = draw(2, 3, 5, 24)
+    rotation = libattn.Rope(pairing, 16, base=500000.0)
+    positions = [7, 0, 1, 2, 100000] * 2
+    right = rotated(x, positions[:5], rotation, pairing)
+    given = x if layout == "bhsd" else np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+    out = libattn.rope(given, rotation, positions=positions, layout=layout)
+    ours = out if layout == "bhsd" else out.transpose(0, 2, 1, 3)
+    assert np.abs(ours - right).max() < 1e-5
+    assert np.abs(ours - x)[..., :16].max() > 0.1
+    assert (ours[..., 16:] == x[..., 16:]).all()
+    assert libattn.rope(given, rotation, positions=positions, layout=layout, out=given) is given
+    assert (given == out).all()
+
+
+@pytest.mark.parametrize(("scaling", "numbers"), [
+    ("linear", {"factor": 4.0}),
+    ("yarn", {"factor": 16.0, "original_max_position_embeddings": 4096}),
+    ("yarn", {"factor": 8.0, "original_max_position_embeddings": 4096, "beta_fast": 20.0, "beta_slow": 2.0,
+              "truncate": False}),
+    ("llama3", {"factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0})])
+def test_frequencies_are_those_of_transformers(scaling, numbers):
+    pytest.importorskip("torch")
+    rope_utils = pytest.importorskip("transformers.modeling_rope_utils")
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=512, num_attention_heads=4, max_position_embeddings=131072)
+    config.rope_parameters = {"rope_type": scaling, "rope_theta": 500000.0, **numbers}
+    theirs, factor = rope_utils.ROPE_INIT_FUNCTIONS[scaling](config, "cpu")
+    ours = {"original_length" if name.startswith("original") else name: value for name, value in numbers.items()}
+    rotation = libattn.Rope("halves", 128, base=500000.0, scaling=scaling, **ours)
+    assert np.allclose(rotation.frequencies, theirs.numpy(), rtol=2e-6, atol=0)
+    if scaling == "yarn":
+        assert math.isclose(factor, 0.1 * math.log(numbers["factor"]) + 1)
+
+
+def test_rope_refuses():
+    with pytest.raises(ValueError, match="pairing is 'neox'; it must be one of 'interleaved', 'halves'"):
+        libattn.Rope("neox", 64)
+    with pytest.raises(ValueError, match="scaling is 'dynamic'"):
+        libattn.Rope("halves", 64, scaling="dynamic")
+    with pytest.raises(ValueError, match="dim is 63"):
+        libattn.Rope("halves", 63)
+    with pytest.raises(ValueError, match="frequencies has 3 numbers"):
+        libattn.Rope("halves", 8, frequencies=[1, 2, 3])
+    with pytest.raises(ValueError, match="rope rotates 64"):
+        libattn.rope(draw(1, 1, 1, 8), libattn.Rope("halves", 64))
+
+
+def half_types():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    return np.float32, np.float16, ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("cache_layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("which", range(3))
+def test_append_to_pages(cache_layout, which):
+    dtype = half_types()[which]
+    k, v = draw(2, 3, 5, 8), draw(2, 3, 5, 4)
+    shape = (6, 3, 16) if cache_layout == "bhsd" else (6, 16, 3)
+    k_cache, v_cache = np.zeros((*shape, 8), dtype), np.zeros((*shape, 4), dtype)
+    table, past = np.int32([[4, 0], [2, 5]]), [14, 3]
+    libattn.kv_append(k, v, k_cache, v_cache, past=past, counts=[5, 4], page_table=table, cache_layout=cache_layout)
+    right_k, right_v = np.zeros_like(k_cache), np.zeros_like(v_cache)
+    for b, count in enumerate((5, 4)):
+        for i in range(count):
+            page, at = table[b, (past[b] + i) // 16], (past[b] + i) % 16
+            for right, new in ((right_k, k), (right_v, v)):
+                right[(page, slice(None), at) if cache_layout == "bhsd" else (page, at)] = new[b, :, i].astype(dtype)
+    assert (k_cache == right_k).all()
+    assert (v_cache == right_v).all()
+
+
+def test_append_packed_slots_and_dense():
+    k, v = draw(7, 2, 8), draw(7, 2, 8)
+    pages = np.zeros((4, 2, 16, 8), np.float32), np.zeros((4, 2, 16, 8), np.float32)
+    slots = [3, -1, 63, 17, 16, 0, 40]
+    libattn.kv_append(k, v, *pages, cu_seqlens=[0, 7], slots=slots)
+    for t, slot in enumerate(slots):
+        if slot >= 0:
+            assert (pages[0][slot // 16, :, slot % 16] == k[t]).all()
+    assert (pages[1] != 0).any(axis=(1, 3)).sum() == 6
+    dense = np.zeros((2, 2, 10, 8), np.float32), np.zeros((2, 2, 10, 8), np.float32)
+    libattn.kv_append(k, v, *dense, cu_seqlens=[0, 3, 7], past=[7, 0])
+    assert (dense[0][0, :, 7:].transpose(1, 0, 2) == k[:3]).all()
+    assert (dense[1][1, :, :4].transpose(1, 0, 2) == v[3:]).all()
+
+
+def test_append_rotates_queries_too():
+    q, k, v = draw(1, 4, 3, 16), draw(1, 2, 3, 16), draw(1, 2, 3, 16)
+    cache = np.zeros((1, 2, 10, 16), np.float32), np.zeros((1, 2, 10, 16), np.float32)
+    rotation = libattn.Rope("halves", 16)
+    turned = libattn.kv_append(k, v, *cache, past=[5], rotation=rotation, q=q)
+    assert (turned == libattn.rope(q, rotation, past=[5])).all()
+    assert (cache[0][:, :, 5:8] == libattn.rope(k, rotation, past=[5])).all()
+    assert (cache[1][:, :, 5:8] == v).all()
+
+
+def test_append_refuses():
+    k, v = draw(1, 2, 3, 8), draw(1, 2, 3, 8)
+    cache = np.zeros((1, 2, 4, 8), np.float32), np.zeros((1, 2, 4, 8), np.float32)
+    for error, match, change in [
+            (ValueError, "sequence 0 holds 2 of 4 tokens; 3 more do not fit", {"past": [2]}),
+            (ValueError, "v has tokens 2; the others have 3", {"v": v[:, :, :2]}),
+            (ValueError, "k_cache has 2 heads of 7", {"k_cache": np.zeros((1, 2, 4, 7), np.float32)}),
+            (ValueError, "layout is 'thd'", {"layout": "thd"}),
+            (ValueError, "slots has 2 numbers; it must have 3", {"slots": [1, 2]}),
+            (ValueError, "page_table has shape", {"page_table": np.int32([[0], [1]])}),
+            (TypeError, "k is int32", {"k": k.astype(np.int32)}),
+            (TypeError, "v has another dtype", {"v": v.astype(np.float16)})]:
+        given = {"k": k, "v": v, "k_cache": cache[0], "v_cache": cache[1], **change}
+        with pytest.raises(error, match=match):
+            libattn.kv_append(**given)
+    assert (cache[0] == 0).all()
+
+
+def test_pool_and_cache():
+    pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=16, num_layers=2)
+    cache = layers.KVCache(batch=3, heads=4, heads_kv=2, dim_qk=16, capacity=64, pool=pool, kernel="flash_c")
+    text = [(draw(50, 4, 16), draw(50, 2, 16), draw(50, 2, 16)) for _ in range(2)]
+    cache.begin([40, 0, 0])
+    for layer, (q, k, v) in enumerate(text):
+        cache.attend(q[:40], k[:40], v[:40], layer=layer)
+    cache.fork(0, 1)
+    cache.fork(0, 2, 32)
+    assert cache.lengths == [40, 40, 32]
+    assert pool.free_pages == cache.free_pages == 6
+    cache.reorder([2, 0, -1])
+    assert cache.lengths == [32, 40, 0]
+    cache.begin([1, 2, 0])
+    for layer, (q, k, v) in enumerate(text):
+        rows = [32, 40, 41]
+        out = cache.attend(q[rows], k[rows], v[rows], layer=layer)
+        for first, end, ours in ((32, 33, out[:1]), (40, 42, out[1:])):
+            right = libattn.sdpa(q[first:end].transpose(1, 0, 2), k[:end].transpose(1, 0, 2), v[:end].transpose(1, 0, 2),
+                                 causal=True, align="bottom_right", kernel="flash_c")
+            assert (ours.transpose(1, 0, 2) == right).all()
+    with pytest.raises(MemoryError, match="out of pages: the step needs"):
+        cache.begin([30, 20, 60])
+    assert cache.lengths == [33, 42, 0]
+    cache.truncate(0, sequence=1)
+    assert cache.lengths == [33, 0, 0]
+    with pytest.raises(ValueError, match="q has 1 tokens; the step has begun with 3"):
+        cache.attend(text[0][0][:1], text[0][1][:1], text[0][2][:1])
+    with pytest.raises(ValueError, match="from is 7"):
+        cache.fork(7, 0, 1)
+    with pytest.raises(ValueError, match="page_tokens is 5"):
+        libattn.KVPool(pages=1, page_tokens=5, heads_kv=1, dim_qk=8)
+
+
+def test_torch_operators():
+    torch = pytest.importorskip("torch")
+    import libattn.torch
+
+    k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    pages = torch.zeros(3, 2, 16, 8), torch.zeros(3, 2, 16, 8)
+    table, past = torch.tensor([[2, 1]], dtype=torch.int32), torch.tensor([14], dtype=torch.int32)
+    torch.ops.libattn.kv_append(k, v, *pages, past=past, page_table=table)
+    assert (pages[0][2, :, 14:] == k[0, :, :2]).all()
+    assert (pages[0][1, :, 0] == k[0, :, 2]).all()
+    turned = torch.ops.libattn.rope(k, "halves", 8, past=past)
+    assert np.array_equal(turned.numpy(), libattn.rope(k.numpy(), libattn.Rope("halves", 8), past=[14]))
+    torch.library.opcheck(torch.ops.libattn.rope, (k, "halves", 8), {"past": past})
+    torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *pages), {"past": past, "page_table": table})
+    compiled = torch.compile(lambda x: torch.ops.libattn.rope(x, "halves", 8) * 2, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(k), torch.ops.libattn.rope(k, "halves", 8) * 2)
