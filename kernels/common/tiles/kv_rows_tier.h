@@ -22,8 +22,8 @@ enum {
 
 /* ---- Vectors from and to memory ---- */
 
-typedef uint32_t wide __attribute__((vector_size(VEC_LANES * 4)));
-typedef uint16_t narrow __attribute__((vector_size(VEC_LANES * 2)));
+typedef uint32_t lane_bits __attribute__((vector_size(VEC_LANES * 4)));
+typedef uint16_t lane_halves __attribute__((vector_size(VEC_LANES * 2)));
 
 /* VEC_LANES elements from `at` on, which lie side by side. */
 static ALWAYS_INLINE vec load_lanes(const void *data, int64_t at, const attn_dtype dtype) {
@@ -37,11 +37,11 @@ static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype d
   } else if (dtype == ATTN_F16) {
     vec_store_f16((uint16_t *)data + at, x);
   } else { /* as attn_bf16_of_f32 */
-    wide bits;
+    lane_bits bits;
     memcpy(&bits, &x, sizeof bits);
-    const wide is_nan = (wide)((bits & 0x7fffffffu) > 0x7f800000u), quiet = bits >> 16 | 0x0040u;
-    const wide rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    const narrow halves = __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), narrow);
+    const lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u), quiet = bits >> 16 | 0x0040u;
+    const lane_bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const lane_halves halves = __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), lane_halves);
     memcpy((uint16_t *)data + at, &halves, sizeof halves);
   }
 }
