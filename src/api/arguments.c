@@ -10,12 +10,16 @@
 #include "src/api/layouts.h"
 #include "src/api/problem.h"
 
-static attn_status check_pointer(attn_operation operation, const attn_operand *o, const void *pointer) {
-  REQUIRE(!pointer || o->of_operation,
-          "attn_args.%s is given, but operation '%s' neither reads nor writes it; leave %s NULL", o->name,
-          attn_operations[operation].name, o->name);
-  REQUIRE(!pointer || o->present, "attn_args.%s is given, but the problem does not have %s; set it or leave %s NULL",
-          o->name, o->use, o->name);
+/* Apart, because it is rare and the checks of all pointers are one piece of code. */
+static NO_INLINE attn_status refuse_pointer(const attn_problem *p, const char *name, bool of_operation, const char *use) {
+  REQUIRE(of_operation, "attn_args.%s is given, but operation '%s' neither reads nor writes it; leave %s NULL", name,
+          attn_operations[p->operation].name, name);
+  return attn_fail(ATTN_INVALID_ARGUMENT, "attn_args.%s is given, but the problem does not have %s; set it or leave %s NULL",
+                   name, use, name);
+}
+
+static attn_status check_pointer(const attn_problem *p, const attn_operand *o, const void *pointer) {
+  if (pointer && !o->present) return refuse_pointer(p, o->name, o->of_operation, o->use);
   if (!o->present || !o->needed) return ATTN_OK;
   REQUIRE(pointer, "attn_args.%s is NULL; the problem has %s", o->name, o->use);
   REQUIRE((uintptr_t)pointer % o->element_bytes == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes",
@@ -44,7 +48,7 @@ static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
     const attn_operand operand = attn_operand_of(p, (attn_operand_id)i);
     const void *pointer = attn_operand_at(&operand, a);
     if (!pointer && (optional >> i & 1)) continue;
-    const attn_status status = check_pointer(p->operation, &operand, pointer);
+    const attn_status status = check_pointer(p, &operand, pointer);
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
