@@ -2,6 +2,8 @@
 /* Operations: the tensors that each reads and writes. */
 #include "kernels/common/problem/operation.h"
 
+_Static_assert(ATTN_OPERANDS <= 32, "a bit for each operand");
+
 #define BIT(operand) (UINT32_C(1) << ATTN_OPERAND_##operand)
 /* The inputs of scores: operands, masks, and where rows and keys stand. */
 #define SCORED                                                                                                           \
