@@ -39,14 +39,14 @@ static void append_margin(const attn_choice *c, char *text, size_t bytes) {
   attn_append(text, bytes, ", ", words);
 }
 
-/* All that cannot run the problem here, and why. */
+/* All kernels of the operation that cannot run the problem here, and why. */
 static void append_refused(const attn_choice *c, const attn_problem *problem, char *text, size_t bytes) {
   const attn_kernel *kernel;
   const char *before = "; cannot run it: ";
   char line[360];
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
     const char *reason = attn_refusal(kernel, problem, c->cap);
-    if (!reason) continue;
+    if (!reason || kernel->operation != problem->operation) continue;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
     attn_append(text, bytes, before, line);
     before = ", ";

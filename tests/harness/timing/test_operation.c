@@ -195,6 +195,7 @@ TEST(the_choice_is_a_kernel_of_the_operation) {
     attn_plan *plan;
     test_ok(attn_plan_create(&bench.problem, NULL, &plan));
     assert_string_equal(attn_plan_kernel(plan), "norm_c");
+    assert_null(strstr(attn_plan_describe(plan), "naive_c")); /* it is not in question */
     attn_plan_destroy(plan);
   }
   assert_int_equal(attn_kernel_operation(attn_kernel_find("norm_c")), NORM);
