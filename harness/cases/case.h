@@ -86,7 +86,7 @@ double bench_work_pairs(const attn_problem *problem, const attn_args *args);
 double bench_work_flops(const attn_problem *problem, double pairs);
 
 typedef double bench_operation_flops(const attn_problem *problem, double pairs);
-extern bench_operation_flops *const bench_operations[]; /* by attn_operation */
+extern bench_operation_flops *const bench_operations[]; /* one for each attn_operation */
 
 /* Multiplications and additions of all pairs, masked ones too: what the oracle has to do. */
 double bench_multiply_adds(const attn_problem *problem);

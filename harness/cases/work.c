@@ -158,8 +158,8 @@ static double count_needed_keys(const attn_problem *p, const attn_args *args, co
 
 /* Rows of a tensor, in all heads. */
 typedef struct row_counts {
-  double keys, queries; /* that are read */
-  double outputs;       /* of queries; rows beyond q_len are written as zeros */
+  double keys, queries; /* rows that are read */
+  double outputs;       /* rows of queries; those beyond q_len are written as zeros */
 } row_counts;
 
 /* The bytes of all tensors of rows, but for those of one number a row and those that are not read. */

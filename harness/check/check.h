@@ -119,7 +119,7 @@ typedef struct bench_answer {
   unsigned structure; /* the tests of structure.h that its answers must pass: bit n is test n */
 } bench_answer;
 
-extern const bench_answer bench_answers[]; /* by attn_operation */
+extern const bench_answer bench_answers[]; /* one for each attn_operation */
 
 static inline const bench_output *bench_outputs_of(const attn_problem *problem) {
   return bench_answers[problem->operation].outputs;

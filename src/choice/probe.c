@@ -40,7 +40,7 @@ double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *tim
 
 enum { MOST_ERRORS = 512 };
 
-static const double STEP = 0.2;      /* of the logarithm */
+static const double STEP = 0.2;      /* logarithm of a factor */
 static const double EXPLAINED = 0.5; /* share of the squared distance that factors must take away to be believed */
 
 static int compare_numbers(const void *a, const void *b) {
