@@ -51,6 +51,12 @@ static float lse_of(const row_state *state) {
   return state->reference == -INFINITY ? -INFINITY : (float)(LN_2 * state->reference + log((double)state->sum));
 }
 
+static attn_status check_sizes(int64_t rows, int64_t dim_v) {
+  REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
+  REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
+  return ATTN_OK;
+}
+
 /* ---- (O, LSE) pairs ---- */
 
 typedef struct partial_results {
@@ -62,9 +68,8 @@ typedef struct partial_results {
 static attn_status check_results(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                                  const float *o_out) {
   REQUIRE(parts >= 1, "parts is %d; it must be at least 1", parts);
-  REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
-  REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
-  if (rows == 0) return ATTN_OK;
+  const attn_status status = check_sizes(rows, dim_v);
+  if (status != ATTN_OK || rows == 0) return status;
   if (!o || !lse || !o_out)
     return attn_fail(ATTN_INVALID_ARGUMENT, "%s is NULL; it must point to the rows", !o ? "o" : !lse ? "lse" : "o_out");
   for (int p = 0; p < parts; p++)
@@ -111,10 +116,10 @@ attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *cons
 /* Reads a struct of rows that a caller names in words. */
 static attn_status read_partial(const char *name, int64_t rows, int64_t dim_v, const attn_partial *theirs,
                                 attn_partial *partial) {
-  REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
-  REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
+  attn_status status = check_sizes(rows, dim_v);
+  if (status != ATTN_OK) return status;
   REQUIRE(theirs, "%s is NULL; it must point to an attn_partial", name);
-  const attn_status status = attn_struct_read(&partial_layout, theirs, partial);
+  status = attn_struct_read(&partial_layout, theirs, partial);
   if (status != ATTN_OK || rows == 0) return status;
   const char *missing = !partial->o ? "o" : !partial->reference ? "reference" : !partial->sum ? "sum" : NULL;
   REQUIRE(!missing, "%s.%s is NULL; it must point to the rows", name, missing);
