@@ -27,17 +27,18 @@ static attn_status check_pointer(const attn_problem *p, const attn_operand *o, c
   return ATTN_OK;
 }
 
-/* Whether certainly nothing is wrong with the pointers: q, k, v and o are given and nothing else, aligned for any type, and
- * the problem asks for no more. So it is in most calls; the others are checked one by one. */
+/* Whether certainly nothing is wrong with the pointers: q, k, v and o are given, lse where the problem has it, and nothing
+ * else, aligned for any type, and the problem asks for no more. So it is in most calls; the others are checked one by one.
+ */
 static bool only_tensors(const attn_problem *p, const attn_args *a) {
   _Static_assert(sizeof *a == sizeof a->struct_size + ATTN_OPERANDS * sizeof a->q, "a pointer is missing here");
-  const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o;
+  const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o | (uintptr_t)a->lse;
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
-  const bool others = a->lse || a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
+  const bool others = a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
                       a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table ||
                       a->state;
-  return given && !others && p->operation == ATTN_FORWARD && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED &&
-         p->align != ATTN_ALIGN_OFFSET;
+  return given && !others && p->operation == ATTN_FORWARD && p->uses == (a->lse ? ATTN_USE_LSE : 0) &&
+         p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
 }
 
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
