@@ -127,13 +127,14 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   }
 }
 
-/* S of a block of keys. Returns the largest score of each lane. */
-static ALWAYS_INLINE vec score_group(group_operands of, float factor, int64_t dim, const int fixed, const few_kind kind,
-                                     float *score, prefetch_lines *next) {
+/* S of a block of keys, whose runs begin at elements first[0] .. of K. Returns the largest score of each lane. */
+static ALWAYS_INLINE vec score_group(group_operands of, const int64_t *first, float factor, int64_t dim, const int fixed,
+                                     const few_kind kind, float *score, prefetch_lines *next) {
   const int keys = keys_of_vector(kind.rows);
   vec best = vec_set1(-INFINITY);
   NO_UNROLL
   for (int at = 0; at < DECODE_KEYS; at += keys, of.k.first += keys * of.k.stride) {
+    if (at % RUN_KEYS == 0) of.k.first = first[at / RUN_KEYS];
     vec sum[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
@@ -195,38 +196,49 @@ static ALWAYS_INLINE void accumulate_group(const wide_work w, int64_t part, cons
   accumulate_columns_of_group(w, part, kind, 1, &column, next);
 }
 
-/* The blocks from key `key` up to `end`, of one key run. `fixed`: both head dimensions, or one of the above. */
-static ALWAYS_INLINE void stream_group(row_stream *stream, int64_t key, int64_t end, const int fixed, const few_kind kind) {
+/* The blocks from key `key` up to `end`. `fixed`: both head dimensions, or one of the above. */
+static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs, int64_t key, int64_t end, const int fixed,
+                                       const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
   group_softmax *state = &stream->state;
   const int64_t dim_qk = fixed > 0 ? fixed : p->dim_qk, dim_v = fixed > 0 ? fixed : p->dim_v;
   const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
-  const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  key_rows k = {attn_k_storage(p, block->args), run.k, k_stride}, v = {attn_v_storage(p, block->args), run.v, v_stride};
+  const key_rows k = {attn_k_storage(p, block->args), 0, p->k_stride.s},
+                 v = {attn_v_storage(p, block->args), 0, p->v_stride.s};
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
+  const run_places k_places = places_of(runs->k, runs->k_ahead, k, kind),
+                   v_places = places_of(runs->v, runs->v_ahead, v, kind);
   for (; key < end; key += DECODE_KEYS) {
-    const vec best = score_group((group_operands){stream->q, k}, score_factor(p), dim_qk, fixed, kind, block->score, &next);
+    const int64_t run = (key - runs->begin) / RUN_KEYS;
+    prefetch_beside_scores(&next, kind, k_places, v_places, run);
+    const vec best = score_group((group_operands){stream->q, k}, runs->k + run, score_factor(p), dim_qk, fixed, kind,
+                                 block->score, &next);
     if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
       raise_references(block, kind.rows, largest, state);
     }
     softmax_group(kind.rows, block->score, state);
-    const wide_work w = {v,         DECODE_KEYS / LANE_VALUES, weights_of(block->score, kind.rows), 1, kind.rows, block->acc,
-                         acc_stride};
+    prefetch_beside_sums(&next, kind, k_places, v_places, run);
+    const wide_work w = {.v = v,
+                         .first = runs->v + run,
+                         .runs = BLOCK_RUNS,
+                         .lanes = RUN_KEYS / LANE_VALUES,
+                         .p = weights_of(block->score, kind.rows),
+                         .row_step = 1,
+                         .lane_step = kind.rows,
+                         .acc = block->acc,
+                         .acc_stride = acc_stride};
     accumulate_group(w, part, kind, &next);
-    k.first += DECODE_KEYS * k_stride;
-    v.first += DECODE_KEYS * v_stride;
   }
 }
 
 /* The functions of group_rows.def. */
-#define GROUP_ROWS(name, rows, dim, policy, type)                               \
-  static NO_INLINE void name(row_stream *stream, int64_t key, int64_t end) {    \
-    stream_group(stream, key, end, dim, (few_kind){rows, ATTN_##type, policy}); \
+#define GROUP_ROWS(name, rows, dim, policy, type)                                                  \
+  static NO_INLINE void name(row_stream *stream, const key_runs *runs, int64_t key, int64_t end) { \
+    stream_group(stream, runs, key, end, dim, (few_kind){rows, ATTN_##type, policy});              \
   }
 #include "group_rows.def"
 #undef GROUP_ROWS

@@ -13,13 +13,15 @@
 #include "softmax.h"
 #include "stream.h"
 
-/* S of a block of keys that begin at element `key` of K. Key by key, because memory is read fastest in its own order. */
-static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
-                                      float *score, prefetch_lines *next) {
+/* S of a block of keys, whose runs begin at elements first[0] .. of K. Key by key, because memory is read fastest in its own
+ * order. */
+static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int64_t *first, float factor, const int dim,
+                                      const few_kind kind, float *score, prefetch_lines *next) {
   const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
-  int64_t key = k.first;
+  int64_t key = 0;
   NO_UNROLL
   for (int at = 0; at < DECODE_KEYS; at += VEC_LANES) {
+    if (at % RUN_KEYS == 0) key = first[at / RUN_KEYS];
     vec sum[VEC_LANES];
     UNROLL
     for (int j = 0; j < VEC_LANES; j++) {
@@ -37,8 +39,8 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, float factor, 
 }
 
 /* acc += P V for the same keys, as many columns at a time as there are registers for. */
-static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int dim, const few_kind kind, float *acc,
-                                           prefetch_lines *next) {
+static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int64_t *first, const int dim,
+                                           const few_kind kind, float *acc, prefetch_lines *next) {
   const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
   const int values = columns * LANE_VALUES; /* values of a lane's keys */
@@ -48,11 +50,13 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
     vec sum[DECODE_SUMS];
     UNROLL
     for (int c = 0; c < vecs; c++) sum[c] = vec_load(acc + column + c * VEC_LANES);
-    int64_t at[LANE_VALUES];
-    UNROLL
-    for (int i = 0; i < LANE_VALUES; i++) at[i] = v.first + i * v.stride + column;
+    int64_t at[LANE_VALUES] = {0};
     NO_UNROLL
     for (int j = 0; j < DECODE_KEYS / LANE_VALUES; j++) {
+      if (j % (RUN_KEYS / LANE_VALUES) == 0) {
+        UNROLL
+        for (int i = 0; i < LANE_VALUES; i++) at[i] = first[j * LANE_VALUES / RUN_KEYS] + i * v.stride + column;
+      }
       const vec_factor weight = vec_factor_at(p + j);
       if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
       UNROLL
@@ -70,29 +74,31 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
   }
 }
 
-/* The blocks from key `key` up to `end`, of one key run. */
-static ALWAYS_INLINE void stream_blocks(const row_stream *stream, int64_t key, int64_t end, const int dim,
-                                        const few_kind kind) {
+/* The blocks from key `key` up to `end`. */
+static ALWAYS_INLINE void stream_blocks(const row_stream *stream, const key_runs *runs, int64_t key, int64_t end,
+                                        const int dim, const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
-  const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, key);
-  key_rows k = {attn_k_storage(p, block->args), run.k, k_stride}, v = {attn_v_storage(p, block->args), run.v, v_stride};
+  const key_rows k = {attn_k_storage(p, block->args), 0, p->k_stride.s},
+                 v = {attn_v_storage(p, block->args), 0, p->v_stride.s};
   prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
+  const run_places k_places = places_of(runs->k, runs->k_ahead, k, kind),
+                   v_places = places_of(runs->v, runs->v_ahead, v, kind);
   for (; key < end; key += DECODE_KEYS) {
-    score_block(stream->q, k, score_factor(p), dim, kind, block->score, &next);
+    const int64_t run = (key - runs->begin) / RUN_KEYS;
+    prefetch_beside_scores(&next, kind, k_places, v_places, run);
+    score_block(stream->q, k, runs->k + run, score_factor(p), dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     join_weights(block->score, DECODE_KEYS);
-    accumulate_block(block->score, v, dim, kind, block->acc, &next);
-    k.first += DECODE_KEYS * k_stride;
-    v.first += DECODE_KEYS * v_stride;
+    prefetch_beside_sums(&next, kind, k_places, v_places, run);
+    accumulate_block(block->score, v, runs->v + run, dim, kind, block->acc, &next);
   }
 }
 
 /* The functions of one_row.def. */
-#define ONE_ROW(name, dim, type, policy)                                      \
-  static NO_INLINE void name(row_stream *stream, int64_t key, int64_t end) {  \
-    stream_blocks(stream, key, end, dim, (few_kind){1, ATTN_##type, policy}); \
+#define ONE_ROW(name, dim, type, policy)                                                           \
+  static NO_INLINE void name(row_stream *stream, const key_runs *runs, int64_t key, int64_t end) { \
+    stream_blocks(stream, runs, key, end, dim, (few_kind){1, ATTN_##type, policy});                \
   }
 #include "one_row.def"
 #undef ONE_ROW

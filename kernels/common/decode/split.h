@@ -89,26 +89,20 @@ static void store_groups(row_stream *streams, int64_t count) {
 #endif
 }
 
-/* Keys of the whole blocks from `key` on that lie in its run. */
-static int64_t run_blocks(const row_block *block, int64_t key) {
-  return round_down(attn_run_keys(block->problem, block->seq, key), DECODE_KEYS);
-}
-
-/* All whole blocks from `key` on that all rows see and that lie in one key run each, up to `end`. Returns the first key that
- * is left. */
+/* All whole blocks from `key` on that all rows see, up to `end`. Returns the first key that is left. */
 static int64_t run_streams(const row_block *block, row_stream *streams, int64_t count, int64_t key, int64_t end) {
   for (int64_t i = 0; i < block->rows; i++) {
     if (count == 0 || block->range[i].begin > key) return key;
     end = min64(end, block->range[i].end);
   }
   end -= (end - key) % DECODE_KEYS;
-  if (end <= key || run_blocks(block, key) == 0) return key;
+  if (end <= key) return key;
+  key_runs runs;
+  find_runs(block, key, end, block->range[0].end, &runs);
   start_groups(streams, count);
-  for (int64_t stop; key < end && run_blocks(block, key) > 0; key = stop) {
-    stop = key + (count > 1 ? DECODE_KEYS : run_blocks(block, key)); /* the next stream finds K and V in a cache */
-    stop = min64(stop, end);
-    for (row_stream *s = streams; s < streams + count; s++) s->run(s, key, stop);
-  }
+  const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
+  for (; key < end; key += step)
+    for (row_stream *s = streams; s < streams + count; s++) s->run(s, &runs, key, key + step);
   store_groups(streams, count);
   return key;
 }

@@ -9,11 +9,12 @@
 
 #include "few_rows.h"
 
-/* V and P of `lanes` lanes, none of which lacks a key, and where their product is added. P of row r and lane j is
- * p[r * row_step + j * lane_step]; steps are constants at every call. */
+/* V and P of `runs` times `lanes` lanes, none of which lacks a key, and where their product is added. P of row r and lane j
+ * is p[r * row_step + j * lane_step]; steps are constants at every call. */
 typedef struct wide_work {
-  key_rows v;
-  int64_t lanes;
+  key_rows v;           /* but for where it begins: */
+  const int64_t *first; /* of each run, the first key's row */
+  int64_t runs, lanes;
   const float *p;
   int row_step, lane_step;
   float *acc;
@@ -46,31 +47,34 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
   for (int row = 0; row < kind.rows; row += tile) {
     float *to = w.acc + row * w.acc_stride + column;
     const float *weights = w.p + row * w.row_step;
-    int64_t at[LANE_VALUES];
-    UNROLL
-    for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.first + i * w.v.stride + column;
     vec sum[MOST_WIDE_SUMS];
     UNROLL
     for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES);
     NO_UNROLL
-    for (int64_t j = 0; j < w.lanes; j += at_once) {
-      for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
+    for (int64_t run = 0; run < w.runs; run++) {
+      int64_t at[LANE_VALUES];
       UNROLL
-      for (int i = 0; i < at_once; i++, weights += w.lane_step) {
-        vec x[WIDE_VECS];
+      for (int i = 0; i < LANE_VALUES; i++) at[i] = w.first[run] + i * w.v.stride + column;
+      NO_UNROLL
+      for (int64_t j = 0; j < w.lanes; j += at_once) {
+        for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
         UNROLL
-        for (int c = 0; c < vecs; c += LANE_VALUES)
-          load_columns(x + c, attn_storage_as(w.v.from, kind.dtype), at, c * VEC_LANES,
-                       c < vecs - LANE_VALUES ? VEC_VALUES : last);
-        UNROLL
-        for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
-        UNROLL
-        for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * w.v.stride;
-        UNROLL
-        for (int r = 0; r < tile; r++) {
-          const vec_factor weight = vec_factor_at(weights + r * w.row_step);
+        for (int i = 0; i < at_once; i++, weights += w.lane_step) {
+          vec x[WIDE_VECS];
           UNROLL
-          for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
+          for (int c = 0; c < vecs; c += LANE_VALUES)
+            load_columns(x + c, attn_storage_as(w.v.from, kind.dtype), at, c * VEC_LANES,
+                         c < vecs - LANE_VALUES ? VEC_VALUES : last);
+          UNROLL
+          for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
+          UNROLL
+          for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * w.v.stride;
+          UNROLL
+          for (int r = 0; r < tile; r++) {
+            const vec_factor weight = vec_factor_at(weights + r * w.row_step);
+            UNROLL
+            for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
+          }
         }
       }
     }
@@ -82,7 +86,7 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
 /* accumulate_vecs() in wide tiles. */
 static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column, const few_kind kind, const int vecs,
                                                prefetch_lines *next) {
-  const wide_work w = {t.keys, t.lanes, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
+  const wide_work w = {t.keys, &t.keys.first, 1, t.lanes, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
   for (; *column + vecs * VEC_LANES <= t.acc_stride; *column += vecs * VEC_LANES) {
     const int64_t last = LOADS_PARTS ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
     accumulate_wide(w, *column, last, kind, vecs, 1, next);

@@ -41,14 +41,23 @@ typedef struct line_rows {
   int64_t bytes, stride;
 } line_rows;
 
+/* Lines that are prefetched for the second time: two neighbours of a block of K or V, or where that is nearer, one line of K
+ * and one of V. */
+typedef struct lines_again {
+  uintptr_t one, other; /* `other` only where that is nearer */
+} lines_again;
+
 /* The next line of K and of V to prefetch. They may lie beyond the tensors: prefetches never fault. */
 typedef struct prefetch_lines {
   prefetch_policy policy;
   uintptr_t k, v;
-  int64_t left, row;          /* lines of either up to the ends of their rows, 0 unless once; in a whole row */
-  uintptr_t k_gap, v_gap;     /* bytes between the end of a row and the next row */
-  uintptr_t k_again, v_again; /* for prefetch_twice(): what follows of the next block's K and this block's V */
-  bool nearer;                /* prefetch_twice() prefetches lines that are SECOND_DISTANCE ahead instead */
+  int64_t left, row;      /* once: lines of either up to the ends of their rows, else 0; in a whole row */
+  uintptr_t k_gap, v_gap; /* bytes from the end of a row, or twice: of a key run, to what follows */
+  /* Twice: */
+  int64_t until_gap;            /* lines of either up to the end of a key run */
+  uintptr_t again_gap;          /* bytes of that gap for the next two */
+  lines_again k_again, v_again; /* the next lines of the next block's K and of this block's V */
+  bool nearer;                  /* instead, lines of both that are SECOND_DISTANCE ahead */
 } prefetch_lines;
 
 /* The distance between the lines that are read and those that are prefetched. `block`: bytes from one block of keys to the
@@ -61,12 +70,18 @@ static inline uintptr_t prefetch_distance(int64_t block, bool nearer) {
 static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys, prefetch_policy policy) {
   const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
   const bool nearer = policy == PREFETCH_TWICE && k_block + v_block > NEARER_ABOVE && k_block + v_block <= NEARER_UP_TO;
-  prefetch_lines next = {
-      .policy = policy, .left = policy == PREFETCH_ONCE ? INT64_MAX : 0, .row = INT64_MAX, .nearer = nearer};
+  prefetch_lines next = {.policy = policy,
+                         .left = policy == PREFETCH_ONCE ? INT64_MAX : 0,
+                         .row = INT64_MAX,
+                         .until_gap = INT64_MAX,
+                         .nearer = nearer};
   next.k = (uintptr_t)k.at + prefetch_distance(k_block, nearer);
   next.v = (uintptr_t)v.at + prefetch_distance(v_block, nearer);
-  next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
-  next.v_again = (uintptr_t)v.at;
+  const uintptr_t of_scores = nearer ? (uintptr_t)k_block / 2 : 0; /* bytes that are prefetched beside them */
+  next.v_again.one = nearer ? (uintptr_t)k.at + SECOND_DISTANCE : (uintptr_t)v.at;
+  next.v_again.other = (uintptr_t)v.at + SECOND_DISTANCE;
+  next.k_again.one = (uintptr_t)k.at + (nearer ? SECOND_DISTANCE + of_scores : (uintptr_t)k_block);
+  next.k_again.other = next.v_again.other + of_scores;
   if (policy != PREFETCH_ONCE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
   next.left = next.row = (max64(k.bytes, v.bytes) + LINE_BYTES - 1) / LINE_BYTES;
   next.k_gap = (uintptr_t)(k.stride - next.row * LINE_BYTES);
@@ -101,12 +116,10 @@ static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs)
   }
 }
 
-/* Prefetches into level 1, for rows without gaps, and again as many lines that are nearer: from *again on, or
- * SECOND_DISTANCE ahead. */
-static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, uintptr_t *again) {
+/* The same into level 1, for rows without gaps, and again for as many nearer ones, which `again` leads to. */
+static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, lines_again *again) {
   const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES);
-  const uintptr_t one = next->nearer ? next->k - (FIRST_DISTANCE - SECOND_DISTANCE) : *again;
-  const uintptr_t other = next->nearer ? next->v - (FIRST_DISTANCE - SECOND_DISTANCE) : *again + bytes;
+  const uintptr_t one = again->one, other = next->nearer ? again->other : one + bytes;
   UNROLL
   for (uintptr_t i = 0; i < bytes; i += LINE_BYTES) {
     __builtin_prefetch((const void *)(next->k + i), 0, 3);
@@ -119,13 +132,19 @@ static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, 
   }
   next->k += bytes;
   next->v += bytes;
-  *again += 2 * bytes;
+  again->one += next->nearer ? bytes : 2 * bytes;
+  again->other += bytes;
+  next->until_gap -= pairs;
+  if (__builtin_expect(next->until_gap != 0, 1)) return;
+  next->k += next->k_gap;
+  next->v += next->v_gap;
+  again->one += next->again_gap;
 }
 
 /* `pairs` lines of K and V each, by `policy`; both are constants. `again`: as for prefetch_twice(). The test for the end of
  * a row tells the policies apart where any is possible, so that lines are prefetched once as quickly as without a choice. */
 static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const int pairs,
-                                         uintptr_t *again) {
+                                         lines_again *again) {
   if (policy == PREFETCH_NONE) return;
   if (policy == PREFETCH_TWICE) { /* NOLINT(bugprone-branch-clone): the same as the last branch, but known without a test */
     prefetch_twice(next, pairs, again);
