@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Which keys the rows of a decode step see: windows, alignments, offsets and lengths, each begun and ended at, before and
  * behind the borders of vectors, blocks (32 keys) and splits (1024), for one row and several of a KV head, in head
- * dimensions of every loop. All decode kernels of this CPU against the oracle; pages behind the tensors are inaccessible. */
+ * dimensions of every loop. All decode kernels of this CPU against the oracle; pages behind the tensors are inaccessible.
+ * And how their splits are merged. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/decode/split_keys.h"
+#include "kernels/common/problem/convert.h"
 #include "src/registry/registry.h"
 #include "tests/support/kernel_checks.h"
 #include "tests/support/support.h"
@@ -91,6 +95,77 @@ static void check_cases(const char *text) {
   for (int i = 0; i < list.count; i += test_few() ? 5 : 1) passed += check_case(&list.item[i]);
   if (passed < list.count / 5) fail_msg("only %d runs of %d cases passed", passed, list.count);
   bench_cases_clear(&list);
+}
+
+/* ---- Splits are merged as attn_partial_merge() does it ---- */
+
+enum { SPLITS = 3, LAST_KEYS = 700, STEP_KEYS = (SPLITS - 1) * SPLIT_KEYS + LAST_KEYS, MOST_ROWS = 5, MOST_DIM = 72 };
+/* K's first element and that of Q: powers of two, so that references are exact. */
+static const float key_of_split[SPLITS] = {1, 4, -0.5f}, query_of_row[MOST_ROWS] = {1, 2, -0.25f, 0.125f, -1};
+
+static float value_of(int64_t key, int64_t d) { return (float)((key * 7 + d * 5) % 17 - 8); }
+
+/* A step of `rows` heads that share K and V, whose keys score alike within a split, and whose values are small integers. So
+ * the state of each split is known without rounding: P is 1 for all keys. */
+static void fill_step(const attn_problem *p, const test_data *data) {
+  for (int64_t i = 0; i < p->heads_q * p->dim_qk; i++)
+    attn_store_f32((void *)(uintptr_t)data->args.q, p->dtype_q, i, i % p->dim_qk == 0 ? query_of_row[i / p->dim_qk] : 0);
+  for (int64_t i = 0; i < STEP_KEYS * p->dim_qk; i++)
+    attn_store_f32((void *)(uintptr_t)data->args.k, p->dtype_kv, i,
+                   i % p->dim_qk == 0 ? key_of_split[i / p->dim_qk / SPLIT_KEYS] : 0);
+  for (int64_t i = 0; i < STEP_KEYS * p->dim_v; i++)
+    attn_store_f32((void *)(uintptr_t)data->args.v, p->dtype_kv, i, value_of(i / p->dim_v, i % p->dim_v));
+}
+
+/* Attention of row `row` by attn_partial_merge(); kernels multiply by the inverse instead of dividing. */
+static void fold_splits(int64_t row, int64_t dim, float *o) {
+  float piece_o[MOST_DIM], piece_reference, piece_sum, reference = -INFINITY, sum = 0;
+  const attn_partial piece = ATTN_STRUCT(attn_partial, .o = piece_o, .reference = &piece_reference, .sum = &piece_sum);
+  const attn_partial state = ATTN_STRUCT(attn_partial, .o = o, .reference = &reference, .sum = &sum);
+  for (int split = 0; split < SPLITS; split++) {
+    const int64_t first = split * SPLIT_KEYS, keys = split + 1 < SPLITS ? SPLIT_KEYS : LAST_KEYS;
+    piece_reference = query_of_row[row] * key_of_split[split] * 1.44269504f;
+    piece_sum = (float)keys;
+    for (int64_t d = 0; d < dim; d++) {
+      piece_o[d] = 0;
+      for (int64_t key = first; key < first + keys; key++) piece_o[d] += value_of(key, d);
+    }
+    test_ok(attn_partial_merge(1, dim, &piece, &state));
+  }
+  for (int64_t d = 0; d < dim; d++) o[d] *= 1.0f / sum;
+}
+
+static void check_merge(const char *kernel, attn_dtype dtype, int64_t rows, int64_t dim) {
+  attn_problem p;
+  attn_problem_init(&p, 1, rows, 1, 1, STEP_KEYS, dim, dim);
+  p.dtype_q = p.dtype_kv = dtype;
+  p.dtype_o = ATTN_F32;
+  p.scale = 1;
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) return;
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  test_data data = test_data_create(&p, 1);
+  fill_step(&p, &data);
+  test_ok(test_run(&p, &data.args, &options));
+  for (int64_t row = 0; row < rows; row++) {
+    float expected[MOST_DIM];
+    fold_splits(row, dim, expected);
+    if (memcmp(expected, (const float *)data.args.o + row * dim, (size_t)dim * sizeof *expected))
+      fail_msg("%s, type %d, %d rows of %d: row %d is not what attn_partial_merge() makes of its splits", kernel, (int)dtype,
+               (int)rows, (int)dim, (int)row);
+  }
+  test_data_destroy(&data);
+}
+
+/* decode_c keeps references in natural logarithms, whose bits differ. */
+TEST(splits_merge_as_partial_states_do) {
+  static const int64_t dims[] = {64, 72};
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (!is_decode(kernel) || strcmp(kernel->isa, "c") == 0) continue;
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++)
+      for (int64_t rows = 1; rows <= MOST_ROWS; rows++)
+        for (size_t d = 0; d < COUNT(dims); d++) check_merge(kernel->name, (attn_dtype)dtype, rows, dims[d]);
+  }
 }
 
 TEST(windows_begin_and_end_at_borders_of_blocks) { check_cases(windows_at_borders); }
