@@ -36,6 +36,12 @@ typedef struct key_rows {
   int64_t first, stride;
 } key_rows;
 
+/* Pieces of a block of keys: `keys` each, which lie at one stride. */
+typedef struct key_pieces {
+  const int64_t *first; /* of each, the first key's element */
+  int64_t count, keys;
+} key_pieces;
+
 /* Rows that are scored and summed together, and the block's keys. */
 typedef struct few_rows {
   key_rows keys;        /* K for scores, V for sums */

@@ -223,9 +223,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
     softmax_group(kind.rows, block->score, state);
     prefetch_beside_sums(&next, kind, k_places, v_places, run);
     const wide_work w = {.v = v,
-                         .first = runs->v + run,
-                         .runs = BLOCK_RUNS,
-                         .lanes = RUN_KEYS / LANE_VALUES,
+                         .pieces = pieces_of(runs->v + run, v.stride),
                          .p = weights_of(block->score, kind.rows),
                          .row_step = 1,
                          .lane_step = kind.rows,

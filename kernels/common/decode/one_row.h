@@ -38,9 +38,9 @@ static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int64_t 
   }
 }
 
-/* acc += P V for the same keys, as many columns at a time as there are registers for. */
-static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int64_t *first, const int dim,
-                                           const few_kind kind, float *acc, prefetch_lines *next) {
+/* acc += P V for as many keys, as many columns at a time as there are registers for. */
+static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, key_pieces pieces, const int dim, const few_kind kind,
+                                           float *acc, prefetch_lines *next) {
   const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
   const int values = columns * LANE_VALUES; /* values of a lane's keys */
@@ -50,24 +50,26 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
     vec sum[DECODE_SUMS];
     UNROLL
     for (int c = 0; c < vecs; c++) sum[c] = vec_load(acc + column + c * VEC_LANES);
-    int64_t at[LANE_VALUES] = {0};
+    const float *weights = p;
     NO_UNROLL
-    for (int j = 0; j < DECODE_KEYS / LANE_VALUES; j++) {
-      if (j % (RUN_KEYS / LANE_VALUES) == 0) {
-        UNROLL
-        for (int i = 0; i < LANE_VALUES; i++) at[i] = first[j * LANE_VALUES / RUN_KEYS] + i * v.stride + column;
-      }
-      const vec_factor weight = vec_factor_at(p + j);
-      if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
+    for (int64_t piece = 0; piece < pieces.count; piece++) {
+      int64_t at[LANE_VALUES];
       UNROLL
-      for (int c = 0; c < vecs; c += LANE_VALUES) {
-        vec x[LANE_VALUES];
-        load_columns(x, attn_storage_as(v.from, kind.dtype), at, c * VEC_LANES, VEC_VALUES);
+      for (int i = 0; i < LANE_VALUES; i++) at[i] = pieces.first[piece] + i * v.stride + column;
+      NO_UNROLL
+      for (int64_t j = 0; j < pieces.keys / LANE_VALUES; j++) {
+        const vec_factor weight = vec_factor_at(weights++);
+        if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
         UNROLL
-        for (int i = 0; i < LANE_VALUES; i++) sum[c + i] = vec_fma_factor(weight, x[i], sum[c + i]);
+        for (int c = 0; c < vecs; c += LANE_VALUES) {
+          vec x[LANE_VALUES];
+          load_columns(x, attn_storage_as(v.from, kind.dtype), at, c * VEC_LANES, VEC_VALUES);
+          UNROLL
+          for (int i = 0; i < LANE_VALUES; i++) sum[c + i] = vec_fma_factor(weight, x[i], sum[c + i]);
+        }
+        UNROLL
+        for (int i = 0; i < LANE_VALUES; i++) at[i] += LANE_VALUES * v.stride;
       }
-      UNROLL
-      for (int i = 0; i < LANE_VALUES; i++) at[i] += LANE_VALUES * v.stride;
     }
     UNROLL
     for (int c = 0; c < vecs; c++) vec_store(acc + column + c * VEC_LANES, sum[c]);
@@ -91,7 +93,7 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, const key_runs
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     join_weights(block->score, DECODE_KEYS);
     prefetch_beside_sums(&next, kind, k_places, v_places, run);
-    accumulate_block(block->score, v, runs->v + run, dim, kind, block->acc, &next);
+    accumulate_block(block->score, v, pieces_of(runs->v + run, v.stride), dim, kind, block->acc, &next);
   }
 }
 

@@ -9,12 +9,11 @@
 
 #include "few_rows.h"
 
-/* V and P of `runs` times `lanes` lanes, none of which lacks a key, and where their product is added. P of row r and lane j
- * is p[r * row_step + j * lane_step]; steps are constants at every call. */
+/* V and P of whole lanes, none of which lacks a key, and where their product is added. P of row r and lane j is
+ * p[r * row_step + j * lane_step]; steps are constants at every call. */
 typedef struct wide_work {
-  key_rows v;           /* but for where it begins: */
-  const int64_t *first; /* of each run, the first key's row */
-  int64_t runs, lanes;
+  key_rows v; /* but where the pieces begin */
+  key_pieces pieces;
   const float *p;
   int row_step, lane_step;
   float *acc;
@@ -51,12 +50,12 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
     UNROLL
     for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES);
     NO_UNROLL
-    for (int64_t run = 0; run < w.runs; run++) {
+    for (int64_t piece = 0; piece < w.pieces.count; piece++) {
       int64_t at[LANE_VALUES];
       UNROLL
-      for (int i = 0; i < LANE_VALUES; i++) at[i] = w.first[run] + i * w.v.stride + column;
+      for (int i = 0; i < LANE_VALUES; i++) at[i] = w.pieces.first[piece] + i * w.v.stride + column;
       NO_UNROLL
-      for (int64_t j = 0; j < w.lanes; j += at_once) {
+      for (int64_t j = 0; j < w.pieces.keys; j += at_once * LANE_VALUES) {
         for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
         UNROLL
         for (int i = 0; i < at_once; i++, weights += w.lane_step) {
@@ -86,7 +85,8 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
 /* accumulate_vecs() in wide tiles. */
 static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column, const few_kind kind, const int vecs,
                                                prefetch_lines *next) {
-  const wide_work w = {t.keys, &t.keys.first, 1, t.lanes, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
+  const key_pieces all = {&t.keys.first, 1, t.lanes * LANE_VALUES};
+  const wide_work w = {t.keys, all, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
   for (; *column + vecs * VEC_LANES <= t.acc_stride; *column += vecs * VEC_LANES) {
     const int64_t last = LOADS_PARTS ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
     accumulate_wide(w, *column, last, kind, vecs, 1, next);
