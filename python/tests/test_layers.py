@@ -105,7 +105,7 @@ def test_encoder_block(pre_norm):
     else:
         y = norm(x + attend(x), *norms[0])
         right = norm(y + network(y), *norms[2])
-    close(block(x, kv_len=[6, 3]), right)
+    close(block(x, kv_len=np.array([6, 3], np.int64)), right)
 
 
 def test_decoder_block():

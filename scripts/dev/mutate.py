@@ -47,8 +47,8 @@ AREAS = (
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
-    ("kernels/*", "choice score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"
-                  " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
+    ("kernels/*", "choice score_steps merge plan product common decode pages nonfinite numerics fuzz_kernels reference mha"
+                  " tier_c tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
                   " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
