@@ -46,7 +46,7 @@ struct attn_kv_cache {
 
 /* ---- Creating ---- */
 
-static const attn_struct_layout shape_layout = ATTN_LAYOUT_GROWN(attn_kv_cache_shape, dtype, float_tokens);
+static const attn_struct_layout shape_layout = ATTN_LAYOUT_GROWN(attn_kv_cache_shape, dtype, window);
 
 static attn_status check_shape(const attn_kv_cache_shape *s) {
   const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
