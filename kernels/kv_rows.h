@@ -15,7 +15,7 @@ typedef struct attn_rope_turns {
   attn_rope_pairing pairing;
   int64_t dim; /* rotated elements: even */
   const double *high, *rest;
-  double magnitude; /* that sine and cosine are multiplied by */
+  double magnitude; /* a factor of sine and cosine */
 } attn_rope_turns;
 
 /* Rows of some tokens: heads x dim elements each. */

@@ -199,7 +199,7 @@ typedef struct attn_problem {
   int64_t pages;             /**< With PAGES: pages that k and v hold; page_table may name 0..pages-1. */
   int64_t page_table_stride; /**< Entries from one sequence's page_table to the next one's; 0 = shared. */
 
-  attn_operation operation; /**< What is computed; default ATTN_FORWARD. */
+  attn_operation operation; /**< The operation that is computed; default ATTN_FORWARD. */
 
   attn_strides state_stride; /**< Strides of state; .d is ignored: the floats of a row lie side by side. */
 

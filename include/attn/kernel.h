@@ -121,7 +121,7 @@ typedef struct attn_library_hooks {
 /** A kernel: what is known about it, and its functions. */
 typedef struct attn_kernel {
   attn_kernel_info info;    /**< The info that attn_kernel_find() returns. */
-  attn_operation operation; /**< That of the problems that it takes; 0 = ATTN_FORWARD. */
+  attn_operation operation; /**< The operation of the problems that it takes; 0 = ATTN_FORWARD. */
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. Called again with

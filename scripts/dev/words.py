@@ -26,14 +26,13 @@ def read_words():
 
 
 def block_comments(text):
-    """(line, text) of C's comments; one that another follows on the next line at the same column goes on there."""
+    """(line, text, True) of C's comments, also those behind code."""
     for match in re.finditer(r'"(?:\\.|[^"\\\n])*"|/\*(.*?)\*/|//([^\n]*)', text, re.S):
         body = match[1] if match[1] is not None else match[2]
         if body is None:
             continue
         lines = [re.sub(r"^\s*\* ?", "", line) for line in body.lstrip("*!<").split("\n")]
-        own_line = not text[text.rfind("\n", 0, match.start()) + 1 : match.start()].strip()
-        yield text.count("\n", 0, match.start()) + 1, "\n".join(lines), own_line
+        yield text.count("\n", 0, match.start()) + 1, "\n".join(lines), True
 
 
 def line_comments(text):
@@ -54,7 +53,9 @@ def python_comments(text):
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         starts_line = token.line.strip().startswith(('"', 'r"'))
         if token.type == tokenize.STRING and starts_line and token.string.startswith(('"""', 'r"""')):
-            yield token.start[0], token.string.strip('r"'), False
+            yield token.start[0], token.string.strip('r"'), True
+        elif token.type == tokenize.COMMENT and not token.line.strip().startswith("#"):
+            yield token.start[0], token.string.lstrip("# "), True
 
 
 def paragraphs(text):
@@ -72,7 +73,7 @@ READERS = {**dict.fromkeys((".c", ".h", ".cpp", ".hpp", ".def"), block_comments)
 
 
 def sentences(text):
-    """What ends with a full stop, or at an empty line or an indented block; code in backticks counts as a word."""
+    """Texts that end with a full stop, or at an empty line or an indented block; code in backticks counts as a word."""
     text = re.sub(r"`[^`\n]*`", "code", re.sub(r"\]\([^)]*\)", "]", text))
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )|\n(?= {2})|:\n", text):
         yield from re.split(r"(?<=[.!?;:])\s+", paragraph)
@@ -83,7 +84,7 @@ def faults(text, words, is_comment):
     for pattern, better in words:
         for match in pattern.finditer(prose):
             yield text.count("\n", 0, match.start()), f"'{match[0]}': write {better}"
-    first = re.match(r"\s*([A-Z][a-z]+)\b", text)
+    first = re.match(r"\s*([A-Za-z]+)\b(?! \*)", text)
     if is_comment and first and first[1].lower() in OPENINGS:
         yield 0, f"a comment begins with '{first[1]}'"
     for sentence in sentences(text):

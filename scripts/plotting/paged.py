@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What pages cost: the rate of the kernel that is fastest on dense keys, against the tokens of a page, for pages in order
+"""The cost of pages: the rate of the kernel that is fastest on dense keys, against the tokens of a page, for pages in order
 and shuffled."""
 
 from dataclasses import dataclass

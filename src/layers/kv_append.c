@@ -43,7 +43,7 @@ typedef struct route {
 enum { MOST_ROUTES = 3 };
 
 typedef struct job {
-  const char *name, *q_name, *q_out_name; /* of the caller's struct and its fields */
+  const char *name, *q_name, *q_out_name; /* names of the caller's struct and its fields */
   attn_kv_append_args a;
   const attn_kv_rows_kernel *kernel;
   route routes[MOST_ROUTES];

@@ -27,7 +27,7 @@ class Pages:
         self.cu_seqlens_q = np.array([0, *itertools.accumulate(queries for queries, _ in self.lengths)], np.int32)
 
     def rows(self, b):
-        """Of the packed queries those of sequence b."""
+        """The packed queries of sequence b."""
         return slice(*self.cu_seqlens_q[b:b + 2])
 
     @property

@@ -34,7 +34,7 @@ def names_of(mark):
 
 
 def values_at(grid, index):
-    """What each mark has in the case of that number, the last mark fastest: (names, value)."""
+    """The content of each mark in the case of that number, the last mark fastest: (names, value)."""
     found = []
     for mark in reversed(grid):
         index, place = divmod(index, len(mark.args[1]))
@@ -54,7 +54,7 @@ def join(parts):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """What libattn lacks is a skip with its sentence; a skip without a reason gets the condition that stands above it."""
+    """Features that libattn lacks are skips with a reason; a skip without one gets the condition that stands above it."""
     try:
         return (yield)
     except NotImplementedError as error:

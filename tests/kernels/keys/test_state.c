@@ -332,7 +332,7 @@ TEST(bad_states_are_refused) {
   float *rows = new_state(&p), *row = rows + 4 * attn_state_floats(16) + 16; /* batch 0, head 1, query 1 */
   w.data.args.state = rows;
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = "flash_c");
-  row[ATTN_STATE_SUMS] = 0; /* as calloc would leave it */
+  row[ATTN_STATE_SUMS] = 0; /* like memory from calloc */
   for (int i = 0; i < ATTN_STATE_SUMS; i++) row[i] = 0;
   test_invalid(test_run(&p, &w.data.args, &options), "state", "sum 0", "head 1, query 1", "attn_state_start");
   row[3] = -2;
