@@ -6,7 +6,7 @@
     scripts/dev/reading_sample.py --seed 2601 --comments 5
 
 A comment comes with the line that it stands beside or above. The goal: at most 3 of 60 comments, and 2 of 40 sentences,
-have to be read twice by somebody who is new here. What was found, with the seed, stands in docs/reliability.md.
+have to be read twice by somebody who is new here. Results stand in notebook/reading-samples.md.
 """
 import argparse
 import pathlib

@@ -31,8 +31,8 @@ typedef struct tile_keys {
   int64_t first, begin, end, all_begin, all_end;
 } tile_keys;
 
-/* The keys of [begin, end) that the ranges of its rows leave to the tile at tile_row; begin is a multiple of PANEL_KEYS.
- * keys_of_tile() (scores.h) also sees to masks and bias. */
+/* Which keys in [begin, end) some row of the tile at tile_row sees by its range, and which all rows see; begin is a multiple
+ * of PANEL_KEYS. keys_of_tile() (scores.h) also considers masks and bias. */
 static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
   assert(tile_row % TILE_ROWS == 0 && begin % PANEL_KEYS == 0);

@@ -34,7 +34,7 @@ def names_of(mark):
 
 
 def values_at(grid, index):
-    """The content of each mark in the case of that number, the last mark fastest: (names, value)."""
+    """The values of each mark in the case of that number, counted with the last mark fastest: (names, value)."""
     found = []
     for mark in reversed(grid):
         index, place = divmod(index, len(mark.args[1]))
