@@ -23,7 +23,7 @@ typedef struct bench_cpu_time {
   int64_t waits;
 } bench_cpu_time;
 bench_cpu_time bench_cpu_now(void);
-double bench_own_cpu_ns(void); /* of the calling thread alone */
+double bench_own_cpu_ns(void); /* the calling thread's alone */
 double bench_cpu_resolution_ns(void);
 
 /* The threads of this process, by their numbers; none if they are not known. Threads that are about to end are among

@@ -15,7 +15,7 @@ typedef struct reach {
   int64_t first_q, first_k; /* first token; 0 unless VARLEN */
   int64_t rows;             /* queries that are computed */
   int64_t key_begin, key_end;
-  int64_t gap_begin, gap_end; /* of those, keys between first keys that stay and all windows */
+  int64_t gap_begin, gap_end; /* the part of them between first keys that stay and all windows */
 } reach;
 
 static bool reaches(const reach *r, int64_t j) {

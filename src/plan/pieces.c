@@ -31,9 +31,9 @@
 struct attn_pieces {
   attn_problem problem;
   attn_plan *early, *later;
-  int64_t sequences;                           /* that meet the prefix at once; 0 = no prefix */
+  int64_t sequences;                           /* sequences that meet the prefix at once; 0 = no prefix */
   bool gathers;                                /* their queries, to dense rows */
-  int64_t rows;                                /* of a head in the workspace: its own, and room for a run behind them */
+  int64_t rows;                                /* rows of a head in the workspace: its own, and room for a run behind them */
   attn_options options;                        /* for joining rows */
   int64_t o, lse, later_o, later_lse, q, work; /* offsets in the workspace, in bytes */
   int64_t bytes;
@@ -188,7 +188,7 @@ void attn_pieces_describe(const attn_pieces *pieces, char *text, size_t bytes) {
 /* A row of one piece. */
 typedef struct part {
   const float *o;
-  int64_t stride; /* of o, in elements */
+  int64_t stride; /* stride of o, in elements */
   float lse;
 } part;
 
@@ -327,7 +327,7 @@ static void run_prefix(const attn_pieces *pieces, const attn_args *args, char *w
 }
 
 void attn_pieces_run(const attn_pieces *pieces, const attn_args *args, void *workspace) {
-  static const double JOIN_NS = 1; /* of an element */
+  static const double JOIN_NS = 1; /* time to join an element */
   const attn_problem *p = &pieces->problem;
   if (rows_of(p) == 0) return;
   float *o = floats_at(workspace, pieces->o), *lse = floats_at(workspace, pieces->lse);

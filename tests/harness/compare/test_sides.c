@@ -299,7 +299,7 @@ TEST(results_are_read_as_they_stand) {
 static void expect_refused(const char *paths, const char *wanted) {
   bench_side side;
   char error[400] = "";
-  errno = ERANGE; /* of another call */
+  errno = ERANGE; /* left by another call */
   assert_false(bench_side_read(&side, paths, error, sizeof error));
   bench_side_clear(&side);
   assert_string_equal(error, wanted);

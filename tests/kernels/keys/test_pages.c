@@ -245,7 +245,7 @@ typedef struct ring {
   attn_problem problem;
   char *k, *v;
   int32_t *table;
-  int64_t pages; /* of a sequence */
+  int64_t pages; /* pages of a sequence */
 } ring;
 
 static ring ring_create(const attn_problem *dense, int64_t tokens, int64_t pages) {
