@@ -152,14 +152,14 @@ typedef struct attn_kv_cache_shape {
   int64_t window;     /**< Tokens that a query sees, itself included; 0 = all. Pages that left the window are given back. */
   bool float_tokens;  /**< q, k and v are given as float32 whatever dtype is; queries stay float32. */
   float scale;        /**< Factor of the scores; 0 = 1/sqrt(dim_qk). */
-  float softcap;      /**< As in attn_problem; 0 = off. */
+  float softcap;      /**< See attn_problem; 0 = off. */
   const float *sinks; /**< [heads_q], copied: sink logits; or NULL. */
   const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
   const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
 
   attn_kv_pool *pool; /**< Its pages, of the same heads_kv, dims and dtype; NULL = a pool of the cache's own, by the next: */
-  int64_t layers;     /**< As in attn_kv_pool_shape. */
-  int64_t page_tokens; /**< As in attn_kv_pool_shape. */
+  int64_t layers;     /**< See attn_kv_pool_shape. */
+  int64_t page_tokens; /**< See attn_kv_pool_shape. */
   int64_t pages;       /**< Pages; 0 = as many as `batch` sequences of `capacity` tokens need. */
 } attn_kv_cache_shape;
 

@@ -62,7 +62,7 @@ class Rope:
 
 
 class _Call:
-    """What a call needs of its arrays, and what has to live until it ends."""
+    """The parts of its arrays that a call needs, and objects that has to live until it ends."""
 
     def __init__(self):
         self.kept = []

@@ -523,7 +523,7 @@ class KVCache(_Layer):
                num_layers=num_layers, page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
         self._dtype = "float32" if float_tokens else dtype
-        self._lives = (rotation, pool)  # as long as the cache
+        self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
             batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
             dtype=getattr(C, DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,

@@ -21,7 +21,7 @@ enum { PLANS = 8 /* sizes of steps that are planned once */ };
 
 /* The plan of steps of one size. */
 typedef struct step_plan {
-  int64_t tokens; /* of a sequence at most */
+  int64_t tokens; /* most tokens of a sequence */
   int64_t packed; /* tokens of all sequences together; 0 = padded */
   attn_plan *plan;
 } step_plan;
@@ -33,14 +33,14 @@ struct attn_kv_cache {
   char max_isa[32];
   float *sinks, *slopes; /* NULL = none */
   attn_kv_pool *pool;
-  int64_t columns;              /* of a table */
+  int64_t columns;              /* columns of a table */
   int32_t *table, *next_table;  /* [batch][columns]; the other one is for reordering */
   int32_t *lengths, *past;      /* [batch]: tokens cached, and those before the step */
   int32_t *counts, *cu_seqlens; /* [batch], [batch + 1]: tokens of the step */
   int32_t *first, *next[2];     /* [batch]: the first block held; lengths and first blocks while reordering */
   step_plan plans[PLANS];
   int planned, last;                /* how many plans were made; the one that the last step ran */
-  void *workspace, *turned, *heads; /* of the plans; rotated queries; q, k, v and o of a multi-head layer */
+  void *workspace, *turned, *heads; /* workspace of the plans; rotated queries; q, k, v and o of a multi-head layer */
   size_t workspace_bytes, turned_bytes, heads_bytes;
 };
 
@@ -279,7 +279,7 @@ static int32_t *shared_page(const attn_kv_cache *cache, int64_t b) {
 /* Pages that a step needs. The last one to append to a shared page keeps it, so references are counted down meanwhile. */
 static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
   int64_t needed = 0;
-  int32_t *page = cache->next[1]; /* that is counted down, for each sequence */
+  int32_t *page = cache->next[1]; /* the page that is counted down, for each sequence */
   for (int64_t b = 0; b < cache->shape.batch; b++) {
     const int32_t *shared = counts[b] > 0 ? shared_page(cache, b) : NULL;
     needed += blocks_of(cache, cache->lengths[b] + counts[b]) - blocks_of(cache, cache->lengths[b]);

@@ -5,7 +5,7 @@
 
 #include "attn/nn.h"
 
-enum { ATTN_KV_NO_PAGE = -1, ATTN_KV_PAGE_TOKENS = 64 /* of a page where the caller names no number */ };
+enum { ATTN_KV_NO_PAGE = -1, ATTN_KV_PAGE_TOKENS = 64 /* tokens of a page if the caller names no number */ };
 
 struct attn_kv_pool {
   attn_kv_pool_shape shape;

@@ -292,7 +292,7 @@ TEST(a_common_prompt_is_kept_once) {
   test_ok(attn_kv_cache_create(&small, NULL, &cache));
   const attn_kv_pool *pool = attn_kv_cache_pool(cache);
   test_ok(steps(cache, 40, prompt));
-  assert_int_equal(attn_kv_pool_free_pages(pool), 2); /* of 5: 40 tokens take 3 */
+  assert_int_equal(attn_kv_pool_free_pages(pool), 2); /* 2 of 5 pages: 40 tokens take 3 */
   test_ok(attn_kv_cache_fork(cache, 0, 1, 40));
   test_ok(attn_kv_cache_fork(cache, 0, 2, 32));
   assert_int_equal(attn_kv_pool_free_pages(pool), 2);

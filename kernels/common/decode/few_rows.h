@@ -38,7 +38,7 @@ typedef struct key_rows {
 
 /* Pieces of a block of keys: `keys` each, which lie at one stride. */
 typedef struct key_pieces {
-  const int64_t *first; /* of each, the first key's element */
+  const int64_t *first; /* the element of each one's first key */
   int64_t count, keys;
 } key_pieces;
 

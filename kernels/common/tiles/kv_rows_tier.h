@@ -36,7 +36,7 @@ static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype d
     vec_store((float *)data + at, x);
   } else if (dtype == ATTN_F16) {
     vec_store_f16((uint16_t *)data + at, x);
-  } else { /* as attn_bf16_of_f32 */
+  } else { /* like attn_bf16_of_f32 */
     lane_bits bits;
     memcpy(&bits, &x, sizeof bits);
     const lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u), quiet = bits >> 16 | 0x0040u;
