@@ -47,7 +47,7 @@ run() {
   local target=$1 options=(-close_fd_mask=3 -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -len_control=0)
   shift
   options+=(-max_len=4096 -artifact_prefix="$root/build-fuzz/findings/$target-" -detect_leaks=1)
-  [ -e "tests/fuzz/$target.dict" ] && options+=("-dict=tests/fuzz/$target.dict")
+  [ -e "tests/fuzz/dictionaries/$target.dict" ] && options+=("-dict=tests/fuzz/dictionaries/$target.dict")
   "build-fuzz/tests/fuzz/fuzz_$target" "${options[@]}" "$@"
 }
 
