@@ -104,6 +104,7 @@ static int less(pair p, int most) {
     p.second += 2;
   return p.first * 4;
 }
+static int twice(int a) { return 2 * a; }
 static void shift(pair *p) {
   p->first += 2;
   if (p->second > 1) p->second--;
@@ -115,7 +116,7 @@ int main(void) {
   for (int i = least; i <= 9 && steps++ < 30; i += 3) {
     pair given = {.first = i, .second = sum % 7};
     shift(&given);
-    sum += less(given, least);
+    sum += twice(less(given, least));
     if (sum > 100) break;
   }
   printf("%d\\n", sum);
@@ -138,7 +139,10 @@ class Together(unittest.TestCase):
         return subprocess.run([program], env=environment, stdout=subprocess.PIPE, timeout=60, check=False).stdout
 
     def test_each_fault_does_what_it_does_alone(self):
-        faults = dict(enumerate((each for each in mutations_of("x.c", PROGRAM) if each.kind != "arguments"), 1))
+        line, before = next(pair for pair in enumerate(PROGRAM.split("\n")) if "twice(int" in pair[1])
+        named = Mutation("x.c", line, before, "static int twice(int a) { return 3 * a; } /* more */", "named")
+        found = [named, *(each for each in mutations_of("x.c", PROGRAM) if each.kind != "arguments")]
+        faults = dict(enumerate(found, 1))
         many, owners = with_all(PROGRAM, faults)
         self.assertEqual(set(owners.values()), set(faults))
         lines, different = PROGRAM.split("\n"), 0

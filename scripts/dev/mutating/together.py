@@ -47,7 +47,10 @@ def with_all(text, mutations):
             if not begin <= max(line + common, first) < end:
                 continue
             whole = text[:line] + mutation.after + text[line + len(mutation.before):]
-            copy = whole[begin:end + len(mutation.after) - len(mutation.before)]
+            ending = dict(bodies(whole)).get(begin)
+            if ending is None:
+                continue
+            copy = whole[begin:ending]
             row = sum(part.count("\n") for part in out) + 2
             out.append(f"\nif (attn_mutant == {number}) {{{copy}\n}} else")
             copies += 1
