@@ -4,7 +4,7 @@
 from . import views
 
 DISTURBED = "faster than the measured peak"  # in the column warnings: such a share means nothing
-ROOF = 105  # nor does one above that, in per cent: as attnbench, no kernel is so much faster than its roof
+ROOF = 105  # per cent: a higher share means nothing either, because no kernel is so much faster than its roof
 
 
 def headlines(rows):
