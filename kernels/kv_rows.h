@@ -7,7 +7,7 @@
 #include "attn/kv.h"
 #include "kernels/common/problem/storage.h"
 
-enum { ROPE_MOST_DIM = 512 /* rotated elements of a row: rows are rotated in a buffer on the stack */ };
+enum { ROPE_MOST_DIM = 256 /* rotated elements of a row: rows are rotated in a buffer on the stack */ };
 
 /* The frequencies of a rotation, in turns per position. `high` has 22 significant bits, so that its product with a position
  * of at most 31 bits is exact; `rest` is what it lacks. */

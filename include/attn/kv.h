@@ -47,7 +47,7 @@ typedef enum attn_rope_scaling {
 typedef struct attn_rope_config {
   size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_rope_pairing pairing; /**< Which elements are pairs; required. */
-  int64_t dim;               /**< Rotated elements of a row, the first ones: even, 2..512. The others stay. */
+  int64_t dim;               /**< Rotated elements of a row, the first ones: even, 2..256. The others stay. */
   double base;               /**< rope_theta, > 1: 10000 in the paper. */
   attn_rope_scaling scaling; /**< Default ATTN_ROPE_UNSCALED. */
   double factor;             /**< All scalings: >= 1. */

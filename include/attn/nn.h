@@ -149,11 +149,12 @@ typedef struct attn_kv_cache_shape {
   int64_t capacity;   /**< Most tokens that a sequence may have. */
   attn_dtype dtype;   /**< Type of keys and values as kept, and of q, k and v as given; outputs are float32. */
 
-  int64_t window;     /**< Tokens that a query sees, itself included; 0 = all. Pages that left the window are given back. */
-  bool float_tokens;  /**< q, k and v are given as float32 whatever dtype is; queries stay float32. */
-  float scale;        /**< Factor of the scores; 0 = 1/sqrt(dim_qk). */
-  float softcap;      /**< See attn_problem; 0 = off. */
-  const float *sinks; /**< [heads_q], copied: sink logits; or NULL. */
+  int64_t window; /**< Tokens that a query sees, itself included; 0 = all. Pages that left the window are given back. */
+  int64_t window_first;      /**< First tokens that stay seen beside the window (attention sinks); 0 = none. */
+  bool float_tokens;         /**< q, k and v are given as float32 whatever dtype is; queries stay float32. */
+  float scale;               /**< Factor of the scores; 0 = 1/sqrt(dim_qk). */
+  float softcap;             /**< See attn_problem; 0 = off. */
+  const float *sinks;        /**< [heads_q], copied: sink logits; or NULL. */
   const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
   const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
 

@@ -505,29 +505,30 @@ class KVCache(_Layer):
     """Sequences of keys and values; each step appends to them and attends causally to all (attn_kv_cache).
 
     A sequence that holds no tokens costs nothing: it joins by its first step, and leaves by truncate(0, sequence=...).
-    window: tokens that a query sees, itself included. rotation (libattn.Rope) turns keys and queries. pool: pages shared
-    with other caches, else `pages` of page_tokens of its own. q, k and v are of dtype, or with float_tokens float32; what
-    is kept is of dtype.
+    window: tokens that a query sees, itself included; window_first: first ones that it sees beside them. rotation
+    (libattn.Rope) turns keys and queries. pool: pages shared with other caches, else `pages` of page_tokens of its own. q,
+    k and v are of dtype, or with float_tokens float32; what is kept is of dtype.
     """
 
     _kind = "kv_cache"
 
     def __init__(self, *, batch: int, heads: int, dim_qk: int, capacity: int, heads_kv: int | None = None,
                  dim_v: int | None = None, dtype: str = "float32", kernel: str | None = None, threads: int | None = None,
-                 scale: float | None = None, softcap: float = 0.0, window: int | None = None, sinks: Any = None,
-                 alibi: Any = None, rotation: Any = None, float_tokens: bool = False, pool: KVPool | None = None,
-                 num_layers: int | None = None, page_tokens: int | None = None, pages: int | None = None) -> None:
+                 scale: float | None = None, softcap: float = 0.0, window: int | None = None,
+                 window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
+                 float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
+                 page_tokens: int | None = None, pages: int | None = None) -> None:
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
-               num_layers=num_layers, page_tokens=page_tokens, pages=pages)
+               window_first=window_first, num_layers=num_layers, page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
         self._dtype = "float32" if float_tokens else dtype
         self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
             batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
             dtype=getattr(C, DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
-            window=window or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
+            window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
             pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0)
         self._make(self._shape, _options(kernel, threads))

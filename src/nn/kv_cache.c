@@ -66,6 +66,8 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
           s->heads_kv);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
+          "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
           s->window);
   return ATTN_OK;
@@ -108,6 +110,7 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   p.dtype_q = s->float_tokens ? ATTN_F32 : s->dtype;
   if (s->scale != 0) p.scale = s->scale;
   if (s->window > 0) p.window_left = s->window - 1;
+  p.window_first = s->window_first;
   p.softcap = s->softcap;
   p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u) |
             (cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
@@ -245,10 +248,11 @@ static int64_t seen_from(const attn_kv_cache *cache, int64_t length) {
   return cache->shape.window ? max64(0, length - (cache->shape.window - 1)) : 0;
 }
 
+/* Those of the blocks [begin, end) that the sequence holds. */
 static void give_back(attn_kv_cache *cache, int64_t b, int64_t begin, int64_t end) {
   int32_t *row = row_of(cache, b);
   for (int64_t i = begin; i < end; i++) {
-    attn_kv_pool_give_back(cache->pool, row[i]);
+    if (row[i] != ATTN_KV_NO_PAGE) attn_kv_pool_give_back(cache->pool, row[i]);
     row[i] = ATTN_KV_NO_PAGE;
   }
 }
@@ -256,8 +260,7 @@ static void give_back(attn_kv_cache *cache, int64_t b, int64_t begin, int64_t en
 /* Cuts the sequence to `length` tokens, of which it holds what queries behind them see. */
 static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
   if (length >= cache->lengths[b]) return;
-  const int64_t kept = max64(blocks_of(cache, length), cache->first[b]);
-  give_back(cache, b, kept, max64(blocks_of(cache, cache->lengths[b]), kept));
+  give_back(cache, b, blocks_of(cache, length), blocks_of(cache, cache->lengths[b]));
   cache->lengths[b] = (int32_t)length;
   if (length == 0) cache->first[b] = 0;
 }
@@ -265,7 +268,8 @@ static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
 static void leave_window(attn_kv_cache *cache, int64_t b) {
   const int64_t first = seen_from(cache, cache->lengths[b]) / cache->shape.page_tokens;
   if (first <= cache->first[b]) return;
-  give_back(cache, b, cache->first[b], min64(first, blocks_of(cache, cache->lengths[b])));
+  give_back(cache, b, max64(cache->first[b], blocks_of(cache, cache->shape.window_first)),
+            min64(first, blocks_of(cache, cache->lengths[b])));
   cache->first[b] = (int32_t)first;
 }
 
@@ -536,10 +540,10 @@ attn_status attn_kv_cache_truncate_sequence(attn_kv_cache *cache, int64_t sequen
   return status;
 }
 
-/* One reference more to each page of `blocks` of a row, which goes to another row. */
-static void share(attn_kv_cache *cache, const int32_t *from, int64_t first, int64_t end, int32_t *to) {
+/* One reference more to each page of a row's first blocks, which goes to another row. */
+static void share(attn_kv_cache *cache, const int32_t *from, int64_t end, int32_t *to) {
   for (int64_t i = 0; i < cache->columns; i++) {
-    to[i] = i >= first && i < end ? from[i] : ATTN_KV_NO_PAGE;
+    to[i] = i < end ? from[i] : ATTN_KV_NO_PAGE;
     if (to[i] != ATTN_KV_NO_PAGE) attn_kv_pool_share(cache->pool, to[i]);
   }
 }
@@ -555,7 +559,7 @@ attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, i
   status = check_length(cache, from, length);
   if (status != ATTN_OK) return status;
   forget_from(cache, to, 0);
-  share(cache, row_of(cache, from), cache->first[from], blocks_of(cache, length), row_of(cache, to));
+  share(cache, row_of(cache, from), blocks_of(cache, length), row_of(cache, to));
   cache->lengths[to] = (int32_t)length;
   cache->first[to] = length > 0 ? cache->first[from] : 0;
   return ATTN_OK;
@@ -573,7 +577,7 @@ attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents) 
     const int64_t parent = parents[b];
     lengths[b] = parent < 0 ? 0 : cache->lengths[parent];
     first[b] = parent < 0 ? 0 : cache->first[parent];
-    share(cache, row_of(cache, parent < 0 ? b : parent), first[b], blocks_of(cache, lengths[b]), table + b * cache->columns);
+    share(cache, row_of(cache, parent < 0 ? b : parent), blocks_of(cache, lengths[b]), table + b * cache->columns);
   }
   for (int64_t b = 0; b < batch; b++) forget_from(cache, b, 0);
   memcpy(cache->lengths, lengths, (size_t)batch * sizeof *lengths);

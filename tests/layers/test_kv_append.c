@@ -326,10 +326,10 @@ TEST(scores_depend_on_distances) {
 
 /* In place, from every tier: as into other memory. */
 TEST(rows_may_be_rotated_where_they_are) {
-  enum { ROWS = 6, DIM = 520 };
+  enum { ROWS = 6, DIM = 264 };
   static float x[ROWS * DIM], out[ROWS * DIM];
   char names[16][16];
-  attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 512);
+  attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 256);
   for (int i = 0, count = tiers(names); i < count; i++) {
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
     test_fill(x, COUNT(x), 3);
@@ -436,7 +436,7 @@ TEST(rotations_check_their_fields) {
   REFUSED(bad.pairing = (attn_rope_pairing)0, "pairing is 0; it must be ATTN_ROPE_INTERLEAVED or ATTN_ROPE_HALVES");
   REFUSED(bad.dim = 63, "dim is 63; it must be even");
   REFUSED(bad.dim = 0, "dim is 0");
-  REFUSED(bad.dim = 514, "dim is 514");
+  REFUSED(bad.dim = 258, "dim is 258");
   REFUSED(bad.base = 1, "base is 1");
   REFUSED(bad.base = NAN, "base is");
   REFUSED(bad.scaling = (attn_rope_scaling)5, "scaling is 5");

@@ -60,6 +60,7 @@ static void attend_densely(const scene *s, const sequence *seq, int layer, int c
   p.dtype_kv = dtype, p.dtype_q = given;
   if (s->shape.scale != 0) p.scale = s->shape.scale;
   if (s->shape.window > 0) p.window_left = s->shape.window - 1;
+  p.window_first = s->shape.window_first;
   p.softcap = s->shape.softcap;
   p.uses = (s->shape.sinks ? (uint32_t)ATTN_USE_SINKS : 0u) | (s->shape.alibi_slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
   for (int h = 0; h < KV; h++)
@@ -84,8 +85,9 @@ static void check_state(const scene *s) {
     assert_int_equal(lengths[b], s->now[b].length);
     for (int64_t i = 0; i < columns; i++) {
       const int32_t page = table[b * columns + i];
-      const bool behind = i * tokens >= lengths[b],
-                 seen = !s->shape.window || (i + 1) * tokens > lengths[b] - s->shape.window + 1;
+      const bool behind = i * tokens >= lengths[b], seen = !s->shape.window ||
+                                                           (i + 1) * tokens > lengths[b] - s->shape.window + 1 ||
+                                                           i * tokens < s->shape.window_first;
       assert_true(behind ? page == -1 : !seen || (page >= 0 && page < s->shape.pages));
       if (page >= 0 && !used[page]) distinct++, used[page] = true;
     }
@@ -250,7 +252,8 @@ static void random_operations(const char *kernel) {
     s.options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1 + round % 2);
     s.shape.dtype = (attn_dtype)(round % 3);
     s.shape.float_tokens = pick(2);
-    s.shape.window = round % 4 == 3 ? 1 + pick(40) : 0;
+    s.shape.window = round % 3 == 2 ? 1 + pick(40) : 0;
+    if (round == 5) s.shape.window = 1 + pick(10), s.shape.window_first = 1 + pick(20);
     if (pick(2)) s.shape.scale = 0.3f;
     if (pick(3) == 0) s.shape.softcap = 2;
     if (pick(3) == 0) s.shape.sinks = sinks;
@@ -418,6 +421,8 @@ TEST(sequences_check_arguments) {
   test_invalid(attn_kv_cache_truncate_sequence(cache, 0, -1), "length is -1");
   assert_int_equal(attn_kv_cache_lengths(cache)[0], 2);
   attn_kv_cache_destroy(cache);
-  two.window = -1;
+  two.window_first = 4;
+  test_invalid(attn_kv_cache_create(&two, NULL, &cache), "window_first is 4; it must be at least 0, and 0 without a window");
+  two.window_first = 0, two.window = -1;
   test_invalid(attn_kv_cache_create(&two, NULL, &cache), "window is -1");
 }
