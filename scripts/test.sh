@@ -203,14 +203,14 @@ stage_emulated() {
   [ "$(uname -m)" = x86_64 ] && grep -qw avx2 /proc/cpuinfo || { skipped="the emulation needs AVX2" && return 0; }
   [ -z "$long" ] && grep -qw amx_bf16 /proc/cpuinfo &&
     { skipped="this CPU has AVX-512 and AMX (--long runs it all the same)" && return 0; }
-  local only=(attnbench exp_every_float_avx512 guard_pages test_bits test_merge test_nonfinite tier)
+  local only=(attnbench exp_every_float_avx512 guard_pages test_bits test_merge test_nonfinite test_pieces test_serving tier)
   local quick=-DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG' # at -O3 the emulated instructions take minutes to compile
   [ -n "$long" ] || local -x ATTN_TEST_FEW=1
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON "$quick" || { fail_build && return; } || return 1
   local avx512='(edge|conformance|exp|tier)_avx512|' # only if this CPU cannot run them
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
   local bf16='(tier|conformance|cold_windows)_(avx512bf16|amx)'
-  run_ctest build-emulated -R "^($avx512$bf16|bits|nonfinite|merge|guard_pages|no_time)\$"
+  run_ctest build-emulated -R "^($avx512$bf16|bits|nonfinite|merge|pieces|serving|guard_pages|no_time)\$"
 }
 
 stage_machines() {
