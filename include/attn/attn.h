@@ -313,6 +313,10 @@ typedef struct attn_options {
   /** Which kernel and how many threads, where the fields above leave that open; NULL = the file that ATTN_TUNING names, or
    * the costs of this CPU's class. It must live as long as the call, or the layer that is made with it. */
   const attn_tuning *tuning;
+  /** 1: a row gets the same bits whether one query or a thousand are computed, however a prompt is cut into calls. The
+   * automatic choice is then among kernels that promise it, by the shape of a head, types and masks alone: never by seq_q or
+   * seq_k. A named kernel must promise it. Single rows take longer. */
+  int steady;
 } attn_options;
 
 /** Checks the problem and makes all choices. options may be NULL. On failure *plan is NULL and attn_last_error() says why.

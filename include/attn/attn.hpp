@@ -433,12 +433,14 @@ struct options {
   attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
   void *pool = nullptr;                     /**< Passed to parallel_for. */
   const class tuning *tuning = nullptr;     /**< A tuning file; nullptr = ATTN_TUNING, else the class of CPUs. */
+  bool steady = false;                      /**< A row has the same bits however a prompt is cut into calls. */
 
   /** The C struct. */
   attn_options get() const noexcept {
     auto c = detail::sized<attn_options>();
     c.kernel = kernel, c.max_isa = max_isa, c.threads = threads, c.parallel_for = parallel_for, c.pool = pool;
     c.tuning = tuning ? tuning->get() : nullptr;
+    c.steady = steady;
     return c;
   }
 };

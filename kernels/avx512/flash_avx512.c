@@ -13,6 +13,7 @@ const attn_kernel attn_flash_avx512 = {
              .summary =
                  "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 16 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
+    .steady = true,
     .rejects = takes_everything,
     .plan = flash_plan,
     .terms = TILED_KERNEL_TERMS,

@@ -444,6 +444,7 @@ const attn_kernel attn_flash_avx512bf16 = {
              .library = "",
              .summary = "flash attention on bf16 inputs by VDPBF16PS, P rounded to bf16; tiles of 6 rows, 16 pairs wide",
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
+    .steady = true,
     .rejects = takes_bf16,
     .plan = plan,
     .terms = TILED_KERNEL_TERMS,

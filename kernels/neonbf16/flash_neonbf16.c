@@ -42,6 +42,7 @@ const attn_kernel attn_flash_neonbf16 = {
              .library = "",
              .summary = "flash attention on bf16 inputs, P rounded to bf16; tiles of 8 x 12 by BFMMLA",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
+    .steady = true,
     .rejects = takes_bf16,
     .plan = plan,
     .terms = TILED_KERNEL_TERMS,

@@ -36,6 +36,7 @@ const attn_kernel attn_flash_c = {
              .library = "",
              .summary = "flash attention: streaming softmax over key blocks, no score matrix; plain C",
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
+    .steady = true,
     .rejects = takes_everything,
     .plan = flash_plan,
     .run = flash_run,

@@ -24,8 +24,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
          max_seqlen_k: int | None = None, offsets: Integers | None = None, scores: Array | None = None,
          score_weight: Array | None = None, score: str = "dot", layout: str | None = None, kernel: str | None = None,
-         max_isa: str | None = None, threads: int | None = None, out_dtype: str = "same", return_lse: bool = False,
-         out: Array | None = None, lse: Array | None = None) -> Any:
+         max_isa: str | None = None, threads: int | None = None, steady: bool = False, out_dtype: str = "same",
+         return_lse: bool = False, out: Array | None = None, lse: Array | None = None) -> Any:
     """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
 
     Arrays may be of NumPy, PyTorch (CPU), JAX, or anything else with DLPack or the buffer protocol, with any strides. The
@@ -59,7 +59,7 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
     layout: "bhsd" (the default), "bshd", or with cu_seqlens "thd" (the default there) or "htd"; of q, k, v and out.
     kernel: a name of kernels(); None = the environment variable ATTN_KERNEL, else the library's choice. max_isa: the highest
         tier to use, such as "avx2". threads: None = as many as the process uses otherwise, or as few as pay for so small a
-        call.
+        call. steady: a row has the same bits however a prompt is cut into calls; single rows take longer.
     out_dtype: "same" as q, or "float32". out: where the result goes. return_lse: return (out, lse), the logarithm of the sum
         of exp(scores) of each row, float32 [batch, heads, queries]. lse: where it goes.
 

@@ -270,6 +270,7 @@ static bool read_setting(call *c, int key, PyObject *given) {
       if (!read_int(given, "threads", 0, 4096, &number)) return false;
       s->threads = (int)number;
       return true;
+    case KEY_steady: return (word = PyObject_IsTrue(given)) >= 0 && (s->steady = word, true);
     case KEY_out_dtype: return read_out_dtype(s, given);
     default: return (word = PyObject_IsTrue(given)) >= 0 && (s->return_lse = word, true);
   }
@@ -617,6 +618,7 @@ static void fill_problem(call *c, const tensor t[3], const view v[3]) {
   c->wanted.default_threads = s->threads ? 0 : attn_parallel_default_threads();
   c->wanted.kernel = s->kernel;
   c->wanted.max_isa = s->max_isa;
+  c->wanted.steady = s->steady;
 }
 
 /* A table of int32 whose rows are dense is read where it lies. */

@@ -14,7 +14,7 @@
   K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(out) K(lse) \
   K(causal) K(align) K(window) K(window_first) K(keys) K(shared_prefix) K(scale) K(softcap) \
   K(layout) K(score) \
-  K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(out_dtype) K(return_lse)
+  K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(return_lse)
 /* clang-format on */
 
 enum keyword {
@@ -37,7 +37,7 @@ typedef struct settings {
   int64_t max_seqlen[2];
   int threads;
   const char *kernel, *max_isa;
-  bool out_float32, return_lse;
+  bool out_float32, return_lse, steady;
   bool fixed_offset; /* align was a number: the offset of every sequence */
   int32_t offset;
 } settings;

@@ -213,8 +213,8 @@ static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count
 /* tune(address of an attn_tune_report, milliseconds, q, k, v, ...): times the kernels on these arrays. */
 static attn_status tune_call(const call *c, long long milliseconds, attn_tune_report *report) {
   attn_problem problem = planned_problem(&c->wanted);
-  const attn_options options =
-      ATTN_STRUCT(attn_options, .kernel = c->wanted.kernel, .max_isa = c->wanted.max_isa, .threads = c->wanted.threads);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = c->wanted.kernel, .max_isa = c->wanted.max_isa,
+                                           .threads = c->wanted.threads, .steady = c->wanted.steady);
   PyThreadState *python = PyEval_SaveThread();
   const attn_status status = attn_tune(&problem, &c->args, &options, (double)milliseconds / 1000, report);
   PyEval_RestoreThread(python);

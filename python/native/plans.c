@@ -35,8 +35,8 @@ attn_problem planned_problem(const request *wanted) {
 static attn_status make(planned *plan) {
   const request *wanted = &plan->wanted;
   const attn_problem problem = planned_problem(wanted);
-  const attn_options options =
-      ATTN_STRUCT(attn_options, .kernel = wanted->kernel, .max_isa = wanted->max_isa, .threads = wanted->threads);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = wanted->kernel, .max_isa = wanted->max_isa,
+                                           .threads = wanted->threads, .steady = wanted->steady);
   return attn_plan_create(&problem, &options, &plan->plan);
 }
 

@@ -16,6 +16,7 @@ typedef struct request {
   int default_threads;
   const char *kernel;  /* a name of the registry's own, or NULL */
   const char *max_isa; /* a constant, or NULL */
+  int steady;
 } request;
 
 /* The problem with its scale. */

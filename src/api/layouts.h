@@ -21,7 +21,7 @@
 #define ATTN_LAYOUT_GROWN(type, end, added) ATTN_LAYOUT_OF(type, end, offsetof(type, added))
 
 static const attn_struct_layout attn_args_layout = ATTN_LAYOUT_GROWN(attn_args, lse, page_table);
-static const attn_struct_layout attn_options_layout = ATTN_LAYOUT(attn_options, parallel_for);
+static const attn_struct_layout attn_options_layout = ATTN_LAYOUT_GROWN(attn_options, parallel_for, steady);
 static const attn_struct_layout attn_mha_weights_layout = ATTN_LAYOUT(attn_mha_weights, b_qkv);
 
 static const attn_struct_layout attn_problem_layout = {.name = "attn_problem",

@@ -65,11 +65,12 @@ static void append_not_tuned(const attn_choice *c, const attn_problem *problem, 
   if (reason)
     snprintf(words, sizeof words, "tuning file %.300s, line %d wants %s, which cannot run: %.300s",
              attn_tuning_path(c->tuning), rule->line, rule->kernel, reason);
-  attn_append(text, bytes, "", words);
+  attn_append(text, bytes, "; ", words);
 }
 
 void attn_choice_describe(const attn_choice *c, const attn_problem *problem, char *text, size_t bytes) {
   *text = 0;
+  if (c->steady) attn_append(text, bytes, "", "steady: the same bits of a row for any number of queries");
   if (c->not_tuned) append_not_tuned(c, problem, text, bytes);
   switch (c->cause) {
     case ATTN_CAUSE_GIVEN: attn_append(text, bytes, "; ", "given by the caller"); return;

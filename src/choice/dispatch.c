@@ -49,10 +49,17 @@ const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem,
   return reason ? reason : attn_kernel_refusal(kernel, problem, buffer, sizeof buffer);
 }
 
-static void list_usable(const attn_problem *problem, const char *cap, char *names, size_t bytes) {
+/* Why the kernel cannot serve attn_options.steady; NULL if it can, or need not. */
+static const char *unsteady(const attn_kernel *kernel, bool steady) {
+  if (!steady || kernel->steady) return NULL;
+  return "it does not promise the same bits of a row for any number of queries (attn_options.steady)";
+}
+
+static void list_usable(const attn_problem *problem, const attn_choice *choice, char *names, size_t bytes) {
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++)
-    if (!attn_refusal(kernel, problem, cap)) attn_append(names, bytes, ", ", kernel->info.name);
+    if (!unsteady(kernel, choice->steady) && !attn_refusal(kernel, problem, choice->cap))
+      attn_append(names, bytes, ", ", kernel->info.name);
   if (!*names) snprintf(names, bytes, "none");
 }
 
@@ -63,11 +70,12 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
                                 attn_choice *choice) {
   char why[300] = "", usable[400] = "";
   const attn_kernel *kernel = attn_registry_find(name);
-  const char *reason = kernel ? attn_refusal(kernel, problem, cap) : attn_registry_missing(name);
+  const char *reason = kernel ? unsteady(kernel, choice->steady) : attn_registry_missing(name);
+  if (kernel && !reason) reason = attn_refusal(kernel, problem, cap);
   if (!reason) reason = kernel ? attn_dispatch_claim(kernel) : "no kernel of this build is called so";
   if (reason) {
     snprintf(why, sizeof why, "%s", reason); /* list_usable overwrites the text */
-    list_usable(problem, cap, usable, sizeof usable);
+    list_usable(problem, choice, usable, sizeof usable);
   }
   if (!kernel)
     return attn_fail(ATTN_UNKNOWN_KERNEL, "%s is '%s', which is not here: %s; kernels that take this problem here: %s",
@@ -84,12 +92,14 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
 
 typedef struct question {
   const attn_problem *problem;
+  bool steady;
   const char *cap;
   const char *denied; /* a tier to which the system refuses its registers; NULL = none */
 } question;
 
 static bool can_run(const attn_kernel *kernel, void *context) {
   const question *a = context;
+  if (unsteady(kernel, a->steady)) return false;
   return !(a->denied && strcmp(kernel->info.isa, a->denied) == 0) && !attn_refusal(kernel, a->problem, a->cap);
 }
 
@@ -103,7 +113,7 @@ static double times_as_long(double ns, double least) {
 static bool choose_by_costs(const attn_problem *problem, const attn_tuning *source, attn_choice *choice) {
   int count;
   attn_expected best[2];
-  question context = {.problem = problem, .cap = choice->cap};
+  question context = {.problem = problem, .steady = choice->steady, .cap = choice->cap};
   const attn_kernel_costs *costs = attn_tuning_costs(source, &count);
   attn_expect(costs, count, problem, can_run, &context, best);
   if (best[0].costs && attn_dispatch_claim(best[0].costs->kernel)) {
@@ -140,7 +150,7 @@ static bool choose_by_rule(const attn_problem *problem, attn_choice *choice) {
 
 static bool choose_by_file(const attn_problem *problem, attn_choice *choice) {
   if (!choice->tuning) return false;
-  if (choose_by_rule(problem, choice) || choose_by_costs(problem, choice->tuning, choice)) return true;
+  if ((!choice->steady && choose_by_rule(problem, choice)) || choose_by_costs(problem, choice->tuning, choice)) return true;
   if (!choice->not_tuned) choice->not_tuned = "no kernel that can run the problem has costs in the tuning file";
   return false;
 }
@@ -161,7 +171,8 @@ static attn_status choose_by_rank(const attn_problem *problem, attn_choice *choi
   char refused[1850] = "", line[360];
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
-    const char *reason = attn_refusal(kernel, problem, choice->cap);
+    const char *reason = unsteady(kernel, choice->steady);
+    if (!reason) reason = attn_refusal(kernel, problem, choice->cap);
     if (!reason) reason = attn_dispatch_claim(kernel);
     if (!reason) break;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
@@ -170,6 +181,13 @@ static attn_status choose_by_rank(const attn_problem *problem, attn_choice *choi
   choice->kernel = kernel;
   choice->cause = ATTN_CAUSE_RANK;
   return kernel ? ATTN_OK : attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
+}
+
+/* The problem that a steady choice looks at: all that decides is the same for every call on a sequence. */
+static attn_problem steady_view(const attn_problem *problem) {
+  attn_problem view = *problem;
+  view.seq_q = view.seq_k = 1024;
+  return view;
 }
 
 static attn_status choose_automatically(const attn_problem *problem, attn_choice *choice) {
@@ -194,18 +212,20 @@ bool attn_dispatch_names_kernel(void) { return environment("ATTN_KERNEL"); }
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
   assert(attn_problem_validate(problem) == ATTN_OK);
   const char *cap;
+  REQUIRE(options->steady == 0 || options->steady == 1, "attn_options.steady is %d; it must be 0 or 1", options->steady);
   attn_status status = attn_plugins_check_named();
   if (status == ATTN_OK) status = attn_class_check_name();
   if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
-  *choice = (attn_choice){.cap = cap, .tuning = options->tuning};
+  *choice = (attn_choice){.cap = cap, .tuning = options->tuning, .steady = options->steady == 1};
+  const attn_problem view = choice->steady ? steady_view(problem) : *problem;
   if (!choice->tuning) status = attn_tuning_named(&choice->tuning, &choice->not_tuned);
   if (status != ATTN_OK) return status;
   if (options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
   const char *variable_kernel = environment("ATTN_KERNEL");
   if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);
   const uint64_t mode = attn_float_mode_enter(); /* costs are inexact, and the caller may have traps for that */
-  status = choose_automatically(problem, choice);
+  status = choose_automatically(&view, choice);
   attn_float_mode_leave(mode);
   return status;
 }
