@@ -232,7 +232,7 @@ static bool join_row(const joining *j, const attn_sequence *seq, int64_t h, int6
   const float a = none ? there : (float)weights.early, b = none ? 1 : (float)weights.later;
   bool finite = none || isfinite(weights.lse);
   for (int64_t d = 0; d < p->dim_v; d++) {
-    const float x = (a > 0 ? a * early[d] : 0) + (b > 0 ? b * later[d * stride] : 0);
+    const float x = (there ? a * early[d] : 0) + b * later[d * stride]; /* a NaN counts at any weight */
     finite &= fabsf(x) < INFINITY;
     attn_store_f32(j->args->o, p->dtype_o, o_at + d * p->o_stride.d, x);
   }
