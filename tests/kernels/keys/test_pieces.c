@@ -200,10 +200,10 @@ TEST(shared_prefixes_that_cannot_be_are_refused) {
   p.shared_prefix = 65;
   test_invalid(attn_problem_validate(&p), "shared_prefix is 65", "0..seq_k, 64");
   p.shared_prefix = 40;
+  test_data data = test_data_create(&p, 4); /* as many keys as 8 pages have */
   attn_problem_set_pages(&p, 16, 8);
   test_invalid(attn_problem_validate(&p), "shared_prefix is 40", "multiple of page_tokens, 16");
   p.shared_prefix = 32;
-  test_data data = test_data_create(&p, 4);
   int32_t kv_len[] = {64, 33}, table[] = {3, 1, 0, 2, 3, 1, 5, 6};
   data.args.kv_len = kv_len;
   data.args.page_table = table;
