@@ -200,7 +200,7 @@ TEST(shared_prefixes_that_cannot_be_are_refused) {
   p.shared_prefix = 65;
   test_invalid(attn_problem_validate(&p), "shared_prefix is 65", "0..seq_k, 64");
   p.shared_prefix = 40;
-  test_data data = test_data_create(&p, 4); /* as many keys as 8 pages have */
+  test_data data = test_data_create(&p, 4); /* for the keys of 8 pages */
   attn_problem_set_pages(&p, 16, 8);
   test_invalid(attn_problem_validate(&p), "shared_prefix is 40", "multiple of page_tokens, 16");
   p.shared_prefix = 32;
