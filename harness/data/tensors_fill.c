@@ -107,8 +107,9 @@ static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b)
   }
   if (attn_window_has_first(p)) {
     const attn_needed_keys needed = attn_keys_needed(p, args, &seq, b);
-    r.gap_begin = needed.of[EARLY_KEYS].end;
-    r.gap_end = needed.of[LATER_KEYS].begin;
+    const attn_key_range early = needed.of[EARLY_KEYS], later = needed.of[LATER_KEYS];
+    r.gap_begin = early.begin < early.end ? early.end : 0;
+    r.gap_end = later.begin < later.end ? later.begin : r.key_end;
   }
   if (attn_uses(p, ATTN_USE_MASK) && is(bench, AXIS_MASK, "padding") && p->seq_k > 0) {
     int64_t end = unpadded_keys(bench, b);
