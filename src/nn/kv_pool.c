@@ -48,9 +48,10 @@ static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
   pool->references = calloc((size_t)s->pages, sizeof *pool->references);
   pool->free_pages = calloc((size_t)s->pages, sizeof *pool->free_pages);
   if (!pool->k || !pool->v || !pool->references || !pool->free_pages) {
+    const size_t page_bytes = pool->k_page_bytes + pool->v_page_bytes;
     attn_kv_pool_destroy(pool);
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: a pool of %" PRId64 " pages in %" PRId64 " layers, %zu bytes each",
-                     s->pages, s->layers, pool->k_page_bytes + pool->v_page_bytes);
+                     s->pages, s->layers, page_bytes);
   }
   pool->free_count = s->pages;
   for (int64_t i = 0; i < s->pages; i++) pool->free_pages[i] = (int32_t)(s->pages - 1 - i); /* page 0 is taken first */
