@@ -90,8 +90,8 @@ static void prompts_keep_their_bits(const char *tier, attn_dtype dtype) {
   const attn_problem p = chunk_problem(dtype, 0, TOKENS);
   test_data data = test_data_create(&p, 23);
   test_ok(test_run(&p, &data.args, &options));
-  for (size_t i = slow || test_few() ? 2 : 0; i < COUNT(chunks); i++)
-    for (options.threads = 1; options.threads <= 2; options.threads++) {
+  for (size_t i = test_few() ? 3 : slow ? 2 : 0; i < COUNT(chunks); i++)
+    for (options.threads = test_few() ? 2 : 1; options.threads <= 2; options.threads++) {
       same_bits_in_chunks_of(chunks[i], &data, dtype, &options, false);
       if (chunks[i] >= 64 && !slow) same_bits_in_chunks_of(chunks[i], &data, dtype, &options, true);
     }
