@@ -748,7 +748,7 @@ TEST(without_memory_there_is_an_error) {
       "batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/bias:full/mask:random/lengths:row_len",
       "batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/page_tokens:16"};
   for (int each = 0; each < 2 * BENCH_STRUCTURE_TESTS; each++) {
-    const bench_structure_test test = each / 2;
+    const bench_structure_test test = (bench_structure_test)(each / 2);
     int failing = 1;
     for (bool failed = true; failed; failing++) {
       watched w = open_case(ids[each % 2]);
