@@ -455,8 +455,8 @@ TEST(rotations_check_their_fields) {
 }
 
 TEST(refused_appends_write_nothing) {
-  enum { B = 2, T = 3, H = 2, D = 8, P = 16, PAGES = 6 };
-  static float k[B * H * T * D + 1], v[B * H * T * D], cache[2][PAGES * H * P * D], before[2][PAGES * H * P * D];
+  enum { B = 2, T = 3, LONG = 17, H = 2, D = 8, P = 16, PAGES = 6 };
+  static float k[B * H * LONG * D + 1], v[B * H * LONG * D], cache[2][PAGES * H * P * D], before[2][PAGES * H * P * D];
   static const int32_t table[B][2] = {{0, 3}, {5, 1}}, past[B] = {14, 0}, negative[B] = {0, -1}, many[B] = {3, 4};
   static const int32_t beyond[B] = {30, 0}, cu[B + 1] = {0, 2, 7}, falls[B + 1] = {0, 3, 2}, wrong[B][2] = {{0, 6}, {5, -1}};
   static const int32_t ring[B][2] = {{4, 4}, {5, 1}};
@@ -498,8 +498,8 @@ TEST(refused_appends_write_nothing) {
   REFUSED(bad.cu_seqlens = falls, "cu_seqlens[2] is 2 after 3");
   REFUSED(bad.past = beyond, "page_table_stride is 2", "sequence 0 has 33", "at least 3");
   REFUSED(bad.page_table = wrong[0], "page_table[0][1] is 6; it must be in 0..5");
-  REFUSED((bad.past = NULL, bad.page_table = wrong[0], bad.tokens = 17), "page_table[0][1] is 6");
-  REFUSED((bad.page_table = ring[0], bad.tokens = 17), "comes back to page 4 after 16 tokens", "17 new ones");
+  REFUSED((bad.past = NULL, bad.page_table = wrong[0], bad.tokens = LONG), "page_table[0][1] is 6");
+  REFUSED((bad.page_table = ring[0], bad.tokens = LONG), "comes back to page 4 after 16 tokens", "17 new ones");
   REFUSED((bad.page_tokens = 0, bad.page_table = NULL, bad.capacity = 16), "sequence 0 holds 14 of 16 tokens; 3 more");
   REFUSED(bad.positions = positions, "positions is given without rope");
   REFUSED(bad.rope = rope, "rope rotates 10");
