@@ -7,8 +7,8 @@
 #   plugin_sources_<plug-in>                 sources of the kernels on a library
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
 # and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def, product_built.def and plugins_built.def
-# (src/registry/registry.c), score_steps_built.def and kv_rows_built.def (src/registry), peak_built.def (kernels/peak.c),
-# and for each plug-in plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first
+# (src/registry/registry.c), tier_parts_built.def (src/registry/tier_parts.c), peak_built.def (kernels/peak.c), and for
+# each plug-in plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first
 # three for a registry in which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_GENERATED_DIR_ALL ${ATTN_GENERATED_DIR}/all_built_in)
@@ -21,11 +21,10 @@ set(kernels_text "")     # of the registry of libattn, and of one with everythin
 set(kernels_all_text "")
 set(plugins_text "")
 set(plugins_all_text "")
-# Files beside the kernels; a tier without one uses the next lower tier's.
+# Files beside the kernels; a tier without one uses the next lower tier's. Products and peak loops have tables of their own.
 set(ATTN_TIER_PARTS score_steps product kv_rows peak)
-set(score_steps_text "")
+set(tier_parts_text "")
 set(product_text "")
-set(kv_rows_text "")
 set(peak_text "")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" attn_arch)
@@ -82,7 +81,11 @@ foreach(line IN LISTS tier_lines)
         endif()
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
         string(TOUPPER ${part} macro)
-        string(APPEND ${part}_text "ATTN_${macro}(${isa})\n")
+        set(table tier_parts)
+        if(DEFINED ${part}_text)
+          set(table ${part})
+        endif()
+        string(APPEND ${table}_text "ATTN_${macro}(${isa})\n")
       endif()
     endforeach()
   endif()
@@ -164,7 +167,7 @@ foreach(table kernels product plugins)
     set(${table}_text "${${table}_all_text}")
   endif()
 endforeach()
-foreach(table kernels plugins ${ATTN_TIER_PARTS})
+foreach(table kernels plugins product tier_parts peak)
   write_generated(${ATTN_GENERATED_DIR} ${table}_built.def "${${table}_text}")
 endforeach()
 foreach(plugin IN LISTS ATTN_PLUGINS)

@@ -34,7 +34,6 @@ typedef struct attn_kv_rows {
 } attn_kv_rows;
 
 typedef struct attn_kv_rows_kernel {
-  const char *isa;
   /* For d < turns->dim: rotated[d] = x[d] cosine[d] + x[partner of d] sine[d]. Position: 0..2^31 - 1. */
   void (*angles)(const attn_rope_turns *turns, int64_t position, float *cosine, float *sine);
   void (*write)(const attn_kv_rows *rows);

@@ -31,4 +31,4 @@ static void write_rows(const attn_kv_rows *r) {
     for (int64_t h = 0; h < r->heads; h++) write_row(r, t, h);
 }
 
-const attn_kv_rows_kernel attn_kv_rows_c = {.isa = "c", .angles = rope_angles, .write = write_rows};
+const attn_kv_rows_kernel attn_kv_rows_c = {.angles = rope_angles, .write = write_rows};

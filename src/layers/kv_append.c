@@ -15,7 +15,7 @@
 #include "src/choice/dispatch.h"
 #include "src/layers/rope.h"
 #include "src/plan/parallel.h"
-#include "src/registry/kv_rows.h"
+#include "src/registry/tier_parts.h"
 
 static const attn_struct_layout append_layout = ATTN_LAYOUT(attn_kv_append_args, q_out_dtype);
 static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_stride);
@@ -483,7 +483,7 @@ static attn_status append(job *j, const attn_options *options) {
   if (status == ATTN_OK) status = attn_dispatch_cap(&wanted, &cap);
   if (status == ATTN_OK) status = prepare(j);
   if (status != ATTN_OK) return status;
-  j->kernel = attn_kv_rows_below(cap);
+  j->kernel = attn_tier_parts_below(cap).kv_rows;
   if (j->total > 0 && j->route_count > 0) run_job(j, &resolved, wanted.threads == 0);
   return ATTN_OK;
 }

@@ -22,7 +22,7 @@
 #include "src/registry/cpu.h"
 #include "src/registry/library_hooks.h"
 #include "src/registry/registry.h"
-#include "src/registry/score_steps.h"
+#include "src/registry/tier_parts.h"
 
 _Static_assert(offsetof(attn_schedule, own) % 8 == 0, "kernels keep structs there");
 
@@ -135,7 +135,8 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   const attn_kernel *kernel = plan->kernel;
   const attn_schedule before = plan->schedule;
   const int most = plan->options.threads;
-  const attn_machine all = {.threads = most, .prefetch = attn_class_prefetch, .steps = attn_score_steps_below(choice->cap)};
+  const attn_machine all = {
+      .threads = most, .prefetch = attn_class_prefetch, .steps = attn_tier_parts_below(choice->cap).score_steps};
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
   const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));

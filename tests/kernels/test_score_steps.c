@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "src/registry/cpu.h"
-#include "src/registry/score_steps.h"
+#include "src/registry/tier_parts.h"
 #include "tests/support/support.h"
 
 enum { ROWS = 9, KEYS = 150, STRIDE = 256, BEFORE = 3 };
@@ -14,14 +14,14 @@ enum { ROWS = 9, KEYS = 150, STRIDE = 256, BEFORE = 3 };
 static void each_tier(void (*check)(const attn_score_steps *steps)) {
   const attn_score_steps *best = NULL;
   for (int tier = 0; attn_tier_isa(tier); tier++) {
-    const attn_score_steps *steps = attn_score_steps_below(attn_tier_isa(tier));
+    const attn_score_steps *steps = attn_tier_parts_below(attn_tier_isa(tier)).score_steps;
     assert_true(attn_tier_find(steps->isa) <= tier);
     if (strcmp(steps->isa, attn_tier_isa(tier))) continue; /* there are none for this tier, or this CPU lacks it */
     check(steps);
     best = steps; /* tiers go from low to high */
   }
   assert_non_null(best);
-  assert_ptr_equal(attn_score_steps_below(NULL), best);
+  assert_ptr_equal(attn_tier_parts_below(NULL).score_steps, best);
 }
 
 /* ---- Softmax ---- */

@@ -271,7 +271,6 @@ static void write_rows(const attn_kv_rows *r) {
     for (int64_t h = 0; h < r->heads; h++) write_head(r, h);
 }
 
-#define ATTN_KV_ROWS_OF(tier) \
-  const attn_kv_rows_kernel attn_kv_rows_##tier = {.isa = #tier, .angles = rope_angles, .write = write_rows};
+#define ATTN_KV_ROWS_OF(tier) const attn_kv_rows_kernel attn_kv_rows_##tier = {.angles = rope_angles, .write = write_rows};
 
 #endif
