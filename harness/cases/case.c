@@ -226,7 +226,7 @@ static const char *find_fault(const bench_case *bench, char *words, size_t bytes
 }
 
 /* Says in `invalid` why no kernel can take the case, if so. */
-static void judge(bench_case *bench) {
+static void note_invalid(bench_case *bench) {
   char words[sizeof bench->invalid - sizeof "not a valid problem: "];
   const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
   if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
@@ -249,12 +249,12 @@ static void build_parts(const bench_spec *asked, bench_case *bench) {
 void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench) {
   build_parts(asked, bench);
   bench_case_name(bench, seed);
-  judge(bench);
+  note_invalid(bench);
 }
 
 void bench_case_draft(const bench_spec *asked, bench_case *bench) {
   build_parts(asked, bench);
-  judge(bench);
+  note_invalid(bench);
 }
 
 /* The parts that always stand at the beginning, before `threads`. */

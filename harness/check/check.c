@@ -143,7 +143,7 @@ bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const b
 
 static const double SMALL = 4e8; /* multiply-adds up to which naive_c, which shares no code with any tier, is quick enough */
 
-enum { MOST_ACQUITTED = 256 }; /* rows that the oracle finds right where the reference differs, before nothing is believed */
+enum { MOST_SETTLED = 256 }; /* rows that the oracle finds right where the reference differs, before nothing is believed */
 
 /* ---- Which kernel ---------------------------------------------------------------------------------------------------- */
 
@@ -361,7 +361,7 @@ typedef struct other_rows {
   const bench_expected *expected;
   const attn_args *args;
   const attn_numerics *numerics;
-  int acquitted;
+  int settled;
   bench_verdict verdict; /* PASS so far */
 } other_rows;
 
@@ -371,9 +371,9 @@ static void compare_row(other_rows *c, const bench_expected_row *row, int64_t ke
   const bench_verdict verdict = ask_oracle(r, c->expected, c->args, c->numerics, row);
   if (verdict.status == BENCH_FAIL || verdict.status == BENCH_ERROR)
     c->verdict = verdict;
-  else if (++c->acquitted > MOST_ACQUITTED)
+  else if (++c->settled > MOST_SETTLED)
     bench_set_reason(&c->verdict, BENCH_ERROR, "differs from %s in more than %d rows that the oracle finds right",
-                     r->kernel->name, MOST_ACQUITTED);
+                     r->kernel->name, MOST_SETTLED);
 }
 
 static void compare_head(other_rows *c, int64_t b, int64_t h) {

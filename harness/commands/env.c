@@ -66,8 +66,7 @@ static const cli_option options[] = {
 static const cli_command command = {
     .name = "env",
     .usage = "[options]",
-    .summary =
-        "Says what this machine and this build are, what disturbs measurements here, and which command would mend it.",
+    .summary = "Says what this machine and this build are, what disturbs measurements here, and which command would fix it.",
     .options = options,
     .epilogue = epilogue};
 

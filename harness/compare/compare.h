@@ -99,7 +99,7 @@ void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, in
 void bench_comparison_measure_paired(bench_comparison *c, const bench_pairs *both, const bench_pairs *control);
 
 /* Fills error, interval, p, verdict and reason of every item, and the mean. False if memory is short. */
-bool bench_comparisons_judge(bench_comparisons *table);
+bool bench_comparisons_decide(bench_comparisons *table);
 
 /* The geometric mean of some items (`count` of them, at least 1). */
 bench_comparison bench_comparisons_mean(const bench_comparisons *table, const bench_comparison *const *item, int count);
@@ -121,10 +121,10 @@ typedef struct bench_matches {
 bool bench_matches_add(bench_matches *matches, const bench_comparison *comparison);
 bool bench_matches_add_unpaired(bench_matches *matches, const bench_row *a, const bench_row *b);
 
-/* bench_matches_judge() gives each pair its verdict and sorts them, worst first. bench_match() also pairs the rows of both
+/* bench_matches_decide() gives each pair its verdict and sorts them, worst first. bench_match() also pairs the rows of both
  * sides by case and kernel before it; with `across` whatever their threads, if each case has one number of threads on each
  * side. False if memory is short. */
-bool bench_matches_judge(bench_matches *matches);
+bool bench_matches_decide(bench_matches *matches);
 bool bench_match(const bench_side *a, const bench_side *b, double margin, bool across, bench_matches *matches);
 void bench_matches_clear(bench_matches *matches);
 

@@ -88,8 +88,8 @@ static int compare_items(const void *x, const void *y) {
   return s->log_ratio < t->log_ratio ? -1 : s->log_ratio > t->log_ratio;
 }
 
-bool bench_matches_judge(bench_matches *m) {
-  if (!bench_comparisons_judge(&m->table)) return false;
+bool bench_matches_decide(bench_matches *m) {
+  if (!bench_comparisons_decide(&m->table)) return false;
   if (m->table.count) qsort(m->table.item, (size_t)m->table.count, sizeof *m->table.item, compare_items);
   return true;
 }
@@ -102,7 +102,7 @@ bool bench_match(const bench_side *a, const bench_side *b, double margin, bool a
     if (!match_row(a, b, across, &rows_a->item[i], m)) return false;
   for (int i = 0; i < rows_b->count; i++)
     if (!find(rows_a, &rows_b->item[i], across) && !bench_matches_add_unpaired(m, NULL, &rows_b->item[i])) return false;
-  return bench_matches_judge(m);
+  return bench_matches_decide(m);
 }
 
 void bench_matches_clear(bench_matches *m) {

@@ -102,7 +102,7 @@ bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *m) {
   for (int i = 0; i < count && !*job->settings.stop; i++)
     if (!run_one(job, i, m, &fine)) break;
   bench_progress_wipe(&job->progress);
-  return fine && bench_matches_judge(m);
+  return fine && bench_matches_decide(m);
 }
 
 void bench_paired_clear(bench_paired_job *job) {

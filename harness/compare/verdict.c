@@ -7,7 +7,7 @@
  *   one run a side  within^2 + floor^2 + drift^2              floor: the largest of 1 %, the A/A controls of both files,
  *                                                             and the spread of the ratios of each kernel
  *
- * Times of one run are alike (same pages, same clock, same neighbours), so their number says nothing of the next run:
+ * Times of one run are alike (same pages, same clock, same other programs), so their number says nothing of the next run:
  * the rounds within a run are the wrong measure of error for two files. */
 #include <math.h>
 #include <stdlib.h>
@@ -66,8 +66,8 @@ static bool has_peaks(const bench_row *row) {
 /* Standard error of the median from its interval; NaN where there is none. */
 static double error_of(double lo, double hi) { return (hi - lo) / (2 * NORMAL); }
 
-/* Another estimate, from the medians of consecutive blocks of rounds: it is larger where neighbours are alike, as under
- * drift. */
+/* Another estimate, from the medians of consecutive blocks of rounds: it is larger where rounds that follow each other are
+ * alike, as under drift. */
 static double error_of_blocks(const double *logs, int rounds) {
   double median[BLOCKS];
   const int length = rounds / BLOCKS;
@@ -306,7 +306,7 @@ static bool has_error(const bench_comparison *c, bench_design design) {
   return !isnan(c->log_ratio) && (design == BENCH_SEVERAL_RUNS || !isnan(c->within));
 }
 
-static bool judge(bench_comparisons *t, const table_errors *e) {
+static bool decide(bench_comparisons *t, const table_errors *e) {
   static double (*const errors[])(const bench_comparison *, const table_errors *, const char **) = {
       error_of_one_run, error_of_runs, error_paired};
   const char **largest = calloc((size_t)t->count + 1, sizeof *largest);
@@ -397,13 +397,13 @@ bench_comparison bench_comparisons_mean(const bench_comparisons *t, const bench_
   return mean;
 }
 
-bool bench_comparisons_judge(bench_comparisons *t) {
+bool bench_comparisons_decide(bench_comparisons *t) {
   double *value = calloc(2 * (size_t)t->count + 1, sizeof *value);
   const bench_comparison **all = calloc((size_t)t->count + 1, sizeof *all);
   bool fine = value && all;
   if (fine) {
     const table_errors e = learn(t, value);
-    fine = judge(t, &e);
+    fine = decide(t, &e);
     for (int i = 0; i < t->count; i++) all[i] = &t->item[i];
     if (fine && t->count) t->mean = mean_with(t, all, t->count, &e);
   }

@@ -237,7 +237,7 @@ static bool is_credible(open_trial *now, double time_ns, double busy) {
   t->samples.time_ns[0] = time_ns / (double)now->calls;
   t->samples.busy[0] = busy;
   t->samples.loop_rate[0] = bench_median(now->rate, 2 * SLICES);
-  bench_setup_judge(now->setup, t);
+  bench_setup_check_time(now->setup, t);
   bench_trial_clear(t);
   return t->verdict.status == BENCH_PASS && (now->calls < 2 || is_as_quick_on_others(now, time_ns / (double)now->calls));
 }

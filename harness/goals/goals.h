@@ -106,7 +106,7 @@ const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 /* ---- Goals as rows: goals_table.c chooses, measures and prints them ---- */
 
 /* A row is the median of BENCH_GOAL_ROUNDS rounds, unless --rounds says otherwise; never of fewer than the least. Where at
- * least BENCH_LEAST_GOAL_ROUNDS rounds are undisturbed (bench_sample_is_calm()), it is the median of these. */
+ * least BENCH_LEAST_GOAL_ROUNDS rounds are undisturbed (bench_sample_is_undisturbed()), it is the median of these. */
 enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };
 
 /* A goal whose kernel runs here. */
@@ -119,7 +119,7 @@ typedef struct bench_goal_row {
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */
   bench_summary measured;
-  int rounds, calm; /* all rounds, and undisturbed ones (bench_sample_is_calm()) or -1 if that is not known */
+  int rounds, undisturbed; /* all rounds, and undisturbed ones (bench_sample_is_undisturbed()) or -1 if that is not known */
   bench_goal_verdict verdict;
 } bench_goal_row;
 
@@ -146,10 +146,10 @@ double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *se
 
 /* Numbers of rows that are done, by how they ended. */
 typedef struct bench_goal_counts {
-  int done, failed;          /* failed: FAIL, ERROR or DEGENERATE */
-  int marks[BENCH_GOAL + 1]; /* measured rows by verdict */
-  int decided, open;         /* measured rows with a floor, and those whose interval holds the floor */
-  int calm, disturbed;       /* measured rows: medians of undisturbed rounds; of all, because too few are undisturbed */
+  int done, failed;           /* failed: FAIL, ERROR or DEGENERATE */
+  int marks[BENCH_GOAL + 1];  /* measured rows by verdict */
+  int decided, open;          /* measured rows with a floor, and those whose interval holds the floor */
+  int undisturbed, disturbed; /* measured rows: medians of undisturbed rounds; of all, because too few are undisturbed */
 } bench_goal_counts;
 bench_goal_counts bench_goals_count(const bench_goal_table *table);
 

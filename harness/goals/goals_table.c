@@ -23,7 +23,7 @@ static bool is_selected(const bench_selection *selection, const attn_kernel_info
 /* Makes the row of a goal. Returns BENCH_HERE, or why there is no row. */
 static bench_absence make_row(const bench_goal *goal, const bench_selection *selection, const char *vendor, uint64_t seed,
                               bench_goal_row *row) {
-  *row = (bench_goal_row){.goal = goal, .kernel = attn_kernel_find(goal->kernel), .calm = -1};
+  *row = (bench_goal_row){.goal = goal, .kernel = attn_kernel_find(goal->kernel), .undisturbed = -1};
   row->against_kernel = *goal->line->against_kernel ? attn_kernel_find(goal->line->against_kernel) : row->kernel;
   if (!row->kernel || !row->against_kernel) return BENCH_NOT_BUILT;
   if (!is_selected(selection, row->kernel)) return BENCH_NOT_SELECTED;
@@ -80,8 +80,8 @@ static void format_mark(const bench_goal_row *row, char *text) {
 }
 
 void bench_goals_print_head(FILE *file) {
-  fprintf(file, "%-44s %-14s %7s %7s %9s %-6s  %-17s %6s %s\n", "row", "kernel", "floor", "goal", "measured", "",
-          "95 % interval", "calm", "verdict");
+  fprintf(file, "%-44s %-14s %7s %7s %9s %-6s  %-17s %11s %s\n", "row", "kernel", "floor", "goal", "measured", "",
+          "95 % interval", "undisturbed", "verdict");
 }
 
 /* "86.1 .. 88.0"; "" where there is no interval. */
@@ -96,23 +96,23 @@ static void format_interval(const bench_goal_row *row, char *text, size_t bytes)
 }
 
 /* "15/21"; "-" where it is not known. */
-static void format_calm(const bench_goal_row *row, char *text) {
-  snprintf(text, NUMBER, "%d/%d", row->calm, row->rounds);
-  if (row->status != BENCH_PASS || row->calm < 0) snprintf(text, NUMBER, "-");
+static void format_undisturbed(const bench_goal_row *row, char *text) {
+  snprintf(text, NUMBER, "%d/%d", row->undisturbed, row->rounds);
+  if (row->status != BENCH_PASS || row->undisturbed < 0) snprintf(text, NUMBER, "-");
 }
 
 void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file) {
   const bench_metric *metric = row->goal->line->metric;
-  char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4], calm[NUMBER], mark[NUMBER];
+  char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4], undisturbed[NUMBER], mark[NUMBER];
   format_value(metric, row->goal->line->floor, floor);
   format_value(metric, row->goal->line->goal, goal);
   if (row->status == BENCH_PASS) format_value(metric, row->measured.median, measured);
   format_interval(row, interval, sizeof interval);
-  format_calm(row, calm);
+  format_undisturbed(row, undisturbed);
   format_mark(row, mark);
   if (!before || strcmp(before->goal->section, row->goal->section)) fprintf(file, "%s\n", row->goal->section);
-  fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %6s %s\n", row->goal->line->text, row->goal->kernel, floor, goal,
-          measured, measured[0] ? metric->unit : "", interval, calm, mark);
+  fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %11s %s\n", row->goal->line->text, row->goal->kernel, floor, goal,
+          measured, measured[0] ? metric->unit : "", interval, undisturbed, mark);
   if (row->status == BENCH_PASS) return;
   fprintf(file, "      ");
   bench_print_wrapped(file, row->reason, 6);
@@ -168,9 +168,9 @@ static void count_row(bench_goal_counts *counts, const bench_goal_row *row) {
   counts->marks[row->verdict.mark]++;
   counts->open += row->verdict.open;
   counts->decided += row->verdict.mark != BENCH_NO_FLOOR;
-  if (row->calm < 0) return;
-  counts->calm += row->calm >= BENCH_LEAST_GOAL_ROUNDS;
-  counts->disturbed += row->calm < BENCH_LEAST_GOAL_ROUNDS;
+  if (row->undisturbed < 0) return;
+  counts->undisturbed += row->undisturbed >= BENCH_LEAST_GOAL_ROUNDS;
+  counts->disturbed += row->undisturbed < BENCH_LEAST_GOAL_ROUNDS;
 }
 
 bench_goal_counts bench_goals_count(const bench_goal_table *table) {
@@ -184,8 +184,9 @@ void bench_goals_print_summary(const bench_goal_table *table, FILE *file) {
   fprintf(file, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it",
           counts.decided, table->count, counts.marks[BENCH_GOAL], counts.marks[BENCH_FLOOR], counts.marks[BENCH_SHORT]);
   fprintf(file, counts.open ? "; ? = the interval holds the floor (%d)\n" : "\n", counts.open);
-  if (counts.calm + counts.disturbed)
-    fprintf(file, "calm: rounds without another program on the same cores; where a row has %d or more, these alone count\n",
+  if (counts.undisturbed + counts.disturbed)
+    fprintf(file,
+            "undisturbed: rounds without another program on the same cores; where a row has %d or more, these alone count\n",
             BENCH_LEAST_GOAL_ROUNDS);
   if (counts.disturbed)
     fprintf(file, "%d row%s fewer: take more --rounds\n", counts.disturbed, counts.disturbed == 1 ? " has" : "s have");
@@ -224,7 +225,7 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) put_text(file, texts[i]);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) put_number(file, numbers[i]);
   fprintf(file, ",%d,", row->rounds);
-  if (row->calm >= 0) fprintf(file, "%d", row->calm);
+  if (row->undisturbed >= 0) fprintf(file, "%d", row->undisturbed);
   put_text(file, bench_status_name(row->status));
   put_text(file, measured && row->verdict.mark != BENCH_NO_FLOOR ? bench_mark_name(row->verdict.mark) : "");
   put_text(file, measured && row->verdict.open ? "yes" : "no");
@@ -235,7 +236,7 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
 void bench_goals_write_csv(const bench_goal_table *table, const char *run_id, FILE *file) {
   fputs(
       "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n",
+      "rounds,undisturbed_rounds,status,verdict,interval_holds_floor,reason\n",
       file);
   for (int i = 0; i < table->count; i++)
     if (table->row[i].done) write_row(&table->row[i], run_id, file);
@@ -346,18 +347,18 @@ static bench_goal_sample sample_of(const pair *p, int i, int round) {
 }
 
 /* Whether all trials of that round had their core to themselves. */
-static bool is_calm(const pair *p, int round) {
-  bool calm = true;
-  for (int i = 0; i < p->count; i++) calm = calm && bench_sample_is_calm(p->trial[i], round);
-  return calm;
+static bool is_undisturbed(const pair *p, int round) {
+  bool undisturbed = true;
+  for (int i = 0; i < p->count; i++) undisturbed = undisturbed && bench_sample_is_undisturbed(p->trial[i], round);
+  return undisturbed;
 }
 
-static int count_calm(const pair *p, int rounds) {
-  int calm = 0;
+static int count_undisturbed(const pair *p, int rounds) {
+  int undisturbed = 0;
   for (int i = 0; i < p->count; i++)
-    if (!bench_knows_calm(p->trial[i])) return -1;
-  for (int round = 0; round < rounds; round++) calm += is_calm(p, round);
-  return calm;
+    if (!bench_knows_disturbance(p->trial[i])) return -1;
+  for (int round = 0; round < rounds; round++) undisturbed += is_undisturbed(p, round);
+  return undisturbed;
 }
 
 /* The value over the undisturbed rounds, or over all rounds where too few are undisturbed. */
@@ -366,9 +367,9 @@ static void summarise(pair *p, int rounds) {
   int count = 0;
   if (!values) conclude(p->row, BENCH_ERROR, "out of memory");
   p->row->rounds = rounds;
-  p->row->calm = count_calm(p, rounds);
+  p->row->undisturbed = count_undisturbed(p, rounds);
   for (int round = 0; values && round < rounds; round++) {
-    if (p->row->calm >= BENCH_LEAST_GOAL_ROUNDS && !is_calm(p, round)) continue;
+    if (p->row->undisturbed >= BENCH_LEAST_GOAL_ROUNDS && !is_undisturbed(p, round)) continue;
     const bench_goal_sample sample = sample_of(p, 0, round);
     const bench_goal_sample against = p->count > 1 ? sample_of(p, 1, round) : (bench_goal_sample){0};
     values[count++] = p->row->goal->line->metric->value(&sample, &against);
@@ -394,7 +395,7 @@ static bool measure_rounds(pair *p) {
     return true;
   }
   for (int i = 0; i < p->count; i++) {
-    bench_setup_judge(p->setup[i], p->trial[i]);
+    bench_setup_check_time(p->setup[i], p->trial[i]);
     if (p->trial[i]->verdict.status == BENCH_PASS) continue;
     p->row->against_failed = i > 0;
     conclude(p->row, BENCH_ERROR, "%s", p->trial[i]->verdict.reason);

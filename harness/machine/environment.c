@@ -77,7 +77,7 @@ void bench_environment_print(const bench_environment *environment, FILE *file) {
   for (int i = 0; i < environment->count; i++) {
     const bench_fact *fact = &environment->facts[i];
     fprintf(file, "%-8s %-18s %s\n", bench_grade_name(fact->grade), fact->name, fact->value);
-    if (fact->advice[0]) fprintf(file, "%-8s %-18s mend: %s\n", "", "", fact->advice);
+    if (fact->advice[0]) fprintf(file, "%-8s %-18s fix: %s\n", "", "", fact->advice);
   }
 }
 

@@ -353,17 +353,17 @@ static void print_noise(const bench_table *t, const bench_rows *rows, double *va
 }
 
 /* Samples whose cores other programs used as well, of those that tell. */
-static void print_neighbours(const bench_table *t, const bench_rows *rows) {
-  double calm = 0, all = 0;
+static void print_disturbance(const bench_table *t, const bench_rows *rows) {
+  double undisturbed = 0, all = 0;
   for (int i = 0; i < rows->count; i++) {
     const bench_row *r = &rows->item[i];
-    if (!r->time.n || isnan(r->calm_pct)) continue;
-    calm += r->time.n * r->calm_pct / 100;
+    if (!r->time.n || isnan(r->undisturbed_pct)) continue;
+    undisturbed += r->time.n * r->undisturbed_pct / 100;
     all += r->time.n;
   }
-  if (calm < all)
-    fprintf(t->file, "neighbours: another program ran on the same cores in %.0f %% of the samples\n",
-            100 * (all - calm) / all);
+  if (undisturbed < all)
+    fprintf(t->file, "disturbed: another program ran on the same cores in %.0f %% of the samples\n",
+            100 * (all - undisturbed) / all);
 }
 
 void bench_table_cases(const bench_table *table, const bench_rows *rows) {
@@ -385,7 +385,7 @@ void bench_table_summary(const bench_table *t, const bench_rows *rows) {
   fputc('\n', t->file);
   if (values) print_peaks(t, rows, values);
   if (values) print_noise(t, rows, values);
-  print_neighbours(t, rows);
+  print_disturbance(t, rows);
   if (!values) fprintf(t->file, "out of memory for the peaks and the noise floor\n");
   fprintf(t->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", rows->count,
           rows->count == 1 ? "" : "s", bench_count_status(rows, BENCH_PASS), bench_count_status(rows, BENCH_FAIL),

@@ -5,10 +5,10 @@
 #define BENCH_CORE_SHARE_H
 
 /* Integer additions a cycle that the cores of so many threads make now, as a share of the most that this process has
- * seen: the least of the threads. It takes about 30 µs, the first time 3 ms. From BENCH_CALM on nobody else runs there. 0
- * on a CPU without such a loop. */
+ * seen: the least of the threads. It takes about 30 µs, the first time 3 ms. From BENCH_UNDISTURBED on nobody else runs
+ * there. 0 on a CPU without such a loop. */
 double bench_core_share(int threads);
 
-#define BENCH_CALM 0.9
+#define BENCH_UNDISTURBED 0.9
 
 #endif

@@ -88,7 +88,7 @@ bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kern
   row.heads_q = row.heads_kv = row.dim_qk = row.dim_v = row.width = -1;
   row.ratio = bench_no_summary;
   row.threads_counted = row.plan_ns = row.workspace_bytes = row.flops = row.bytes = row.gflops = row.gbs = NAN;
-  row.calm_pct = row.peak_gflops = row.peak_pct = row.peak_gbs = row.bw_pct = row.ratio_best = NAN;
+  row.undisturbed_pct = row.peak_gflops = row.peak_pct = row.peak_gbs = row.bw_pct = row.ratio_best = NAN;
   row.projections_pct = row.attention_pct = row.rest_pct = NAN;
   if (bench) describe_case(&row, bench);
   if (kernel) bench_row_set_origin(&row, kernel);
@@ -145,15 +145,15 @@ static void fill_reading(const bench_setup *s, const bench_trial *t, bench_row *
 }
 
 /* In percent; NaN where it is not known. */
-static double calm_share(const bench_trial *t) {
-  int calm = 0;
-  for (int i = 0; i < t->samples.rounds; i++) calm += bench_sample_is_calm(t, i);
-  return bench_knows_calm(t) ? 100.0 * calm / t->samples.rounds : NAN;
+static double undisturbed_share(const bench_trial *t) {
+  int undisturbed = 0;
+  for (int i = 0; i < t->samples.rounds; i++) undisturbed += bench_sample_is_undisturbed(t, i);
+  return bench_knows_disturbance(t) ? 100.0 * undisturbed / t->samples.rounds : NAN;
 }
 
 static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->threads_counted = bench_median(t->samples.busy, t->samples.rounds);
-  row->calm_pct = calm_share(t);
+  row->undisturbed_pct = undisturbed_share(t);
   row->stop = s->stop;
   for (int i = 0; i < s->count; i++)
     if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* a slow kernel's */

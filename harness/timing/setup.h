@@ -42,7 +42,7 @@ typedef struct bench_row {
   double flops, bytes;             /* for one call: allowed pairs only; Q, K, V and O once */
   double gflops, gbs;              /* the same, 1e9 per second, by the median */
   double threads_counted;          /* busy threads by their CPU time; median over the rounds */
-  double calm_pct;                 /* samples that are undisturbed (bench_sample_is_calm()) */
+  double undisturbed_pct;          /* samples that are undisturbed (bench_sample_is_undisturbed()) */
   double peak_gflops, peak_pct;    /* rate of the tier's loop on all threads; median share over the rounds */
   double peak_gbs, bw_pct;         /* rate of the loop that reads the same bytes in place, and the share reached */
   char level[8];                   /* cache level in which these bytes lie: "L1" ... "memory" */
@@ -156,7 +156,7 @@ void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 void bench_setup_time(bench_setup *setup);
 
 /* The trial to blame for what is wrong with a failed one: that one, or another that disturbs it. */
-bench_trial *bench_setup_find_culprit(bench_setup *setup, bench_trial *failed);
+bench_trial *bench_setup_find_cause(bench_setup *setup, bench_trial *failed);
 
 /* Whether more threads were busy than the trial has, its calls waited, or it worked when its output was read: says so. */
 bool bench_trial_works_aside(const bench_trial *trial, char *sentence, size_t bytes);
@@ -164,7 +164,7 @@ bool bench_trial_works_aside(const bench_trial *trial, char *sentence, size_t by
 /* Gives a trial with an impossible time ERROR and a sentence, and drops its samples: it was faster than the peak loop, or
  * than the loop that only reads, or kept more threads busy than the case has. If it kept fewer busy, it gets a warning. To
  * be called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
-void bench_setup_judge(bench_setup *setup, bench_trial *trial);
+void bench_setup_check_time(bench_setup *setup, bench_trial *trial);
 
 /* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */
 double bench_peak_share(const bench_trial *trial, double flops, int threads);

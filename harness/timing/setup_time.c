@@ -127,19 +127,18 @@ static bench_trial *find_hidden_work(bench_trial *const *trials, int count, char
 /* Gives the error to the trial that caused it, and takes it out. What its threads may still do is no fault of the others. */
 static int leave_out(bench_setup *s, bench_trial **trials, int count, bench_trial *failed, const char *why) {
   if (failed == &s->control) failed = &s->trials[s->controlled - s->trials];
-  bench_trial *culprit = bench_setup_find_culprit(s, failed);
+  bench_trial *cause = bench_setup_find_cause(s, failed);
   int left = 0;
   for (int i = 0; i <= count; i++) bench_trial_clear(trials[i]);
-  const bool known = culprit->verdict.status != BENCH_PASS || s->inputs_lost;
-  if (culprit->verdict.status == BENCH_PASS) spoil(culprit, culprit == failed ? why : disturbs(culprit, why));
+  const bool known = cause->verdict.status != BENCH_PASS || s->inputs_lost;
+  if (cause->verdict.status == BENCH_PASS) spoil(cause, cause == failed ? why : disturbs(cause, why));
   for (int i = 0; i < count; i++) {
-    if (trials[i] != culprit) trials[left++] = trials[i];
-    if (trials[i] != culprit && known)
-      bench_conclude(trials[i], BENCH_ERROR, "not timed, through no fault of its own: %s disturbs it",
-                     culprit->kernel->name);
+    if (trials[i] != cause) trials[left++] = trials[i];
+    if (trials[i] != cause && known)
+      bench_conclude(trials[i], BENCH_ERROR, "not timed, through no fault of its own: %s disturbs it", cause->kernel->name);
   }
   if (known) return 0;
-  if (culprit->plan) bench_setup_close_plan(culprit);
+  if (cause->plan) bench_setup_close_plan(cause);
   return left;
 }
 
@@ -182,7 +181,7 @@ void bench_setup_time(bench_setup *s) {
   bench_setup_rotate(s);
   const int count = time_trials(s, trials, choose_trials(s, trials));
   if (!count) return;
-  for (int i = 0; i < count; i++) bench_setup_judge(s, trials[i]);
+  for (int i = 0; i < count; i++) bench_setup_check_time(s, trials[i]);
 }
 
 /* ---- Impossible times --------------------------------------------------------------------------------------------- */
@@ -259,7 +258,7 @@ static bool beats_reading(const bench_setup *s, bench_trial *t, char *sentence, 
   return false;
 }
 
-void bench_setup_judge(bench_setup *s, bench_trial *t) {
+void bench_setup_check_time(bench_setup *s, bench_trial *t) {
   char sentence[300];
   if (hides_work(s, t, sentence, sizeof sentence) || beats_peak(s, t, sentence, sizeof sentence) ||
       beats_reading(s, t, sentence, sizeof sentence))

@@ -380,9 +380,11 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   return true;
 }
 
-bool bench_sample_is_calm(const bench_trial *t, int round) { return t->samples.core_share[round] >= BENCH_CALM; }
+bool bench_sample_is_undisturbed(const bench_trial *t, int round) {
+  return t->samples.core_share[round] >= BENCH_UNDISTURBED;
+}
 
-bool bench_knows_calm(const bench_trial *t) { return t->samples.rounds > 0 && t->samples.core_share[0] > 0; }
+bool bench_knows_disturbance(const bench_trial *t) { return t->samples.rounds > 0 && t->samples.core_share[0] > 0; }
 
 /* Raises the number of calls by the factor that is missing and a fifth more, at most a hundred times. */
 static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {

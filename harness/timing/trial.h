@@ -167,10 +167,10 @@ typedef struct bench_slices {
 #define bench_sampler_fail(sampler, ...) bench_say((sampler)->error, sizeof(sampler)->error, __VA_ARGS__)
 
 /* Whether the trial had its cores to itself in that round: no other program ran on their other hardware threads. */
-bool bench_sample_is_calm(const bench_trial *trial, int round);
+bool bench_sample_is_undisturbed(const bench_trial *trial, int round);
 
-/* Whether bench_sample_is_calm() can tell: on CPUs that bench_core_share() knows. */
-bool bench_knows_calm(const bench_trial *trial);
+/* Whether bench_sample_is_undisturbed() can tell: on CPUs that bench_core_share() knows. */
+bool bench_knows_disturbance(const bench_trial *trial);
 
 /* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
  * with the sampler's error if a call failed. */

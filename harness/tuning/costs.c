@@ -97,8 +97,9 @@ static void find_slowness(bench_tune_result *result) {
   }
 }
 
-/* A neighbour on the core does not slow all kernels alike: on a Zen 4 flash_avx2 keeps 0.78 of its rate, flash_avx512 0.95.
- * Where most looks are undisturbed, the others count for little; where all have a neighbour, they count in full. */
+/* Another program on the core does not slow all kernels alike: on a Zen 4 flash_avx2 keeps 0.78 of its rate and
+ * flash_avx512 0.95. Where most looks are undisturbed, the others count for little; where all are disturbed, they count in
+ * full. */
 static const double TRUST_IN_OTHERS = 0.05;
 
 /* The equations anew, from what the times were in a usual moment. */
@@ -114,7 +115,7 @@ static void gather(bench_tune_result *result) {
     for (int i = 0; i < look->count; i++)
       bench_tune_cost_add(&result->costs[look->kernel[i]][look->shape.dtype], attn_kernel_get(look->kernel[i]), &look->shape,
                           look->time_ns[i] / look->slowness, look->time_ns[0] / look->slowness,
-                          look->calm ? 1 : TRUST_IN_OTHERS);
+                          look->undisturbed ? 1 : TRUST_IN_OTHERS);
   }
 }
 
@@ -124,8 +125,8 @@ static void solve(bench_tune_result *result, bool last) {
       last ? bench_tune_cost_solve(&result->costs[k][t]) : descend(&result->costs[k][t], SWEEPS / ROUNDS);
 }
 
-/* Neighbours on the same core can make a moment twice as slow, for all kernels alike. What kernels differ by says which is
- * quicker, so each look gets a slowness of its own: costs and slowness in turn by what the others leave. */
+/* Other programs on the same core can make a moment twice as slow, for all kernels alike. What kernels differ by says which
+ * is quicker, so each look gets a slowness of its own: costs and slowness in turn by what the others leave. */
 void bench_tune_fit(bench_tune_result *result) {
   for (int i = 0; i < result->looks; i++) result->look[i].slowness = 1;
   for (int round = 0; round < ROUNDS; round++) {

@@ -13,7 +13,7 @@ static const double MUCH = 1.1;
 /* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
  * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
  * looks counts; the first one, which made it look slow, does not, because it errs to that side. If any of the later looks
- * were undisturbed, only these count: a neighbour on the core slows some kernels more than others. */
+ * were undisturbed, only these count: another program on the core slows some kernels more than others. */
 enum { LOOKS = 7 };
 static const double DOUBTFUL[LOOKS - 1] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07};
 static const double LENGTHS[LOOKS] = {1, 4, 16, 16, 16, 16, 16}; /* times as long as in the first look */
@@ -84,7 +84,7 @@ typedef struct problem {
   bench_tune_shape shape;
   int chosen[BENCH_REGRETS]; /* kernels; -1 if it is none that is looked at */
   int looks;
-  bool calm[LOOKS];
+  bool undisturbed[LOOKS];
   double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel / time of the best one in the same look; 0 */
   double best_ns;
 } problem;
@@ -104,10 +104,10 @@ static int choose(const bench_tune_shape *shape, const attn_tuning *tuning) {
 static double time_over(const problem *p, int kernel, int other) {
   double ratios[LOOKS];
   int count = 0;
-  bool any_calm = false;
-  for (int look = p->looks > 1; look < p->looks; look++) any_calm |= p->calm[look];
+  bool any_undisturbed = false;
+  for (int look = p->looks > 1; look < p->looks; look++) any_undisturbed |= p->undisturbed[look];
   for (int look = p->looks > 1; look < p->looks; look++) {
-    if (any_calm && !p->calm[look]) continue;
+    if (any_undisturbed && !p->undisturbed[look]) continue;
     const double *r = p->ratio[look];
     if (kernel < 0 || !(r[kernel] > 0 && r[other] > 0)) return 0;
     ratios[count++] = r[kernel] / r[other];
@@ -129,7 +129,7 @@ static double ratio_of(const problem *p, int kernel) { return time_over(p, kerne
 
 static bool look_at(const bench_tune_source *source, double seconds, problem *p) {
   attn_tune_report report;
-  if (!bench_tune_look_at(source, &p->shape, TUNE_ALL, seconds, &report, &p->calm[p->looks])) return false;
+  if (!bench_tune_look_at(source, &p->shape, TUNE_ALL, seconds, &report, &p->undisturbed[p->looks])) return false;
   for (int i = 0; i < report.timed; i++) {
     const int kernel = bench_tune_kernel(report.entry[i].kernel);
     if (kernel >= 0) p->ratio[p->looks][kernel] = report.entry[i].ratio;

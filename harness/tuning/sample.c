@@ -43,10 +43,10 @@ static double share_of_core(const bench_tune_source *source) {
 }
 
 bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
-                        double seconds, attn_tune_report *report, bool *calm) {
+                        double seconds, attn_tune_report *report, bool *undisturbed) {
   const double before = share_of_core(source);
   if (!source->measure(source->context, shape, kernels, seconds, report)) return false;
-  *calm = before == 0 /* nothing is known */ || fmin(before, share_of_core(source)) >= BENCH_CALM;
+  *undisturbed = before == 0 /* nothing is known */ || fmin(before, share_of_core(source)) >= BENCH_UNDISTURBED;
   return true;
 }
 
@@ -73,10 +73,10 @@ static standing standing_of(const attn_tune_report *report, int index, bool by_t
 static bool has_terms(int kernel) { return kernel >= 0 && attn_registry_get(kernel)->terms.count > 0; }
 
 /* A problem that was drawn because it is unclear says nothing of how often a kernel leads. */
-static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random, bool calm,
+static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random, bool undisturbed,
                      bench_tune_result *result) {
   const attn_tune_entry *e = report->entry;
-  bench_tune_look look = {.shape = *shape, .calm = calm};
+  bench_tune_look look = {.shape = *shape, .undisturbed = undisturbed};
   for (int i = 0; i < report->timed && look.count < TUNE_NEAR; i++) {
     const int kernel = bench_tune_kernel(e[i].kernel);
     if (!has_terms(kernel) || e[i].rounds < FEWEST_ROUNDS) continue;
@@ -158,9 +158,9 @@ static void time_one(sampler *s, bool unclear) {
   const bench_tune_shape shape = is_random ? random_shape(line, &s->seed) : unclear_shape(s->result, line, &s->seed);
   const double seconds = fmin(length_of(s->result, &shape), s->most_s);
   attn_tune_report report;
-  bool calm;
-  if (bench_tune_look_at(s->source, &shape, candidates(s->result, shape.dtype), seconds, &report, &calm))
-    add_look(&shape, &report, is_random, calm, s->result);
+  bool undisturbed;
+  if (bench_tune_look_at(s->source, &shape, candidates(s->result, shape.dtype), seconds, &report, &undisturbed))
+    add_look(&shape, &report, is_random, undisturbed, s->result);
 }
 
 /* Whether any kernel can have been timed often enough for a line. */

@@ -79,7 +79,7 @@ typedef struct bench_tune_look {
   int count, kernel[TUNE_NEAR];
   double time_ns[TUNE_NEAR]; /* the quickest's, times the median of the ratios with it */
   double slowness;           /* how slow the moment was: all of its kernels exceed their costs by this factor */
-  bool calm;                 /* nobody else ran on the core before and after it */
+  bool undisturbed;          /* nobody else ran on the core before and after it */
 } bench_tune_look;
 
 typedef struct bench_tune_result {
@@ -131,7 +131,7 @@ void bench_tune_threads(const bench_tune_source *source, double seconds, bench_t
 
 /* Times a problem as source->measure() does, and says whether the measurement was undisturbed. */
 bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
-                        double seconds, attn_tune_report *report, bool *calm);
+                        double seconds, attn_tune_report *report, bool *undisturbed);
 
 /* Whether any kernel was timed often enough, and is quick enough, to have a line of costs. */
 bool bench_tune_has_costs(const bench_tune_result *result);

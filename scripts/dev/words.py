@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Checks the English of comments, documents and commit subjects, for `scripts/dev/lint.sh words`.
 
-    words.py FILE...            comments of C, CMake, shell and Python, text of Markdown
+    words.py FILE...            comments of C, CMake, shell and Python, text of Markdown; words also in names and strings
     words.py --subjects RANGE   subjects of commits, such as main~20..main
 
 Prints what to write for the words of words.txt, comments that begin with a word that needs a noun before it, and sentences
@@ -22,7 +22,7 @@ WORDS = pathlib.Path(__file__).with_name("words.txt")
 
 def read_words():
     rows = [line.split("\t") for line in WORDS.read_text().splitlines() if line and not line.startswith("#")]
-    return [(re.compile(rf"\b{pattern}\b", re.I), better) for pattern, better in rows]
+    return [(re.compile(rf"(?<![a-z]){pattern}(?![a-z])", re.I), better) for pattern, better in rows]
 
 
 def block_comments(text):
@@ -79,11 +79,13 @@ def sentences(text):
         yield from re.split(r"(?<=[.!?;:])\s+", paragraph)
 
 
-def faults(text, words, is_comment):
-    prose = re.sub(r"`[^`\n]*`", lambda code: " " * len(code[0]), text)  # names in code may be any words
+def banned(text, words):
     for pattern, better in words:
-        for match in pattern.finditer(prose):
+        for match in pattern.finditer(text):
             yield text.count("\n", 0, match.start()), f"'{match[0]}': write {better}"
+
+
+def faults(text, is_comment):
     first = re.match(r"\s*([A-Za-z]+)\b(?! \*)", text)
     if is_comment and first and first[1].lower() in OPENINGS:
         yield 0, f"a comment begins with '{first[1]}'"
@@ -98,10 +100,13 @@ def check_files(names, words):
     for name in names:
         path = pathlib.Path(name)
         reader = READERS.get(path.suffix, line_comments)
-        for line, text, is_comment in reader(path.read_text(encoding="utf-8")):
-            for offset, fault in faults(text, words, is_comment):
-                print(f"{name}:{line + offset}: {fault}")
-                found += 1
+        whole = path.read_text(encoding="utf-8")
+        rows = [(1 + offset, fault) for offset, fault in banned(whole, words)]
+        for line, text, is_comment in reader(whole):
+            rows += [(line + offset, fault) for offset, fault in faults(text, is_comment)]
+        for line, fault in sorted(rows):
+            print(f"{name}:{line}: {fault}")
+        found += len(rows)
     return found
 
 
@@ -110,7 +115,7 @@ def check_subjects(revisions, words):
                               capture_output=True).stdout.splitlines()
     found = 0
     for subject in subjects:
-        for _, fault in faults(subject, words, False):
+        for _, fault in [*banned(subject, words), *faults(subject, False)]:
             print(f"{subject}: {fault}")
             found += 1
     return found

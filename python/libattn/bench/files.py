@@ -10,7 +10,7 @@ COLUMNS = (
     "score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,rows_checked,"
     "max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,time_ns_ci_hi,plan_ns,"
     "workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,level,baseline,ratio,ratio_ci_lo,"
-    "ratio_ci_hi,noise,stop_reason,threads_counted,calm_pct,warnings").split(",")
+    "ratio_ci_hi,noise,stop_reason,threads_counted,undisturbed_pct,warnings").split(",")
 SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops".split(",")
 
 

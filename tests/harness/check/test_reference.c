@@ -49,13 +49,13 @@ static void close_cut(cut_case *c) {
 }
 
 /* A kernel that shares code with none. */
-static const attn_kernel_info stranger = {.name = "stranger", .algorithm = "none", .isa = "none", .library = ""};
+static const attn_kernel_info unrelated = {.name = "unrelated", .algorithm = "none", .isa = "none", .library = ""};
 
-static bench_verdict judge_as(const cut_case *c, const attn_kernel_info *kernel) {
+static bench_verdict check_as(const cut_case *c, const attn_kernel_info *kernel) {
   return bench_check_other_values(c->expected, &c->tensors.args, &(attn_numerics){.exp_error = 0x1p-22}, kernel);
 }
 
-static bench_verdict judge(const cut_case *c) { return judge_as(c, &stranger); }
+static bench_verdict check(const cut_case *c) { return check_as(c, &unrelated); }
 
 static float *output_at(const cut_case *c, int64_t b, int64_t h, int64_t i) {
   const bench_expected_row row = {.b = b, .h = h, .i = i};
@@ -88,9 +88,9 @@ static void expect_least_alike(const attn_kernel_info *checked, const attn_probl
 
 TEST(references_share_the_least_with_the_kernel_to_check) {
   for (int i = -1; i < attn_kernel_count(); i++) {
-    const attn_kernel_info *checked = i < 0 ? &stranger : attn_kernel_get(i);
+    const attn_kernel_info *checked = i < 0 ? &unrelated : attn_kernel_get(i);
     cut_case c = open_cut(small);
-    assert_int_equal(judge_as(&c, checked).status, BENCH_PASS);
+    assert_int_equal(check_as(&c, checked).status, BENCH_PASS);
     assert_true(may_refer(c.expected->reference->kernel, &c.expected->reference->problem));
     expect_least_alike(checked, &c.expected->reference->problem, c.expected->reference->kernel);
     close_cut(&c);
@@ -101,13 +101,13 @@ TEST(references_share_the_least_with_the_kernel_to_check) {
 TEST(references_stay_while_they_are_not_like_the_kernel) {
   cut_case c = open_cut(small);
   const bench_reference *r = c.expected->reference;
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   assert_string_equal(r->kernel->name, "naive_c");
   for (int64_t n = 0; n < KEPT * c.bench.problem.dim_v; n++)
     r->output[BENCH_O][n] = 77; /* in the oracle's rows: would it run again? */
-  assert_int_equal(judge_as(&c, NULL).status, BENCH_PASS);
+  assert_int_equal(check_as(&c, NULL).status, BENCH_PASS);
   assert_true(r->output[BENCH_O][0] == 77);
-  assert_int_equal(judge_as(&c, r->kernel).status, BENCH_PASS);
+  assert_int_equal(check_as(&c, r->kernel).status, BENCH_PASS);
   assert_true(r->output[BENCH_O][0] != 77);
   close_cut(&c);
 }
@@ -115,7 +115,7 @@ TEST(references_stay_while_they_are_not_like_the_kernel) {
 /* A kernel like the last reference gets another one; where the oracle contradicts all others, the last one stays. */
 TEST(a_reference_is_kept_where_no_other_is_left) {
   cut_case c = open_cut(small);
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   const attn_kernel_info *last = c.expected->reference->kernel, *alike = NULL;
   c.expected->reference->wrong = ~(uint64_t)0;
   for (int i = 0; i < attn_kernel_count(); i++) {
@@ -124,7 +124,7 @@ TEST(a_reference_is_kept_where_no_other_is_left) {
     if (shared(kernel, last) == 1) alike = kernel;
   }
   assert_non_null(alike);
-  assert_string_equal(judge_as(&c, alike).reference, last->name);
+  assert_string_equal(check_as(&c, alike).reference, last->name);
   close_cut(&c);
 }
 
@@ -132,7 +132,7 @@ TEST(a_reference_is_kept_where_no_other_is_left) {
 TEST(references_that_the_oracle_refutes_are_not_believed) {
   cut_case c = open_cut(small);
   c.expected->o[KEPT * c.bench.problem.dim_v - 1] += 1;
-  const bench_verdict verdict = judge(&c);
+  const bench_verdict verdict = check(&c);
   assert_int_equal(verdict.status, BENCH_ERROR);
   test_contains(verdict.reason, "no kernel, or no memory");
   assert_string_equal(verdict.reference, "");
@@ -147,7 +147,7 @@ TEST(complete_answers_need_no_reference) {
   cut_case c = open_cut(small);
   c.expected->complete = true;
   *output_at(&c, 0, 1, 19) += 1;
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   assert_null(c.expected->reference->kernel);
   close_cut(&c);
 }
@@ -155,12 +155,12 @@ TEST(complete_answers_need_no_reference) {
 /* The oracle finds the rows right where the reference was spoilt: up to 256 of them. */
 TEST(references_may_err_in_256_rows) {
   cut_case c = open_cut("heads:1/seq:300/head_dim:8");
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   float *o = c.expected->reference->output[BENCH_O];
   for (int64_t i = KEPT; i < KEPT + 256; i++) o[8 * i + 5] += 1;
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   o[8 * 299] += 1;
-  const bench_verdict verdict = judge(&c);
+  const bench_verdict verdict = check(&c);
   assert_int_equal(verdict.status, BENCH_ERROR);
   test_contains(verdict.reason, "differs from naive_c in more than 256 rows that the oracle finds right");
   close_cut(&c);
@@ -170,16 +170,16 @@ TEST(references_may_err_in_256_rows) {
 TEST(references_learn_from_right_rows_only) {
   cut_case c = open_cut("heads:1/seq:60/head_dim:8/causal:top-left");
   const bench_reference *r = c.expected->reference;
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   const double known = r->largest.max_v, last = c.expected->row[59].facts.max_v;
   assert_true(known < last); /* it sees all keys */
   float *o = output_at(&c, 0, 0, 59), right = *o;
   *o = 5;
-  assert_int_equal(judge(&c).status, BENCH_FAIL);
+  assert_int_equal(check(&c).status, BENCH_FAIL);
   assert_true(r->largest.max_v == known);
   *o = right;
   r->output[BENCH_O][8 * 59] += 1;
-  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_int_equal(check(&c).status, BENCH_PASS);
   assert_true(r->largest.max_v == last);
   close_cut(&c);
 }

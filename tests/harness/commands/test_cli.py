@@ -30,7 +30,7 @@ CSV_HEADER = (
     "dim_v,score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,"
     "rows_checked,max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,"
     "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,level,baseline,"
-    "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,calm_pct,warnings")
+    "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,undisturbed_pct,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
 LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
 OTHER_AXES_HEADER = CSV_HEADER + ",other_axes"
@@ -231,7 +231,7 @@ class CommandLine(FolderTest):
         old = attnbench("env", OPENBLAS_CORETYPE="Prescott").stdout
         if " Prescott" not in old:
             self.skipTest("this OpenBLAS has no code for Prescott")
-        self.assertRegex(old, r"WARN +libraries .*Prescott.*\n +mend: OPENBLAS_CORETYPE=(SkylakeX|Haswell)")
+        self.assertRegex(old, r"WARN +libraries .*Prescott.*\n +fix: OPENBLAS_CORETYPE=(SkylakeX|Haswell)")
 
     def test_environment_is_printed_and_never_ignored(self):
         said = {"ATTN_KERNEL": "naive_c", "ATTN_MAX_ISA": "c", "ATTN_VERBOSE": "0", "ATTN_TUNING": "nowhere",

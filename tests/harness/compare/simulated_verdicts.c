@@ -170,7 +170,7 @@ static score simulate(const machine *m, bench_design design, double slowdown, in
       measure_paired(m, slowdown, items);
     else
       measure_files(m, design == BENCH_ONE_RUN ? 1 : RUNS, slowdown, items);
-    if (!bench_comparisons_judge(&table)) exit(5);
+    if (!bench_comparisons_decide(&table)) exit(5);
     count(&s, &table, slowdown);
   }
   return s;

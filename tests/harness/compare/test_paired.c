@@ -67,7 +67,7 @@ TEST(placements_are_no_difference_of_builds) {
   sim.all = &any;
   sim.luck = 0.02;
   assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
-  assert_true(bench_comparisons_judge(&table));
+  assert_true(bench_comparisons_decide(&table));
   assert_true(sim.places == 3 * 60 && sim.shared == 0);
   assert_true(c.log_ratio != 0 && c.noise > 0);
   assert_true(c.within > 0.002 && c.within < 0.008); /* 0.02 x sqrt(2 / 60) is 0.0037 */

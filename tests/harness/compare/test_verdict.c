@@ -41,10 +41,10 @@ static bench_comparison one_run(double time_a, double peak_a, double time_b, dou
 }
 
 /* A table of one-run comparisons with these ratios, and their verdicts. */
-static bench_comparisons judge(const double *ratios, int count, bench_comparison *items) {
+static bench_comparisons decide(const double *ratios, int count, bench_comparison *items) {
   bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = items, .count = count};
   for (int i = 0; i < count; i++) items[i] = one_run(100 * ratios[i], 0, 100, 0);
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   return t;
 }
 
@@ -66,15 +66,15 @@ TEST(student_has_the_values_of_tables) {
 TEST(single_runs_have_an_error_of_one_per_cent) {
   bench_comparison c[1];
   const double ratios[] = {1.10, 1 / 1.10, 1.05};
-  (void)judge(&ratios[0], 1, c);
+  (void)decide(&ratios[0], 1, c);
   assert_int_equal(c->verdict, BENCH_FASTER);
   assert_near(c->ratio, 1.10, 1e-12);
   assert_near(c->ci_lo, 1.10 * exp(-0.03182446), 1e-6);
   assert_near(c->ci_hi, 1.10 * exp(0.03182446), 1e-6);
   assert_near(c->p, 0.00244965, 1e-6);
-  (void)judge(&ratios[1], 1, c);
+  (void)decide(&ratios[1], 1, c);
   assert_int_equal(c->verdict, BENCH_SLOWER);
-  (void)judge(&ratios[2], 1, c);
+  (void)decide(&ratios[2], 1, c);
   assert_int_equal(c->verdict, BENCH_INCONCLUSIVE);
   test_contains(c->reason, "one run a side");
 }
@@ -84,12 +84,12 @@ TEST(single_runs_have_an_error_of_one_per_cent) {
 TEST(p_values_are_adjusted_over_the_table) {
   bench_comparison c[MOST_ROWS];
   double ratios[MOST_ROWS] = {1.12, 1.12, 1.12, 1.12, 1.12, 1.12, 1.12, 1.12};
-  (void)judge(ratios, 8, c);
+  (void)decide(ratios, 8, c);
   const double alone = bench_student_p(log(1.12) / 0.01, 5);
   assert_near(c[0].p, 8 * alone, 1e-9);
   assert_int_equal(c[0].verdict, BENCH_FASTER);
   for (int i = 0; i < 8; i++) ratios[i] = 1.06;
-  (void)judge(ratios, 8, c);
+  (void)decide(ratios, 8, c);
   assert_true(bench_student_p(log(1.06) / 0.01, 5) < 0.01);
   assert_int_equal(c[0].verdict, BENCH_INCONCLUSIVE);
 }
@@ -99,7 +99,7 @@ TEST(shares_of_the_peak_are_compared) {
   bench_comparison c = one_run(100, 1e11, 110, 1e11 / 1.1);
   bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = &c, .count = 1};
   assert_true(fabs(c.log_ratio) < 1e-12);
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_near(c.error, hypot(0.01, log(1.1)), 1e-9);
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
   test_contains(c.reason, "peak loop moved");
@@ -124,7 +124,7 @@ TEST(several_runs_tell_how_runs_differ) {
   bench_comparison_measure(&c, rows_a, 3, rows_b, 3);
   assert_near(c.runs, 0.01, 1e-9);
   assert_near(c.log_ratio, log(1.25), 1e-9);
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_int_equal(c.degrees, 4);
   assert_near(c.error, 0.01 / pow(1 - 2.0 / 36, 1.5) * sqrt(2.0 / 3), 1e-9);
   assert_int_equal(c.verdict, BENCH_FASTER);
@@ -142,7 +142,7 @@ TEST(runs_that_agree_still_have_an_error) {
   for (int count = 5; count <= 6; count++) {
     bench_comparisons t = {.design = BENCH_SEVERAL_RUNS, .margin = 0.01, .item = items, .count = count};
     for (int i = 0; i < count; i++) bench_comparison_measure(&items[i], a, 3, b, 3);
-    assert_true(bench_comparisons_judge(&t));
+    assert_true(bench_comparisons_decide(&t));
     assert_near(items[0].error, 0.0005 * sqrt(2. / 3), 1e-9);
     assert_near(t.mean.error, 0.0005 * sqrt(2. / 3), 1e-9);
     assert_int_equal(items[0].degrees, count < 6 ? 4 : 8);
@@ -162,13 +162,13 @@ TEST(paired_rounds_see_three_per_cent) {
   bench_comparison_measure_paired(&c, PAIRS(a, b), PAIRS(a, a));
   assert_near(c.log_ratio, log(0.97), 1e-5);
   assert_near(c.within, 0.0001 / 0.97 * sqrt(470. / 13 / 12), 1e-4);
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_near(c.error, c.within, 1e-12);
   assert_int_equal(c.degrees, 12);
   assert_int_equal(c.verdict, BENCH_SLOWER);
   for (int i = 0; i < 21; i++) a[i] = b[i] * (0.995 + 0.0001 * (i - 10)); /* surely different, but by less than 1 % */
   bench_comparison_measure_paired(&c, PAIRS(a, b), PAIRS(a, a));
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_true(c.p < 0.01);
   assert_int_equal(c.verdict, BENCH_SAME);
 }
@@ -180,7 +180,7 @@ TEST(controls_that_differ_widen_the_interval) {
   bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
   for (int i = 0; i < 21; i++) b[i] = 100, a[i] = 97 + 0.01 * (i - 10), control[i] = a[i] / 1.03;
   bench_comparison_measure_paired(&c, PAIRS(a, b), PAIRS(a, control));
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_true(c.error > log(1.03));
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
   test_contains(c.reason, "A/A control");
@@ -193,7 +193,7 @@ TEST(few_rounds_are_inconclusive) {
   bench_comparison c;
   bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = &c, .count = 1};
   bench_comparison_measure(&c, &row_a, 1, &row_b, 1);
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
   assert_string_equal(c.reason, "5 rounds are too few for an interval");
   assert_near(c.ratio, 2, 1e-12);
@@ -209,7 +209,7 @@ TEST(what_is_not_known_is_out_of_memory) {
   bench_comparison c = {.log_ratio = NAN, .within = NAN, .noise = NAN, .drift = NAN, .runs = NAN, .runs_a = 1, .runs_b = 1};
   for (bench_design design = BENCH_ONE_RUN; design <= BENCH_PAIRED_ROUNDS; design++) {
     bench_comparisons t = {.design = design, .margin = 0.01, .item = &c, .count = 1};
-    assert_true(bench_comparisons_judge(&t));
+    assert_true(bench_comparisons_decide(&t));
     assert_string_equal(c.reason, "out of memory");
     assert_string_equal(t.mean.reason, "out of memory");
     assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
@@ -223,11 +223,11 @@ TEST(equal_times_are_the_same) {
   bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
   for (int i = 0; i < 21; i++) a[i] = 100;
   bench_comparison_measure_paired(&c, PAIRS(a, a), PAIRS(a, a));
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_int_equal(c.verdict, BENCH_SAME);
   assert_near(c.p, 1, 1e-12);
   t.count = 0; /* an empty table is none */
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
 }
 
 /* ---- What errors are made of ----------------------------------------------------------------------------------------- */
@@ -247,7 +247,7 @@ static void fill_kernels(kernel_table *t, const double *ratios, const double *no
     t->item[i].a = t->item[i].b = &t->row[i];
     if (noises) t->item[i].noise = log1p(noises[i]);
   }
-  assert_true(bench_comparisons_judge(&t->table));
+  assert_true(bench_comparisons_decide(&t->table));
 }
 
 /* Three rows of a kernel spread around their own middle, two rows around the middle of all. */
@@ -339,7 +339,7 @@ TEST(means_of_paired_rounds_have_half_the_controls_error) {
     }
   for (int row = 0; row < 2; row++)
     bench_comparison_measure_paired(&items[row], PAIRS(a[row], b), PAIRS(a[row], control[row]));
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   const double noise = 1.482602 * (log(1.015) + log(1.005)) / 2;
   const double within = (items[0].within + items[1].within) / 2;
   const double unequal = sqrt(noise * noise - within * within);
@@ -361,7 +361,7 @@ TEST(what_shifts_a_run_shifts_its_mean) {
     bench_comparison_measure(&items[row], a, 2, b, 2);
     assert_near(items[row].runs, (row ? 0.02 : 0.01) * sqrt(2) / sqrt(2), 1e-6);
   }
-  assert_true(bench_comparisons_judge(&t));
+  assert_true(bench_comparisons_decide(&t));
   assert_near(t.mean.log_ratio, log(100. / 90) + 0.015, 1e-9);
   assert_near(t.mean.error, 0.015 * sqrt(1. / 2 + 1. / 2), 1e-6);
   assert_int_equal(t.mean.degrees, 2);
@@ -389,7 +389,7 @@ TEST(reasons_are_sentences) {
     bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
     for (int i = 0; i < 21; i++) b[i] = 100, a[i] = 100 * cases[n].ratio + 100 * cases[n].step * (i - 10);
     bench_comparison_measure_paired(&c, PAIRS(a, b), PAIRS(a, a));
-    assert_true(bench_comparisons_judge(&t));
+    assert_true(bench_comparisons_decide(&t));
     assert_string_equal(c.reason, cases[n].reason);
     assert_int_equal(c.verdict, cases[n].verdict);
   }
@@ -409,7 +409,7 @@ TEST(rows_are_sorted) {
     bench_comparison_measure_paired(&c, PAIRS(a[i], b), PAIRS(a[i], a[i]));
     assert_true(bench_matches_add(&m, &c));
   }
-  assert_true(bench_matches_judge(&m));
+  assert_true(bench_matches_decide(&m));
   for (int i = 0; i < MOST_ROWS; i++) {
     assert_near(m.table.item[i].ratio, sorted[i], 1e-6);
     assert_int_equal(m.table.item[i].verdict, i < 3 ? BENCH_SLOWER : i < 5 ? BENCH_SAME : BENCH_FASTER);

@@ -293,7 +293,7 @@ def check_differences(evals):
     y = evaluate(25, one_row, {"is_causal": 1})[0]
     evals.check("causal and a mask of one row", {**translate(one_row, {"is_causal": 1})[0], "expect": y})
     if np.abs(evaluate_as_it_is(25, one_row, {"is_causal": 1})[0] - y).max() == 0:
-        print(f"note: onnx {onnx.__version__} has mended causal masks beside a mask of one row")
+        print(f"note: onnx {onnx.__version__} has fixed causal masks beside a mask of one row")
 
     # Both apply the softcap before the bias; earlier versions of onnx applied it to the sum.
     bias = normal(np.float32, 9, 21) * 3
@@ -330,7 +330,7 @@ def main():
             for n, (what, tensors, attributes) in enumerate(cases(opset)):
                 kernels.append(check(evals, f"opset {opset}: {what}", opset, tensors, attributes, LONG or n % 2 == 0))
         check_differences(evals)
-    print(f"onnx {onnx.__version__}: {len(kernels)} cases, {sum(kernels)} kernels judged, {evals.checks} checks, "
+    print(f"onnx {onnx.__version__}: {len(kernels)} cases, {sum(kernels)} kernels checked, {evals.checks} checks, "
           f"{evals.failures} failed")
     return 1 if evals.failures or len(kernels) < 90 else 0
 

@@ -262,7 +262,7 @@ static bench_goal_row random_row(const bench_goal *goal, uint64_t *state) {
   const double half = draw(state, 3) ? draw(state, 99) / 8.0 : NAN;
   bench_goal_row row = {.goal = goal, .rounds = 1 + draw(state, 15), .done = draw(state, 8) > 0};
   row.status = draw(state, 2) ? BENCH_PASS : (bench_status)draw(state, BENCH_ERROR + 1);
-  row.calm = draw(state, row.rounds + 2) - 1;
+  row.undisturbed = draw(state, row.rounds + 2) - 1;
   row.measured = (bench_summary){.n = 1 + draw(state, row.rounds), .median = isnan(median) ? 7 : median};
   row.measured.ci_lo = row.measured.median - half, row.measured.ci_hi = row.measured.median + half;
   row.verdict = bench_goal_verdict_of(goal->line, &row.measured);
@@ -284,16 +284,16 @@ static void expect_row(const bench_goal_row *row, const bench_goal_row *before, 
   const bench_goal *goal = row->goal;
   const int digits = goal->line->metric->decimals;
   const bool passed = row->status == BENCH_PASS, interval = passed && row->measured.n > 1 && !isnan(row->measured.ci_lo);
-  char between[60] = "", calm[60] = "-";
+  char between[60] = "", undisturbed[60] = "-";
   if (!before || strcmp(before->goal->section, goal->section)) bench_append(text, TEXT, "%s\n", goal->section);
   bench_append(text, TEXT, "  %-42s %-14s ", goal->line->text, goal->kernel);
   add_value(text, "%7s ", digits, goal->line->floor);
   add_value(text, "%7s ", digits, goal->line->goal);
   if (passed) add_value(text, "%9s ", digits, row->measured.median);
   if (interval) snprintf(between, sizeof between, "%.*f .. %.*f", digits, row->measured.ci_lo, digits, row->measured.ci_hi);
-  if (passed && row->calm >= 0) snprintf(calm, sizeof calm, "%d/%d", row->calm, row->rounds);
-  bench_append(text, TEXT, passed ? "%-6s  %-17s %6s " : "%16s  %-17s %6s ", passed ? goal->line->metric->unit : "", between,
-               calm);
+  if (passed && row->undisturbed >= 0) snprintf(undisturbed, sizeof undisturbed, "%d/%d", row->undisturbed, row->rounds);
+  bench_append(text, TEXT, passed ? "%-6s  %-17s %11s " : "%16s  %-17s %11s ", passed ? goal->line->metric->unit : "",
+               between, undisturbed);
   bench_append(text, TEXT, "%s%s\n", passed ? bench_mark_name(row->verdict.mark) : bench_status_name(row->status),
                passed && row->verdict.open ? "?" : "");
   if (!passed) bench_append(text, TEXT, "      %s\n", row->reason);
@@ -308,7 +308,7 @@ static void expect_csv(const bench_goal_row *row, char *text) {
                goal->kernel, goal->line->metric->name, goal->line->metric->unit, row->bench.case_id,
                goal->line->metric->against ? "other" : "", goal->line->against_kernel, goal->line->cpu);
   for (int i = 0; i < 5; i++) bench_append(text, TEXT, isnan(numbers[i]) || (i > 1 && !passed) ? "," : ",%.9g", numbers[i]);
-  bench_append(text, TEXT, row->calm < 0 ? ",%d," : ",%d,%d", row->rounds, row->calm);
+  bench_append(text, TEXT, row->undisturbed < 0 ? ",%d," : ",%d,%d", row->rounds, row->undisturbed);
   bench_append(text, TEXT, ",%s,%s,%s,%s\n", bench_status_name(row->status),
                has_mark ? bench_mark_name(row->verdict.mark) : "", passed && row->verdict.open ? "yes" : "no",
                passed ? "" : "\"because, \"\"so\"\"\"");
@@ -323,16 +323,17 @@ static void expect_counts(const bench_goal_table *table, char *text) {
     if (row->status != BENCH_PASS) continue;
     marks[row->verdict.mark]++;
     open += row->verdict.open;
-    many += row->calm >= 11;
-    few += row->calm >= 0 && row->calm < 11;
+    many += row->undisturbed >= 11;
+    few += row->undisturbed >= 0 && row->undisturbed < 11;
   }
   bench_append(text, TEXT, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it",
                marks[BENCH_GOAL] + marks[BENCH_FLOOR] + marks[BENCH_SHORT], table->count, marks[BENCH_GOAL],
                marks[BENCH_FLOOR], marks[BENCH_SHORT]);
   bench_append(text, TEXT, open ? "; ? = the interval holds the floor (%d)\n" : "\n", open);
   if (few + many)
-    bench_append(text, TEXT,
-                 "calm: rounds without another program on the same cores; where a row has 11 or more, these alone count\n");
+    bench_append(
+        text, TEXT,
+        "undisturbed: rounds without another program on the same cores; where a row has 11 or more, these alone count\n");
   if (few) bench_append(text, TEXT, "%d row%s fewer: take more --rounds\n", few, few == 1 ? " has" : "s have");
   if (done < table->count) bench_append(text, TEXT, "%d rows were not reached\n", table->count - done);
   bench_append(text, TEXT, "1 row is for another CPU\n2 rows need kernels that this build lacks\n");
@@ -352,7 +353,7 @@ static const bench_goal_line five_lines[] = {
 TEST(test_random_rows_are_printed_counted_and_written) {
   static const char head[] =
       "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n";
+      "rounds,undisturbed_rounds,status,verdict,interval_holds_floor,reason\n";
   static bench_goal_row row[RANDOM_ROWS];
   three_rows t = {.table = {.row = row, .absent = {[BENCH_OTHER_CPU] = 1, [BENCH_NOT_BUILT] = 2}}};
   t.table.goals = make_goals(five_lines);

@@ -191,7 +191,7 @@ TEST(goals_are_shares_of_the_loops_beside) {
   assert_true(goal.measured.median > 33 && goal.measured.median < 105);
 }
 
-/* 21 rounds, of which those of the bits have a neighbour, and take twice as long. */
+/* 21 rounds, of which those of the bits are disturbed, and take twice as long. */
 static bench_goal_row measure_disturbed(int metric, const char *axes, uint64_t disturbed, int looks_a_round) {
   simulated_begin(NULL);
   for (int r = 0; r < 21; r++) any.call_ns[r] = disturbed >> r & 1 ? 20000 : 10000;
@@ -205,32 +205,32 @@ static bench_goal_row measure_disturbed(int metric, const char *axes, uint64_t d
   return result;
 }
 
-/* Rounds without neighbours alone count, if there are 11 or more. Either look of a sample may find one. */
-TEST(goals_are_those_of_calm_rounds) {
+/* Undisturbed rounds alone count, if there are 11 or more. Either look of a sample may find one. */
+TEST(goals_are_those_of_undisturbed_rounds) {
   static const struct {
     uint64_t disturbed;
-    int calm, counted;
+    int undisturbed, counted;
     double median;
   } cases[] = {{0, 21, 21, 10000},        {0x1, 20, 20, 10000},      {0x15555d, 9, 21, 20000}, {0x1ffc00, 10, 21, 20000},
                {0x0aaaaa, 11, 11, 10000}, {0x1ff800, 11, 11, 10000}, {0x1fffff, 0, 21, 20000}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_goal_row goal = measure_disturbed(BENCH_NS, small, cases[i].disturbed, 2);
-    assert_true(goal.calm == cases[i].calm && goal.measured.n == cases[i].counted);
+    assert_true(goal.undisturbed == cases[i].undisturbed && goal.measured.n == cases[i].counted);
     assert_close(goal.measured.median, cases[i].median);
-    assert_close(goal_row.calm_pct, 100.0 * cases[i].calm / 21);
+    assert_close(goal_row.undisturbed_pct, 100.0 * cases[i].undisturbed / 21);
   }
 }
 
 /* Both samples of a comparison must be undisturbed. Where the meter does not know, nothing is said. */
-TEST(calm_rounds_are_those_of_all_trials) {
+TEST(undisturbed_rounds_are_those_of_all_trials) {
   compared_with = "seq=128";
   bench_goal_row goal = measure_disturbed(BENCH_TIME, "heads=2 seq=64 head_dim=32", 0x155, 4);
-  assert_true(goal.calm == 16 && goal.measured.n == 16);
+  assert_true(goal.undisturbed == 16 && goal.measured.n == 16);
   compared_with = "";
   goal = measure_disturbed(BENCH_SPEEDUP, "heads=2 seq=64 head_dim=32 threads=2", 0x155, 4);
-  assert_true(goal.calm == 16 && goal.measured.n == 16);
+  assert_true(goal.undisturbed == 16 && goal.measured.n == 16);
   goal = measure_disturbed(BENCH_NS, small, 0x155, 0);
-  assert_true(goal.calm == -1 && goal.measured.n == 21 && isnan(goal_row.calm_pct));
+  assert_true(goal.undisturbed == -1 && goal.measured.n == 21 && isnan(goal_row.undisturbed_pct));
 }
 
 /* Two threads take turns with one. While a team of two still waits for work, it would be busy beside the one. */

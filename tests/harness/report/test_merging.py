@@ -286,15 +286,15 @@ def summary(rows, reasons=False):
     for i, reason in enumerate(dict.fromkeys(row["reason"] for row in skipped)):
         own = [row["kernel"] for row in skipped if row["reason"] == reason]
         out += "\nskipped:\n" * (not i) + f"{len(own):7}  " + wrapped(f"{reason} ({', '.join(dict.fromkeys(own))})", 9, 9)
-    peaks, noises, calm, all_samples = {}, {}, 0.0, 0.0
+    peaks, noises, undisturbed, all_samples = {}, {}, 0.0, 0.0
     for row in rows:
         if number(row, "peak_gflops") > 0:
             key = tuple(row.get(name, "") for name in ("library", "isa", "dtype_kv")) + (int(row.get("threads", -1)),)
             peaks.setdefault(key, []).append(number(row, "peak_gflops"))
         if "samples" in row:
             noises.setdefault(row["case_id"], number(row, "noise"))
-        if "samples" in row and "calm_pct" in row:
-            calm += int(row["samples"]) * number(row, "calm_pct") / 100
+        if "samples" in row and "undisturbed_pct" in row:
+            undisturbed += int(row["samples"]) * number(row, "undisturbed_pct") / 100
             all_samples += int(row["samples"])
     texts = [f"{key[0] or key[1]} {key[2]} {median(values):.1f} ({(key[3] + 2 ** 31) % 2 ** 32 - 2 ** 31})"
              for key, values in peaks.items()]
@@ -303,8 +303,8 @@ def summary(rows, reasons=False):
     if known:
         out += (f"noise floor: the quickest kernel timed against itself differs by {100 * median(known):.2f} % (median over "
                 f"{len(known)} case{'s' * (len(known) > 1)}), {100 * max(known):.2f} % at worst\n")
-    if calm < all_samples:
-        out += (f"neighbours: another program ran on the same cores in {100 * (1 - calm / all_samples):.0f} % of the "
+    if undisturbed < all_samples:
+        out += (f"disturbed: another program ran on the same cores in {100 * (1 - undisturbed / all_samples):.0f} % of the "
                 "samples\n")
     counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in STATUSES)
     return out + f"{len(rows)} row{'s' * (len(rows) != 1)}: {counts}\n"

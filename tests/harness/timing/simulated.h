@@ -79,7 +79,7 @@ typedef struct simulated_world {
   size_t filled_bytes;
   int filled_by;                 /* and by how many threads */
   int core_looks, looks_a_round; /* looks at the core's share; looks_a_round 0: it is not known */
-  uint64_t disturbed;            /* rounds in which one of these looks finds a neighbour, as bits */
+  uint64_t disturbed;            /* rounds in which one of these looks finds another program, as bits */
 } simulated_world;
 extern simulated_world sim;
 extern const bench_meter simulated;

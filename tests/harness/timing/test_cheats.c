@@ -71,7 +71,7 @@ static void work(const work_call *c, int64_t first, int64_t end) {
     attn_flash_c.run(&c->schedule, c->args, (attn_task){.unit = c->unit, .item = item}, NULL, c->scratch);
 }
 
-static void work_honestly(const work_call *c) { work(c, 0, tasks); }
+static void work_fully(const work_call *c) { work(c, 0, tasks); }
 
 static void keep_answer(const work_call *c) {
   memcpy(known_of(c), output_of(c), (size_t)outputs() * sizeof *known);
@@ -90,7 +90,7 @@ static void remember_by_address(const work_call *c) {
     memcpy(c->args->o, known, (size_t)outputs() * sizeof *known);
     return;
   }
-  work_honestly(c);
+  work_fully(c);
   keep_answer(c);
 }
 
@@ -98,17 +98,17 @@ static void remember_by_address(const work_call *c) {
 static void skip_repeated_work(const work_call *c) {
   const float *o = output_of(c);
   if (known_address == c->args->v && known_v[0] == first_v(c) && !memcmp(o, known, 64)) return;
-  work_honestly(c);
+  work_fully(c);
   keep_answer(c);
 }
 
 static void compute_only_over_poison(const work_call *c) {
   const unsigned char *o = c->args->o;
-  if ((o[0] == 0xff && o[1] == 0xff) || (o[0] == 0x7d && o[1] == 0x7d)) work_honestly(c);
+  if ((o[0] == 0xff && o[1] == 0xff) || (o[0] == 0x7d && o[1] == 0x7d)) work_fully(c);
 }
 
 static void keep_first_answer(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   if (calls == 1) keep_answer(c);
 }
 
@@ -119,12 +119,12 @@ static void know_one_seed(const work_call *c) {
 }
 
 static void declare_two_per_cent(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   for (int i = 0; i < outputs(); i++) output_of(c)[i] *= 1.019f;
 }
 
 static void leave_a_tile_wrong(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   memset(output_of(c) + 41 * DIM, 0, 6 * DIM * sizeof(float));
 }
 
@@ -185,7 +185,7 @@ static void *write_again(void *nothing) {
 
 static void keep_writing(const work_call *c) {
   end_helper();
-  work_honestly(c);
+  work_fully(c);
   if (calls <= CHECKED_CALLS) return;
   keep_answer(c);
   keep_arguments(c);
@@ -212,7 +212,7 @@ static void scale_remembered(const work_call *c) {
     know_one_seed(c);
     return;
   }
-  work_honestly(c);
+  work_fully(c);
   keep_answer(c);
 }
 
@@ -220,26 +220,26 @@ static void remember_every_second_unit(const work_call *c) {
   if (c->unit % 2)
     scale_remembered(c);
   else
-    work_honestly(c);
+    work_fully(c);
 }
 
 static void remember_every_third_unit(const work_call *c) {
   if (c->unit % 3 == 1)
     scale_remembered(c);
   else
-    work_honestly(c);
+    work_fully(c);
 }
 
 static void skip_three_of_four(const work_call *c) {
-  if (!is_checked() || calls % 4 == 0) work_honestly(c);
+  if (!is_checked() || calls % 4 == 0) work_fully(c);
 }
 
 static void skip_every_second(const work_call *c) {
-  if (!is_checked() || calls % 2 == 0) work_honestly(c);
+  if (!is_checked() || calls % 2 == 0) work_fully(c);
 }
 
 static void skip_half_of_the_units(const work_call *c) {
-  if (!is_checked() || 2 * c->unit < size.batch * size.heads) work_honestly(c);
+  if (!is_checked() || 2 * c->unit < size.batch * size.heads) work_fully(c);
 }
 
 /* Every second call of its own is answered by the answer of the call before. */
@@ -248,7 +248,7 @@ static void repeat_answer(const work_call *c) {
     memcpy(output_of(c), known_of(c), (size_t)outputs() * sizeof *known);
     return;
   }
-  work_honestly(c);
+  work_fully(c);
   keep_answer(c);
 }
 
@@ -261,7 +261,7 @@ static double read_system_clock(void) {
 /* Works in the first call after a pause only: between two others, somebody may look at the output. */
 static void skip_without_pause(const work_call *c) {
   static double last_ns;
-  if (!is_checked() || c->unit || read_system_clock() - last_ns > 800) work_honestly(c);
+  if (!is_checked() || c->unit || read_system_clock() - last_ns > 800) work_fully(c);
   last_ns = read_system_clock();
 }
 
@@ -285,18 +285,18 @@ static void keep_k(const work_call *c) {
   if (is_checked()) args.k = kept;
   work_call changed = *c;
   changed.args = &args;
-  work_honestly(&changed);
+  work_fully(&changed);
 }
 
 static void leave_other_rounding(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   if (is_checked()) (void)fesetround(FE_DOWNWARD);
 }
 
 static int rounding_call;
 
 static void leave_other_rounding_once(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   if (calls == rounding_call) (void)fesetround(FE_DOWNWARD);
 }
 
@@ -315,7 +315,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now) {
 
 static void stop_the_clock(const work_call *c) {
   const double start = read_system_clock();
-  work_honestly(c);
+  work_fully(c);
   if (is_checked()) stolen_ns += 0.3 * (read_system_clock() - start);
 }
 
@@ -328,14 +328,14 @@ static pid_t make_process(void) { return adopts ? (pid_t)syscall(SYS_clone, CLON
 static void work_in_child(const work_call *c) {
   int ends[2];
   if (!is_checked()) {
-    work_honestly(c);
+    work_fully(c);
     return;
   }
   assert_false(pipe(ends));
   const pid_t child = make_process();
   if (!child && detaches && fork()) _exit(0);
   if (!child) {
-    for (int i = 0; i < 20; i++) work_honestly(c);
+    for (int i = 0; i < 20; i++) work_fully(c);
     const char *from = (const char *)output_of(c);
     for (size_t left = (size_t)outputs() * sizeof(float); left;) {
       const ssize_t sent = write(ends[1], from, left);
@@ -370,7 +370,7 @@ static void work_when_read(const work_call *c) {
   const uintptr_t begin = (uintptr_t)c->args->o / page * page,
                   end = (uintptr_t)c->args->o + (size_t)outputs() * sizeof(float);
   if (!is_checked()) {
-    work_honestly(c);
+    work_fully(c);
     return;
   }
   work(c, 0, tasks / 2);
@@ -405,7 +405,7 @@ static void end_spoiler(void) {
 /* Its own calls are right: the thread does nothing meanwhile. */
 static void spoil_others(const work_call *c) {
   if (spoils && !outlives) end_spoiler();
-  work_honestly(c);
+  work_fully(c);
   if (calls < first_spoiling || spoils) return;
   keep_arguments(c);
   stop_spoiling = false;
@@ -413,7 +413,7 @@ static void spoil_others(const work_call *c) {
 }
 
 static void spoil_inputs(const work_call *c) {
-  work_honestly(c);
+  work_fully(c);
   if (is_checked()) ((float *)(uintptr_t)c->args->v)[size.seq_k * DIM - 1] += 1;
 }
 
@@ -431,10 +431,10 @@ static bool plan_one_task(const attn_problem *problem, const attn_machine *machi
 
 static void run_trick(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
   (void)unit;
-  attn_schedule honest = *schedule;
-  honest.items[0] = tasks;
+  attn_schedule whole = *schedule;
+  whole.items[0] = tasks;
   calls += task.unit == 0;
-  trick_of_case(&(work_call){honest, args, scratch, task.unit});
+  trick_of_case(&(work_call){whole, args, scratch, task.unit});
 }
 
 static attn_status open_cheat(attn_schedule *schedule, char *reason, size_t bytes) {
@@ -549,9 +549,9 @@ static void expect_caught(void (*trick)(const work_call *c), bench_status status
 static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
 
 /* The code that all cheats share is no reason for a refusal. */
-TEST(an_honest_kernel_is_timed) {
+TEST(a_kernel_that_works_is_timed) {
   bench_row rows[2];
-  run_case(work_honestly, 1, rows);
+  run_case(work_fully, 1, rows);
   for (int i = 0; i < 2; i++) {
     assert_string_equal(rows[i].verdict.reason, "");
     assert_int_equal(rows[i].verdict.status, BENCH_PASS);
@@ -763,7 +763,7 @@ TEST(eval_times_no_cheat) {
   if (bench_emulation()) skip(); /* then it times nothing */
   assert_non_null(mkdtemp(folder));
   write_tensor();
-  expect_eval(work_honestly, BENCH_EXIT_OK, "PASS");
+  expect_eval(work_fully, BENCH_EXIT_OK, "PASS");
   expect_eval(leave_out_rows, BENCH_EXIT_INTERNAL, "ERROR");
   expect_eval(scale_remembered, BENCH_EXIT_INTERNAL, "skips work");
   expect_eval(skip_every_second, BENCH_EXIT_INTERNAL, "skips work");

@@ -143,10 +143,10 @@ TEST(ratios_are_over_common_rounds) {
 /* ---- Impossible times ------------------------------------------------------------------------------------------------ */
 
 /* Times the script beside one that does not cheat and must pass, and makes the rows of both. */
-static void judge(const char *id, const script *s, double flops) {
-  static script honest;
-  honest = steady("honest_c", 900000);
-  open_setup(id, &seven_rounds, (const script *[]){s, &honest}, 2);
+static void check_time(const char *id, const script *s, double flops) {
+  static script constant;
+  constant = steady("constant_c", 900000);
+  open_setup(id, &seven_rounds, (const script *[]){s, &constant}, 2);
   setup.flops = flops;
   bench_setup_time(&setup);
   bench_setup_rows(&setup, rows);
@@ -155,7 +155,7 @@ static void judge(const char *id, const script *s, double flops) {
 }
 
 static void expect_objection(const char *id, const script *s, double flops, const char *sentence) {
-  judge(id, s, flops);
+  check_time(id, s, flops);
   if (rows[0].verdict.status != BENCH_ERROR) fail_msg("%s is not an error", s->kernel.name);
   test_contains(rows[0].verdict.reason, sentence);
   assert_true(rows[0].time.n == 0 && !rows[0].samples_ns && isnan(rows[0].peak_pct));
@@ -171,7 +171,7 @@ TEST(hidden_threads_are_an_error) {
   s.busy = 3;
   expect_objection(two_threads, &s, 1e6, "3.00 threads were busy, but the case has 2");
   s.busy = 1.25; /* other processes may have used the rest */
-  judge(one_thread, &s, 1e6);
+  check_time(one_thread, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
@@ -182,30 +182,30 @@ TEST(work_outside_of_calls_is_an_error) {
   expect_objection(one_thread, &s, 1e6,
                    "works late: when its output was read, it took 0.51 times the CPU time of its calls");
   s.late_share = 0.49;
-  judge(one_thread, &s, 1e6);
+  check_time(one_thread, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
   s.waits = true;
   expect_objection(one_thread, &s, 1e6, "its calls wait");
-  judge(two_threads, &s, 1e6);
+  check_time(two_threads, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
 TEST(threads_are_counted) {
   script s = steady("idles_c", 80000);
   s.busy = 1;
-  judge(two_threads, &s, 1e6);
+  check_time(two_threads, &s, 1e6);
   assert_close(rows[0].threads_counted, 1);
   assert_close(rows[1].threads_counted, 2);
   assert_string_equal(rows[0].warnings, "threads: 1.00 of 2 were busy");
   s.busy = 1.5; /* three quarters are enough */
-  judge(two_threads, &s, 1e6);
+  check_time(two_threads, &s, 1e6);
   assert_true(rows[0].threads_counted == 1.5);
   assert_string_equal(rows[0].warnings, "");
   s.busy = 1;
-  judge(two_threads, &s, 1e6);
+  check_time(two_threads, &s, 1e6);
   assert_string_equal(rows[1].warnings, "");
   sim.cpus = 1;
-  judge(two_threads, &s, 1e6);
+  check_time(two_threads, &s, 1e6);
   test_contains(rows[1].warnings, "threads: 2 share 1 CPU");
   assert_null(strstr(rows[1].warnings, "1 CPUs"));
 }
@@ -214,7 +214,7 @@ TEST(threads_are_counted) {
 TEST(what_beats_the_peak_is_an_error) {
   const script s = steady("beats_c", 1000);
   expect_objection(two_threads, &s, 1e3 * 4.04e3 * 1.051, "105 % of the peak loop");
-  judge(two_threads, &s, 1e3 * 4.04e3 * 1.049);
+  check_time(two_threads, &s, 1e3 * 4.04e3 * 1.049);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
   test_contains(rows[0].warnings, "faster than the measured peak");
 }
@@ -231,7 +231,7 @@ TEST(kernels_of_libraries_may_use_any_tier) {
     setup.flops = 1e3 * (much ? 3.2 : 3.1) * 2.02e3; /* the peak is 3.03 times that of the others */
     bench_setup_time(&setup);
     setup.trials[0].peak = attn_peak_for("c", "f32");
-    bench_setup_judge(&setup, &setup.trials[0]);
+    bench_setup_check_time(&setup, &setup.trials[0]);
     if (much) test_contains(setup.trials[0].verdict.reason, "107 % of the peak loop");
     if (!much) assert_int_equal(setup.trials[0].verdict.status, BENCH_PASS);
   }
@@ -239,9 +239,9 @@ TEST(kernels_of_libraries_may_use_any_tier) {
 
 /* All slices beside the samples are disturbed, so the peak is measured again. */
 TEST(a_slow_peak_makes_no_error) {
-  const script s = steady("honest_too_c", 1000);
+  const script s = steady("also_constant_c", 1000);
   sim.slow_until_ns = sim.now_ns + 7 * 10e6; /* the rounds take 14 samples of 2.4 ms and 28 slices of 0.25 ms */
-  judge(one_thread, &s, 1.5e6);
+  check_time(one_thread, &s, 1.5e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
   assert_true(rows[0].peak_pct > 70 && rows[0].peak_pct < 80); /* the best slice: 1.5e12 of 2.02e12 flop/s */
 }

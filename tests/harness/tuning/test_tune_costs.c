@@ -188,7 +188,7 @@ static double mean_error(void) {
   return sum / count;
 }
 
-/* Fits the costs to the times as they are, without regard to neighbours. */
+/* Fits the costs to the times as they are, without regard to other programs. */
 static void fit_times_alone(void) {
   for (int i = 0; i < result.looks; i++)
     for (int j = 0; j < 2; j++) {
@@ -200,7 +200,7 @@ static void fit_times_alone(void) {
     for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result.costs[k][t]);
 }
 
-/* A neighbour that makes two moments of three 1.8 times as slow changes little of what kernels differ by. */
+/* Another program that makes two moments of three 1.8 times as slow changes little of what kernels differ by. */
 TEST(slow_moments_do_not_change_what_kernels_differ_by) {
   uint64_t seed = 6;
   for (int i = 0; i < 1500; i++) {
@@ -220,18 +220,19 @@ TEST(slow_moments_do_not_change_what_kernels_differ_by) {
   assert_true(of_looks < 0.015 && of_looks < of_times / 2);
 }
 
-/* A neighbour at every third look makes one kernel slower by a quarter. Such looks count for little beside undisturbed ones.
+/* Another program at every third look makes one kernel slower by a quarter. Such looks count for little beside undisturbed
+ * ones.
  */
-TEST(looks_with_a_neighbour_count_little) {
+TEST(disturbed_looks_count_little) {
   double error[2];
   for (int known = 0; known < 2; known++) {
     uint64_t seed = 9;
     result.looks = 0;
     for (int i = 0; i < 1500; i++) {
       const bench_tune_shape s = bench_regret_shape(&seed);
-      const bool calm = bench_random(&seed) % 3;
-      add_uneven_look(&s, 1, calm ? 1 : 1.25);
-      result.look[i].calm = calm || !known;
+      const bool undisturbed = bench_random(&seed) % 3;
+      add_uneven_look(&s, 1, undisturbed ? 1 : 1.25);
+      result.look[i].undisturbed = undisturbed || !known;
     }
     bench_tune_fit(&result);
     error[known] = mean_error();
@@ -643,17 +644,17 @@ static struct {
   uint64_t seed;
   int kernels[KERNELS + 1]; /* the last one is never timed */
   double ratio[LOOKS][KERNELS + 1], best_ns, seconds[LOOKS], share;
-  bool calm[LOOKS], waits, fails; /* fails: the first look */
+  bool undisturbed[LOOKS], waits, fails; /* fails: the first look */
   int looks, first;
 } looked;
 
 static int draw(int below) { return (int)(bench_random(&looked.seed) % (uint64_t)below); }
 
 static double drawn_share(void *context) {
-  const double shares[] = {1, 1, BENCH_CALM, 0.5, 0}, before = looked.share, share = shares[draw(5)];
+  const double shares[] = {1, 1, BENCH_UNDISTURBED, 0.5, 0}, before = looked.share, share = shares[draw(5)];
   (void)context;
   looked.share = share;
-  if (looked.waits) looked.calm[looked.looks - 1] = before > 0.5 && share > 0.5;
+  if (looked.waits) looked.undisturbed[looked.looks - 1] = before > 0.5 && share > 0.5;
   looked.waits = false;
   return share;
 }
@@ -674,7 +675,7 @@ static bool measure_drawn(void *context, const bench_tune_shape *shape, bench_tu
   }
   report->entry[0].time_ns = looked.best_ns = 1000 + draw(1000);
   looked.seconds[look] = seconds;
-  looked.calm[look] = looked.share == 0; /* nothing is known */
+  looked.undisturbed[look] = looked.share == 0; /* nothing is known */
   looked.waits = looked.share > 0;
   return !looked.fails;
 }
@@ -683,9 +684,9 @@ static bool measure_drawn(void *context, const bench_tune_shape *shape, bench_tu
 static double model_ratio(int kernel, int other) {
   double ratios[LOOKS];
   int count = 0;
-  for (int any_calm = 1; any_calm >= 0 && !count; any_calm--)
+  for (int any_undisturbed = 1; any_undisturbed >= 0 && !count; any_undisturbed--)
     for (int look = looked.looks > 1; look < looked.looks; look++) {
-      if (any_calm && !looked.calm[look]) continue;
+      if (any_undisturbed && !looked.undisturbed[look]) continue;
       if (looked.ratio[look][kernel] == 0 || looked.ratio[look][other] == 0) return 0;
       ratios[count++] = looked.ratio[look][kernel] / looked.ratio[look][other];
     }

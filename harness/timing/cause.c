@@ -140,10 +140,10 @@ static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
   return failed;
 }
 
-bench_trial *bench_setup_find_culprit(bench_setup *s, bench_trial *failed) {
+bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   s->trials[s->controlled - s->trials].leaves_threads |= s->control.leaves_threads; /* the same kernel */
-  bench_trial *culprit = find_writer(s, failed);
-  if (!culprit && may_be_disturbed(s, failed)) culprit = find_disturber(s, failed);
-  if (!culprit && may_be_disturbed(s, failed)) culprit = find_owner_of_threads(s, failed);
-  return culprit ? culprit : failed;
+  bench_trial *cause = find_writer(s, failed);
+  if (!cause && may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
+  if (!cause && may_be_disturbed(s, failed)) cause = find_owner_of_threads(s, failed);
+  return cause ? cause : failed;
 }
