@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The automatic choice. Terms of kernels have no gaps. Of the kernels that can run, the one with the smallest sum of terms
+/* The automatic choice. Of the kernels that can run, the one with the smallest sum of terms
  * times costs is taken, with every class of CPUs. The sums are computed here again, from the text of the class. */
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,6 @@
 
 #include "cases/case.h"
 #include "kernels/common/problem/dtypes.h"
-#include "kernels/common/problem/terms.h"
 #include "src/choice/machine_class.h"
 #include "src/choice/paying_threads.h"
 #include "src/registry/cpu.h"
@@ -53,53 +52,15 @@ static void read_terms(const attn_kernel *kernel, const attn_problem *problem, d
   for (int i = kernel->terms.count; i < ATTN_MAX_TERMS; i++) assert_true(terms[i] == -1);
 }
 
-static void expect_more(const attn_kernel *kernel, const attn_problem *more, const double terms[ATTN_MAX_TERMS]) {
-  double larger[ATTN_MAX_TERMS];
-  if (!can_run(kernel, more)) return;
-  read_terms(kernel, more, larger);
-  for (int i = 0; i < kernel->terms.count; i++)
-    if (!(larger[i] >= terms[i]))
-      fail_msg("%s: %s shrinks from %g to %g", kernel->info.name, kernel->terms.names[i], terms[i], larger[i]);
-}
-
-/* Terms of masks, biases and other parts of scores count where the problem has them, and only there. */
-static void expect_used_alone(const attn_kernel *kernel, const attn_problem *p, const double terms[ATTN_MAX_TERMS]) {
-  const struct {
-    const char *name;
-    bool used;
-  } parts[] = {{"masked", p->uses & ATTN_USE_MASK},           {"biased", p->uses & ATTN_USE_BIAS},
-               {"sloped", p->uses & ATTN_USE_ALIBI},          {"capped", p->softcap > 0},
-               {"additive", p->score == ATTN_SCORE_ADDITIVE}, {"gaussian", p->score == ATTN_SCORE_GAUSSIAN},
-               {"given", p->score == ATTN_SCORE_PRECOMPUTED}};
-  const bool scores = p->seq_q > 0 && p->window_left < 0 && p->window_right < 0;
-  for (int i = 0; i < kernel->terms.count; i++)
-    for (size_t n = 0; n < COUNT(parts); n++)
-      if (!strcmp(kernel->terms.names[i], parts[n].name) && (parts[n].used ? scores && terms[i] == 0 : terms[i] != 0))
-        fail_msg("%s: %s is %g", kernel->info.name, parts[n].name, terms[i]);
-}
-
-/* 64 more keys do not change how many keys stand beside whole blocks. Where rows do not see the added keys, the whole
- * vectors of the other keys are an estimate. */
-static void check_terms(const attn_kernel *kernel) {
+TEST(kernels_count_their_terms_of_any_problem) {
+  const attn_kernel *kernel;
   seed = 5;
   for (int i = 0; i < 500; i++) {
-    double terms[ATTN_MAX_TERMS];
     const attn_problem problem = random_problem();
-    attn_problem heads = problem, keys = problem;
-    if (!can_run(kernel, &problem)) continue;
-    read_terms(kernel, &problem, terms);
-    expect_used_alone(kernel, &problem, terms);
-    heads.heads_q *= 2, heads.heads_kv *= 2;
-    expect_more(kernel, &heads, terms);
-    keys.seq_k += 64;
-    if (problem.window_left < 0 && problem.window_right < 0) expect_more(kernel, &keys, terms);
+    double terms[ATTN_MAX_TERMS];
+    for (int n = 0; (kernel = attn_registry_get(n)); n++)
+      if (kernel->terms.count > 0 && can_run(kernel, &problem)) read_terms(kernel, &problem, terms);
   }
-}
-
-TEST(terms_are_whole_and_grow_with_the_problem) {
-  const attn_kernel *kernel;
-  for (int i = 0; (kernel = attn_registry_get(i)); i++)
-    if (kernel->terms.count > 0 && !attn_kernel_unusable(&kernel->info)) check_terms(kernel);
 }
 
 TEST(terms_have_names_of_their_own) {
@@ -112,115 +73,10 @@ TEST(terms_have_names_of_their_own) {
     }
 }
 
-/* One term of a tier's kernel, for each of two KV heads. */
-static double decode_term(const attn_problem *problem, int lanes, int values, const char *name) {
-  double terms[DECODE_TERM_COUNT];
-  attn_decode_terms(problem, (term_widths){lanes, values}, terms);
-  return terms[attn_term_find(attn_registry_find("decode_portable"), name)] / 2;
-}
-
-static double flash_term(const attn_problem *problem, int lanes, const char *name) {
-  double terms[FLASH_TERM_COUNT];
-  attn_flash_terms(problem, (term_widths){lanes, lanes}, 16, terms);
-  return terms[attn_term_find(attn_registry_find("flash_portable"), name)] / 2;
-}
-
 static attn_problem of_two_heads(int64_t group, int64_t queries, int64_t keys, int64_t dim) {
   attn_problem p;
   attn_problem_init(&p, 1, 2 * group, 2, queries, keys, dim, dim);
   return p;
-}
-
-/* The passes were counted by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. Whole blocks of 32 keys have terms
- * of their own, but not with a single row left, since no block takes 40 dimensions. */
-TEST(decode_counts_passes_and_blocks) {
-  static const struct {
-    int64_t rows;
-    double passes[4];
-  } cases[] = {{1, {0, 0, 0, 1}}, {2, {0, 0, 1, 0}},  {3, {0, 1, 0, 0}},  {5, {0, 1, 0, 1}},  {6, {0, 1, 1, 0}},
-               {7, {1, 0, 0, 0}}, {11, {1, 1, 0, 0}}, {15, {2, 0, 0, 0}}, {32, {4, 0, 0, 0}}, {30, {3, 1, 1, 0}}};
-  static const char *const by[] = {"8", "4", "2", "1"};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    const double *passes = cases[i].passes, blocks = passes[3] > 0 ? 0 : 96, rest = 100 - blocks;
-    const double all = passes[0] + passes[1] + passes[2] + passes[3];
-    const attn_problem p = of_two_heads(1, cases[i].rows, 100, 40);
-    for (int j = 0; j < 4; j++) {
-      char pass[20], key[20], block[20];
-      snprintf(pass, sizeof pass, "pass_%s", by[j]), snprintf(key, sizeof key, "key_%s", by[j]);
-      snprintf(block, sizeof block, "block_%s", by[j]);
-      assert_true(decode_term(&p, 4, 4, pass) == passes[j]);
-      assert_true(decode_term(&p, 4, 4, key) == passes[j] * rest * 40);
-      assert_true(decode_term(&p, 4, 4, block) == passes[j] * blocks * 40);
-    }
-    const double sums = 4 * (passes[0] * rest + passes[1] * rest + passes[2] * rest / 2 + passes[3] * rest / 4);
-    assert_true(decode_term(&p, 4, 4, "key") == rest && decode_term(&p, 4, 4, "score") == sums * 40);
-    assert_true(decode_term(&p, 4, 4, "block_key") == all * blocks);
-    assert_true(decode_term(&p, 4, 4, "block_joins") == (blocks > 0 ? all : 0));
-    assert_true(decode_term(&p, 4, 4, "row") == (double)cases[i].rows && decode_term(&p, 4, 4, "call") == 0.5);
-  }
-  attn_problem p = of_two_heads(1, 1, 100, 64); /* three blocks of 32 keys stream, */
-  assert_true(decode_term(&p, 4, 4, "block_1") == 96 * 64 && decode_term(&p, 4, 4, "key") == 4);
-  assert_true(decode_term(&p, 4, 8, "block_1") == 0 && decode_term(&p, 4, 8, "key") == 100); /* but not as pairs, */
-  p.softcap = 5;
-  assert_true(decode_term(&p, 4, 4, "block_1") == 0 && decode_term(&p, 4, 4, "capped") == 25); /* nor with a softcap */
-  p = of_two_heads(1, 8, 100, 64); /* 93 keys are seen by all 8 rows: two blocks */
-  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  assert_true(decode_term(&p, 4, 4, "block_8") == 64 * 64 && decode_term(&p, 4, 4, "key") == 36);
-  attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT); /* the first row sees one key, the last row 8 */
-  assert_true(decode_term(&p, 4, 4, "block_8") == 0 && decode_term(&p, 4, 4, "key") == 8);
-}
-
-/* 3 rows, which decode takes as 4, of 50 keys: whole vectors of dimensions and of keys, and rows that wait for a part of a
- * vector. Pairs of values fill the 32 of a vector of K. */
-TEST(terms_count_whole_vectors_of_the_tier) {
-  static const struct {
-    int lanes, values;
-    int64_t dim;
-    double decode_wide, wide, rest, keys;
-    bool decode_parts, parts;
-  } cases[] = {{16, 16, 40, 48, 48, 32, 64, true, true},
-               {16, 32, 48, 56, 48, 32, 64, true, false},
-               {8, 8, 40, 40, 40, 24, 56, false, false},
-               {4, 4, 42, 44, 44, 20, 52, true, true}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    const int lanes = cases[i].lanes, values = cases[i].values;
-    const attn_problem p = of_two_heads(1, 3, 50, cases[i].dim);
-    assert_true(decode_term(&p, lanes, values, "key_4") == 18 * cases[i].decode_wide);
-    assert_true(decode_term(&p, lanes, values, "block_4") == 32 * cases[i].decode_wide);
-    assert_true(decode_term(&p, lanes, values, "row_key") == 3 * cases[i].rest);
-    assert_true(decode_term(&p, lanes, values, "row_key_tail") == 4 * 18 * cases[i].decode_parts);
-    assert_true(flash_term(&p, lanes, "pack_key") == cases[i].keys);
-    assert_true(flash_term(&p, lanes, "pack_width") == cases[i].keys * cases[i].wide);
-    assert_true(flash_term(&p, lanes, "row_key_tail") == 150 * cases[i].parts);
-  }
-}
-
-/* Three tiles of 13 queries of a head see 93, 99 and 100 keys of a causal problem, and 6, 12 and 13 at the other end. */
-TEST(flash_counts_tiles) {
-  attn_problem p = of_two_heads(4, 13, 100, 64);
-  assert_true(flash_term(&p, 4, "task") == 4 && flash_term(&p, 4, "tile") == 12 && flash_term(&p, 4, "row") == 52);
-  assert_true(flash_term(&p, 4, "tile_key_width") == 12 * 100 * 64 && flash_term(&p, 4, "tile_ragged") == 0);
-  p.uses = ATTN_USE_MASK;
-  assert_true(flash_term(&p, 4, "masked") == 12 * 6 * 112 / 4 && flash_term(&p, 4, "biased") == 0);
-  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  assert_true(fabs(flash_term(&p, 4, "tile_key_width") - 4 * (93 + 99 + 100) * 64) < 1e-6);
-  assert_true(flash_term(&p, 4, "tile_ragged") == 12);
-  attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT);
-  assert_true(fabs(flash_term(&p, 4, "tile_key_width") - 4 * (6 + 12 + 13) * 64) < 1e-6);
-}
-
-/* K and V have 1 MiB as floats. What flash packs of a head, K alone or, of 16 bits, K and V as floats, counts as well. */
-TEST(bytes_count_around_level_2) {
-  static const double all = 1024 * 64;
-  for (int narrow = 0; narrow < 2; narrow++) {
-    attn_problem p = of_two_heads(1, 1, 1024, 64);
-    p.dtype_q = p.dtype_kv = p.dtype_o = narrow ? ATTN_BF16 : ATTN_F32;
-    assert_true(decode_term(&p, 4, 4, "beyond_64k") == all && decode_term(&p, 4, 4, "beyond_8m") == 0);
-    assert_true(decode_term(&p, 4, 4, "beyond_512k") == (narrow ? 0 : all / 2));
-    assert_true(decode_term(&p, 4, 4, "pass_512k") == (narrow ? 0 : all) && decode_term(&p, 4, 4, "pass_1m") == 0);
-    assert_true(flash_term(&p, 4, "pass_512k") == all && flash_term(&p, 4, "pass_2m") == 0);
-    assert_true(fabs(flash_term(&p, 4, "pass_1m") / all - (narrow ? 0 : log2(1.25))) < 1e-9);
-  }
 }
 
 /* ---- Costs of classes ---- */

@@ -22,20 +22,20 @@ static attn_sequence planned_sequence(const attn_problem *p) {
       .rows = p->seq_q, .len_q = p->seq_q, .len_k = p->seq_k, .offset = top_left ? 0 : p->seq_k - p->seq_q};
 }
 
+/* The range of a row that sees none ends before it begins. */
 static attn_key_range keys_of_row(const attn_problem *p, const attn_sequence *seq, int64_t row) {
   attn_key_range keys = attn_piece_of(p, seq);
   const int64_t position = row + seq->offset;
   if (p->window_right >= 0) keys.end = min64(keys.end - 1, attn_saturating_add(position, p->window_right)) + 1;
   if (p->window_left >= 0) keys.begin = max64(keys.begin, attn_saturating_add(position, -p->window_left));
-  return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+  return keys;
 }
 
 /* The range moves right with the row; first keys that stay lie in front of it. */
 static double keys_of_rows(const attn_problem *p, const attn_sequence *seq, int64_t first, int64_t rows) {
-  const attn_key_range a = keys_of_row(p, seq, first), b = keys_of_row(p, seq, first + rows - 1);
-  const attn_key_range keys = attn_join_keys(a, b);
-  const int64_t early = attn_window_has_first(p) ? min64(p->window_first, keys.begin) - p->key_begin : 0;
-  return (double)(keys.end - keys.begin + max64(early, 0));
+  const int64_t begin = keys_of_row(p, seq, first).begin, end = keys_of_row(p, seq, first + rows - 1).end;
+  const int64_t early = attn_window_has_first(p) ? min64(p->window_first, min64(begin, end)) - p->key_begin : 0;
+  return (double)(max64(end - begin, 0) + max64(early, 0));
 }
 
 double attn_seen_keys(const attn_problem *p) {
