@@ -158,6 +158,13 @@ class Together(unittest.TestCase):
         self.assertGreater(different, 5)
 
 
+class Areas(unittest.TestCase):
+    def test_every_unit_test_meets_the_faults_of_an_area(self):
+        elsewhere = {"onednn", "openblas", "safetensors"}  # their code has no faults: plug-ins and examples
+        tests = {path.stem[len("test_"):] for path in (ROOT / "tests").rglob("test_*.c")}
+        self.assertEqual(tests - elsewhere - set(" ".join(names for _, names in mutate.AREAS).split()), set())
+
+
 class Named(unittest.TestCase):
     def test_every_named_fault_has_its_line(self):
         self.assertGreater(len(mutate.named_mutations()), 20)
@@ -176,10 +183,10 @@ class Named(unittest.TestCase):
 class Runs(unittest.TestCase):
     """Faults of one small file of the build at hand."""
 
-    def run_sample(self, tests, *options):
+    def run_sample(self, tests, *options, files="harness/timing/stats.c"):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
             rows = Path(folder) / "rows.csv"
-            code = mutate.main(["--build", BUILD, "--files", "harness/timing/stats.c", "--seed", "3", "--tests", tests,
+            code = mutate.main(["--build", BUILD, "--files", files, "--seed", "3", "--tests", tests,
                                 "--output", str(rows), "--least", "60", *options])
             with rows.open(newline="", encoding="utf-8") as file:
                 return code, said.getvalue(), list(csv.DictReader(file))
@@ -194,6 +201,10 @@ class Runs(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("survived", [row["outcome"] for row in rows])
         self.assertIn("survived  harness/timing/stats.c:", said)
+
+    def test_faults_of_the_shared_library_reach_its_programs(self):
+        _, said, rows = self.run_sample("old_program", "--sample", "8", files="src/plan/plan.c")
+        self.assertIn("old_program", [row["test"].split(" ")[0] for row in rows if row["outcome"] == "killed"], said)
 
     def test_what_cannot_be_compiled_together_is_left_to_itself(self):
         text = ("int f(int a) {\n#ifdef OTHER_SYSTEM\n  a = a + 3;\n#endif\n  return a + 2;\n}\n"

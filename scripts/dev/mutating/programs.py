@@ -31,11 +31,16 @@ class Build:
         for entry in database:
             self.compiles.setdefault(entry["file"], (shlex.split(entry["command"]), entry["directory"]))
         self.users = self._users()
-        self.links = {str(path.parent.parent.parent / path.parent.name[:-4]): path
-                      for path in self.folder.glob("**/CMakeFiles/*.dir/link.txt")}
+        self.links = dict(filter(None, map(self._link, self.folder.glob("**/CMakeFiles/*.dir/link.txt"))))
         self.tests = self._tests()
         self.sanitized = bool(re.search("^ATTN_SANITIZE:.*=.", (self.folder / "CMakeCache.txt").read_text(encoding="utf-8"),
                                         flags=re.M))
+
+    @staticmethod
+    def _link(path):
+        """A program or a shared library, and its linker's command and folder; None for an archive."""
+        words, folder = shlex.split(path.read_text(encoding="utf-8")), path.parent.parent.parent
+        return (os.path.normpath(folder / words[words.index("-o") + 1]), (words, folder)) if "-o" in words else None
 
     def _users(self):
         """{file: sources that include it, or the file itself}, from the compiler's dependency files."""
@@ -80,7 +85,7 @@ class Workplace:
         self.objects, self.programs = {}, {}
         self.number = "0"  # the fault's among those that are compiled together
         (self.folder / "reader.c").write_text(READER, encoding="utf-8")
-        subprocess.run(["cc", "-c", "-o", self.folder / "reader.o", self.folder / "reader.c"], check=True)
+        subprocess.run(["cc", "-fPIC", "-c", "-o", self.folder / "reader.o", self.folder / "reader.c"], check=True)
 
     def _moved(self, word):
         """A word of a compiler's command, with folders of the sources replaced by those of the copy."""
@@ -169,20 +174,33 @@ class Workplace:
         return not tier or None in folders or {"c": "ref"}.get(tier[1], tier[1]) in folders
 
     def _program(self, path):
-        """A program of the build, linked with the faults."""
+        """A program or a shared library of the build, linked with the faults."""
         if path not in self.programs:
-            script = self.build.links[path]
-            words = shlex.split(script.read_text(encoding="utf-8"))
-            output = self.folder / Path(path).name
+            (words, folder), output = self.build.links[path], self.folder / Path(path).name
+            at = words.index("-o")
+            libraries = [word for word in words[:at] + words[at + 2:] if os.path.normpath(folder / word) in self.build.links]
+            words = [self._library(folder / word) if word in libraries else word for word in words]
+            words = [f"-Wl,-rpath,{self.folder}" if word.startswith("-Wl,-rpath,") and libraries else word for word in words]
             own = {source[len(str(self.build.root)) + 1:]: str(each) for source, each in self.objects.items()}
-            tests = {f".dir/{source[6:]}.o": own.pop(source) for source in list(own) if source.startswith("tests/")}
+            inside = libraries or "-shared" in words  # the faults of a shared library stay there
+            placed = {f".dir/{source.removeprefix('tests/')}.o": own.pop(source) for source in list(own)
+                      if inside or source.startswith("tests/")}
             words = [word for word in words if not any(word.endswith(f"/{source}.o") for source in own)]
-            words = [next((each for end, each in tests.items() if word.endswith(end)), word) for word in words]
+            words = [next((each for end, each in placed.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
             words[at + 1:at + 2] = [str(output), *own.values(), str(self.folder / "reader.o")]
-            subprocess.run(words, cwd=script.parent.parent.parent, check=True)
+            subprocess.run(words, cwd=folder, check=True)
             self.programs[path] = str(output)
         return self.programs[path]
+
+    def _library(self, path):
+        """A shared library with the faults, which the loader finds by its short name, too."""
+        made = Path(self._program(os.path.normpath(path)))
+        short = made.with_name(re.sub(r"(\.so\.\d+)\..*", r"\1", made.name))
+        if short != made:
+            short.unlink(missing_ok=True)
+            short.symlink_to(made.name)
+        return str(made)
 
     def command_of(self, test):
         """Command and environment of a test with the fault."""
