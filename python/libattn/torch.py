@@ -45,7 +45,7 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "str align='top_left', int window_left=-1, int window_right=-1, float? scale=None, float softcap=0., "
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
-              "Tensor? page_table=None)")
+              "Tensor? page_table=None, int window_first=0, int key_begin=0, int key_end=0, int shared_prefix=0)")
 
 
 def _refuse_tangents(*tensors):
@@ -83,12 +83,14 @@ _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag
 
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
-         max_seqlen_k=0, layout="bhsd", page_table=None, lse=False):
+         max_seqlen_k=0, layout="bhsd", page_table=None, window_first=0, key_begin=0, key_end=0,
+         shared_prefix=0, lse=False):
     _refuse_tangents(q, k, v, bias, alibi, sinks)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
-                    layout=layout, page_table=page_table, return_lse=lse)
+                    layout=layout, page_table=page_table, window_first=window_first, keys=(key_begin, key_end or None),
+                    shared_prefix=shared_prefix, return_lse=lse)
 
 
 def _run_lse(*args, **options):
@@ -108,8 +110,9 @@ def _fake_lse(q, k, v, *args, **options):
 
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
-          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table")
-_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1}
+          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "window_first",
+          "key_begin", "key_end", "shared_prefix")
+_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, **dict.fromkeys(_NAMES[-4:], 0)}
 
 
 # ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
@@ -125,9 +128,11 @@ def _allowed(q, k, o):
     allowed = j < lengths
     right = 0 if o["causal"] else o["window_right"]
     if o["window_left"] >= 0:
-        allowed = allowed & (j >= position - o["window_left"])
+        allowed = allowed & ((j >= position - o["window_left"]) | (j < o["window_first"]))
     if right >= 0:
         allowed = allowed & (j <= position + right)
+    if o["key_begin"] or o["key_end"]:
+        allowed = allowed & (j >= o["key_begin"]) & (j < (o["key_end"] or keys))
     return allowed, (position - j).abs()
 
 
