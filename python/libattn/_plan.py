@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Sequence
 
-from ._native import F, S, check, dense_strides
+from ._native import C, F, S, check, dense_strides
 from ._sdpa import FUNCTIONS
 
 
@@ -43,6 +43,11 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Bytes of memory that a run works in."""
         return F.attn_plan_workspace(self._address)
+
+    @property
+    def piece_keys(self) -> int:
+        """Pieces of keys begin at multiples of so many keys, for the bits of one call; 0 without state."""
+        return F.attn_plan_piece_keys(self._address)
 
     def __repr__(self) -> str:
         return f"<libattn.Plan of {self.kernel}>"
@@ -159,6 +164,27 @@ def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     check(F.attn_merge(len(parts), math.prod(shape[:-1]), shape[-1], table(*(part[0] for part in o)),
                        table(*(part[0] for part in lse)), *(part[0] for part in views)))
     return tuple(merged)
+
+
+STATE_FLOATS = C.ATTN_STATE_SUMS + 2  # the floats of a state row behind its dim_v
+
+
+def new_state(q: Any, v: Any, *, layout: str = "bhsd") -> Any:
+    """The state of queries that have seen no key yet, for sdpa(..., state=): float32 of the library that q is from, [batch,
+    heads, queries, dim of v + 18]; packed ("thd", "htd") [heads, tokens, dim of v + 18]. Dimensions that q has not are left
+    out. state[..., -2] = -inf starts anew. Only shapes of q and v are read. Raises ValueError or TypeError."""
+    if layout not in ("bhsd", "bshd", "thd", "htd"):
+        raise ValueError(f"layout is {layout!r}; it must be one of 'bhsd', 'bshd', 'thd', 'htd'")
+    rows = list(FUNCTIONS["view"](q, "q")[3][:-1])
+    if layout in ("bshd", "thd"):
+        rows[-2:] = reversed(rows[-2:])
+    dim = FUNCTIONS["view"](v, "v")[3][-1]
+    state = FUNCTIONS["empty"](q, *rows, dim + STATE_FLOATS)
+    problem = S.attn_problem()
+    F.attn_problem_init(ctypes.byref(problem), 1, 1, 1, math.prod(rows), 0, 1, dim)
+    problem.uses = C.ATTN_USE_STATE
+    check(F.attn_state_start(ctypes.byref(problem), read_dense(state, "state")[0]))
+    return state
 
 
 def read_dense(array, name, dtypes=("float32",)):

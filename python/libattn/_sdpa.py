@@ -25,7 +25,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          max_seqlen_k: int | None = None, offsets: Integers | None = None, scores: Array | None = None,
          score_weight: Array | None = None, score: str = "dot", layout: str | None = None, kernel: str | None = None,
          max_isa: str | None = None, threads: int | None = None, steady: bool = False, out_dtype: str = "same",
-         return_lse: bool = False, out: Array | None = None, lse: Array | None = None) -> Any:
+         return_lse: bool = False, state: Array | None = None, out: Array | bool | None = None,
+         lse: Array | None = None) -> Any:
     """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
 
     Arrays may be of NumPy, PyTorch (CPU), JAX, or anything else with DLPack or the buffer protocol, with any strides. The
@@ -62,6 +63,10 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         call. steady: a row has the same bits however a prompt is cut into calls; single rows take longer.
     out_dtype: "same" as q, or "float32". out: where the result goes. return_lse: return (out, lse), the logarithm of the sum
         of exp(scores) of each row, float32 [batch, heads, queries]. lse: where it goes.
+    state: keys come in pieces, in their order, and rows go on from what they have seen: read and written, float32 as
+        new_state() makes it. The result is attention over all keys so far; with out=False it is not computed, and None is
+        returned. Positions, as in align, count from the piece's first key. Pieces that begin at multiples of
+        Plan.piece_keys give the bits of one call with the same kernel.
 
     A row that sees no key is 0, and its lse is -inf. Calls of one shape share a plan that is made at the first one and kept;
     Plan holds one of your own. The GIL is released while the kernel runs.

@@ -34,7 +34,9 @@ interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject
   if (!of) return PyErr_NoMemory(), NULL;
   Py_IncRef(of->unsupported = unsupported);
   of->arrays = arrays_new(allocate, spec);
-  if (of->arrays && intern(of->keyword, keyword_names, KEYWORDS) && intern(of->input, input_names, 3)) return of;
+  if (of->arrays && intern(of->keyword, keyword_names, KEYWORDS) && intern(of->input, input_names, 3) &&
+      (of->no = PyBool_FromLong(0)))
+    return of;
   interpreter_free(of);
   return NULL;
 }
@@ -44,6 +46,7 @@ void interpreter_free(interpreter *of) {
     if (of->keyword[i]) Py_DecRef(of->keyword[i]);
   for (int i = 0; i < 3; i++)
     if (of->input[i]) Py_DecRef(of->input[i]);
+  if (of->no) Py_DecRef(of->no);
   Py_DecRef(of->unsupported);
   arrays_free(of->arrays);
   free(of);
@@ -757,21 +760,59 @@ static bool take_o(call *c, int layout, const tensor t[3], const view v[3], bool
   return true;
 }
 
-/* [b][h][q], or [h][tokens] of packed sequences; without the dimensions that q has not. */
-static bool take_lse(call *c, int layout, const tensor t[3], const view v[3], bool make) {
+/* The shape of an lse, without the dimensions that q has not: [b][h][q], or [h][tokens] of packed sequences. */
+typedef struct row_shape {
+  int ndim;
+  int64_t size[MOST_DIMS];
+} row_shape;
+
+static row_shape rows_of(const call *c, const tensor t[3], const view v[3]) {
+  const bool given_scores = c->wanted.problem.score == ATTN_SCORE_PRECOMPUTED;
+  const int64_t all[3] = {v[0].b, v[0].h, v[0].s};
+  row_shape rows = {.ndim = t[given_scores ? 2 : 0].ndim - 1};
+  memcpy(rows.size, all + 3 - rows.ndim, (size_t)rows.ndim * sizeof *all);
+  return rows;
+}
+
+static bool take_lse(call *c, row_shape rows, const tensor *like, bool make) {
   attn_problem *p = &c->wanted.problem;
   if (!c->set.return_lse && !c->given[KEY_lse]) return true;
-  const int ndim = t[p->score == ATTN_SCORE_PRECOMPUTED ? 2 : 0].ndim - 1;
-  const int64_t all[3] = {v[0].b, v[0].h, v[0].s}, *shape = all + 3 - ndim;
   tensor lse;
-  (void)layout;
-  if (!take_output(c, KEY_lse, &t[0], true, ndim, shape, make, &c->lse, &lse)) return false;
-  if (!same_shape("lse", &lse, ndim, shape)) return false;
+  if (!take_output(c, KEY_lse, like, true, rows.ndim, rows.size, make, &c->lse, &lse)) return false;
+  if (!same_shape("lse", &lse, rows.ndim, rows.size)) return false;
   if (lse.type != DTYPE_F32) return refuse(PyExc_TypeError, "lse must be float32");
   p->lse_stride = (attn_strides){.b = stride_at(&lse, 3), .h = stride_at(&lse, 2), .s = stride_at(&lse, 1)};
   p->uses |= ATTN_USE_LSE;
   c->args.lse = (float *)(void *)lse.data;
   return true;
+}
+
+/* Rows of the state, read and written where they lie: as those of an lse, each of so many floats. */
+static bool take_state(call *c, row_shape rows) {
+  attn_problem *p = &c->wanted.problem;
+  if (!c->given[KEY_state]) return true;
+  tensor t;
+  rows.size[rows.ndim++] = attn_state_floats(p->dim_v);
+  if (!tensor_read(c->given[KEY_state], "state", &c->held, &t) || !tensor_writable(&t, "state")) return false;
+  if (!same_shape("state", &t, rows.ndim, rows.size)) return false;
+  if (t.type != DTYPE_F32)
+    return PyErr_Format(PyExc_TypeError, "state is %s; it must be float32", dtype_name(t.type)), false;
+  if (t.stride[rows.ndim - 1] != 1)
+    return PyErr_Format(PyExc_ValueError, "state has stride %lld in its last dimension; it must be 1",
+                        (long long)t.stride[rows.ndim - 1]),
+           false;
+  p->state_stride = (attn_strides){.b = stride_at(&t, 4), .h = stride_at(&t, 3), .s = stride_at(&t, 2)};
+  p->uses |= ATTN_USE_STATE;
+  c->args.state = (float *)(void *)t.data;
+  return true;
+}
+
+/* out is False: the state alone goes on, and no result is made. */
+static bool read_no_out(call *c) {
+  c->no_out = c->given[KEY_out] && c->given[KEY_out] == c->of->no;
+  if (!c->no_out) return true;
+  c->given[KEY_out] = NULL;
+  return c->given[KEY_state] || refuse(PyExc_ValueError, "out is False without state; then nothing would be computed");
 }
 
 static bool choose_layout(const call *c, int *layout) {
@@ -789,6 +830,7 @@ bool call_build(call *c, bool make_outputs) {
   view v[3];
   int layout;
   c->held.take_specs = !make_outputs;
+  if (!read_no_out(c)) return false;
   if (c->given[KEY_page_table] && !check_paged(c)) return false;
   if (!choose_layout(c, &layout)) return false;
   if (!(c->set.score == ATTN_SCORE_PRECOMPUTED ? take_scores_and_values : take_inputs)(c, layout, t, v)) return false;
@@ -805,13 +847,18 @@ bool call_build(call *c, bool make_outputs) {
   c->args.q = t[0].data;
   c->args.k = t[1].data;
   c->args.v = t[2].data;
-  return take_options(c) && take_o(c, layout, t, v, make_outputs) && take_lse(c, layout, t, v, make_outputs);
+  const row_shape rows = rows_of(c, t, v);
+  make_outputs = make_outputs && !c->no_out;
+  return take_options(c) && take_o(c, layout, t, v, make_outputs) && take_lse(c, rows, &t[0], make_outputs) &&
+         take_state(c, rows);
 }
 
 PyObject *call_finish(call *c, bool succeeded) {
   PyObject *result = NULL;
   holdings_release(&c->held);
-  if (succeeded && c->set.return_lse) {
+  if (succeeded && c->no_out) {
+    Py_IncRef(result = Py_None);
+  } else if (succeeded && c->set.return_lse) {
     result = PyTuple_New(2);
     if (result && PyTuple_SetItem(result, 0, c->out) == 0) c->out = NULL;
     if (result && PyTuple_SetItem(result, 1, c->lse) == 0) c->lse = NULL;

@@ -11,7 +11,7 @@
 /* clang-format off */
 #define ATTN_KEYWORDS(K) \
   K(mask) K(bias) K(alibi) K(sinks) K(kv_len) K(q_len) K(row_len) \
-  K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(out) K(lse) \
+  K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(state) K(out) K(lse) \
   K(causal) K(align) K(window) K(window_first) K(keys) K(shared_prefix) K(scale) K(softcap) \
   K(layout) K(score) \
   K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(return_lse)
@@ -47,6 +47,7 @@ typedef struct interpreter {
   arrays *arrays;
   PyObject *unsupported; /* its libattn.Unsupported */
   PyObject *keyword[KEYWORDS], *input[3];
+  PyObject *no; /* False */
 } interpreter;
 
 typedef struct call {
@@ -59,6 +60,7 @@ typedef struct call {
   attn_args args;
   holdings held;
   PyObject *out, *lse; /* owned */
+  bool no_out;         /* out is False: the state alone goes on */
 } call;
 
 /* Makes the objects of the present interpreter (arrays_new() explains the arguments). NULL with an exception. */

@@ -121,7 +121,8 @@ static void tell_difference(const request *plan, const request *now) {
                  {"lse", &a->lse_stride, &b->lse_stride, sizeof a->lse_stride},
                  {"mask", &a->mask_stride, &b->mask_stride, sizeof a->mask_stride},
                  {"bias", &a->bias_stride, &b->bias_stride, sizeof a->bias_stride},
-                 {"page_table", &a->page_table_stride, &b->page_table_stride, sizeof a->page_table_stride}};
+                 {"page_table", &a->page_table_stride, &b->page_table_stride, sizeof a->page_table_stride},
+                 {"state", &a->state_stride, &b->state_stride, sizeof a->state_stride}};
   const char *name = "scores";
   for (size_t i = sizeof strides / sizeof *strides; i-- > 0;)
     if (memcmp(strides[i].was, strides[i].is, strides[i].bytes) != 0) name = strides[i].name;

@@ -19,7 +19,7 @@ except ImportError:
 B, H, HKV, SQ, SK, D, DV = 3, 6, 3, 5, 7, 8, 4
 R = np.random.default_rng(17)
 GUARD = 1 << 12
-OUTPUTS = ("out", "lse")
+OUTPUTS = ("out", "lse", "state")
 
 
 class Guarded:
@@ -61,6 +61,8 @@ PACKED = {"q": floats(12, H, D), "k": floats(20, HKV, D), "v": floats(20, HKV, D
           "lse": floats(H, 12), "cu_seqlens_q": np.int32([0, 5, 9, 12]), "cu_seqlens_k": np.int32([0, 7, 9, 20]), **OF_HEADS}
 PAGED = {**INPUTS, "k": floats(6, HKV, 16, D), "v": floats(6, HKV, 16, DV), "kv_len": np.int32([7, 20, 32]),
          "page_table": np.int32([[5, 0], [3, 1], [2, 4]]), "out": RESULTS["out"]}
+STARTED = libattn.new_state(INPUTS["q"], INPUTS["v"])
+libattn.sdpa(**INPUTS, state=STARTED, kernel="flash_c", out=False)  # finite: NaN and -inf cannot be compared and cast
 MHA = {"w_q": floats(24, 16), "w_k": floats(12, 16), "w_v": floats(12, 16), "w_o": floats(10, 24), "b_q": floats(24),
        "b_k": floats(12), "b_v": floats(12), "b_o": floats(10)}
 BLOCK = {"w1": floats(9, 12), "b1": floats(9), "w2": floats(12, 9), "b2": floats(12), "gain": floats(12), "bias": floats(12)}
@@ -116,6 +118,7 @@ CALLS = {
     "sdpa": (sdpa, {**INPUTS, **OPTIONS, **RESULTS}),
     "packed": (sdpa, PACKED),
     "paged": (sdpa, PAGED),
+    "pieces": (sdpa, {**INPUTS, "state": STARTED, "out": RESULTS["out"]}),
     "precomputed": (lambda a: libattn.sdpa(None, None, **a, score="precomputed"),
                     {"v": INPUTS["v"], "scores": floats(B, H, SQ, SK), "out": RESULTS["out"]}),
     "score weight": (lambda a: libattn.sdpa(**a, score="additive"), {**INPUTS, "score_weight": floats(H, D), **RESULTS}),
@@ -140,7 +143,7 @@ CALLS = {
 FREE = {("FeedForward", "x", 0), ("kernel_regression", "query", 0), ("kernel_regression", "y", 1), ("precomputed", "v", 1),
         ("paged", "page_table", 1)}
 VECTORS = {"alibi", "sinks", "kv_len", "q_len", "row_len", "offsets", "cu_seqlens_q", "cu_seqlens_k", "counts"}
-STRIDED = {"sdpa", "packed", "paged", "precomputed", "score weight"}  # these take any strides
+STRIDED = {"sdpa", "packed", "paged", "pieces", "precomputed", "score weight"}  # these take any strides
 
 # ---- The faults -----------------------------------------------------------------------------------------------------------
 
@@ -179,6 +182,10 @@ REFUSED = {
 }
 
 
+def takes_strides(call, name):
+    return name != "state" and (call in STRIDED or name in VECTORS)  # the floats of a row of state lie side by side
+
+
 def spoilt(call, name, array):
     """(what, array) of the faults that must be refused."""
     for axis in range(array.ndim):
@@ -193,14 +200,14 @@ def spoilt(call, name, array):
             yield f"number {number}", with_number(number)(array)
     if name in OUTPUTS and call != "merge":
         yield "read-only", read_only(array.copy())
-    if call == "Plan.run" and name not in VECTORS or call not in STRIDED and name not in VECTORS:
+    if call == "Plan.run" and name not in VECTORS or not takes_strides(call, name):
         yield "strided", spread(array)
 
 
 def harmless(call, name, array):
     if name not in OUTPUTS:
         yield "read-only", read_only(array.copy())
-    if call in STRIDED or name in VECTORS:
+    if takes_strides(call, name):
         yield "strided", spread(array)
     if name in VECTORS:
         yield "wide", array.astype(np.int64 if array.dtype == np.int32 else np.float64)

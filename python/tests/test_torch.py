@@ -413,6 +413,60 @@ def test_operator_in_pages():
         out.sum().backward()
 
 
+def test_operator_with_pieces_of_keys(long):
+    """window_first, key_begin, key_end and shared_prefix: the numbers of masks of the same meaning, and their gradients."""
+    operator = torch.ops.libattn.sdpa
+    q, k, v = qkv(hkv=2, grad=True)
+    position, j = torch.arange(9)[:, None] + 4, torch.arange(13)
+    window = {"causal": True, "align": "bottom_right", "window_left": 3, "window_first": 2}
+    piece = {"key_begin": 4, "key_end": 11}
+    cases = [(window, (j <= position) & ((j >= position - 3) | (j < 2))), (piece, ((j >= 4) & (j < 11)).expand(9, 13)),
+             ({"key_begin": 4}, j.expand(9, 13) >= 4)]
+    for options, mask in cases:
+        outs = [operator(q, k, v, **options), operator(q, k, v, mask=mask)]
+        close(*outs)
+        for a, b in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs)):
+            close(a, b, 1e-4)
+        assert torch.equal(outs[0], libattn.sdpa(*(x.detach() for x in (q, k, v)), **as_numpy_options(options)))
+    with torch.no_grad():
+        keys, values = (x[:1].expand(2, *x.shape[1:]) for x in (k, v))
+        prefix = {"shared_prefix": 8, "kv_len": torch.tensor([13, 11], dtype=torch.int32)}
+        close(operator(q, keys, values, **prefix), operator(q, keys, values, kv_len=prefix["kv_len"]))
+        with pytest.raises(ValueError, match="shared_prefix is 14"):
+            operator(q, keys, values, shared_prefix=14)
+        with pytest.raises(ValueError, match="key_end is 3 with key_begin 5"):
+            operator(q, k, v, key_begin=5, key_end=3)
+        inputs = tuple(x.detach().contiguous() for x in (q, keys, values))
+        for case in (window, piece, prefix):
+            torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, inputs, case,
+                                  test_utils=None if long else ("test_schema", "test_faketensor"))
+
+
+def as_numpy_options(options):
+    """The operator's options as libattn.sdpa has them."""
+    given = dict(options)
+    if "window_left" in given:
+        given["window"] = (given.pop("window_left"), None)
+    begin, end = given.pop("key_begin", None), given.pop("key_end", None)
+    return {**given, **({"keys": (begin, end)} if begin or end else {})}
+
+
+def test_state():
+    """Pieces of keys from tensors: the bits of one call, and the state is written where it lies."""
+    q, k, v = draw((2, 4, 9, 32), (2, 2, 200, 32), (2, 2, 200, 32))
+    state = libattn.new_state(q, v)
+    assert isinstance(state, torch.Tensor)
+    assert state.dtype == torch.float32
+    step = libattn.Plan(q, k, v, kernel="flash_c", state=state).piece_keys
+    for first in range(0, 200, step):
+        end = min(first + step, 200)
+        out = libattn.sdpa(q, k[:, :, first:end], v[:, :, first:end], kernel="flash_c", state=state,
+                           out=None if end == 200 else False)
+    assert torch.equal(out, libattn.sdpa(q, k, v, kernel="flash_c"))
+    with pytest.raises(ValueError, match="state is a lazy view"):
+        libattn.sdpa(q, k, v, state=torch._neg_view(state))
+
+
 def test_flash_attn_in_pages():
     k, v, table, dense_k, dense_v = in_pages()
     q, lengths = draw((2, 7, 4, 32))[0], torch.tensor([29, 17], dtype=torch.int32)
