@@ -212,10 +212,13 @@ typedef struct part_weights {
 
 static double weight_of(double lse, double largest) { return lse == -INFINITY ? 0 : exp(lse - largest); }
 
+/* The LSE is relative to the parts alone: a sink far above them would leave it denormal numbers. */
 static part_weights weigh(double early, double later, double sink) {
-  const double largest = fmax(fmax(early, later), sink);
+  const double most = fmax(early, later), largest = fmax(most, sink);
   const double a = weight_of(early, largest), b = weight_of(later, largest), all = a + b + weight_of(sink, largest);
-  return (part_weights){.early = a / all, .later = b / all, .lse = a + b > 0 ? largest + log(a + b) : -INFINITY};
+  return (part_weights){.early = a / all,
+                        .later = b / all,
+                        .lse = most == -INFINITY ? most : most + log(weight_of(early, most) + weight_of(later, most))};
 }
 
 /* False if the row is not finite. */

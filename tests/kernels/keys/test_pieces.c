@@ -105,6 +105,33 @@ static void keys_between_are_not_read(const char *kernel) {
 }
 KERNEL_TEST(keys_between_are_not_read)
 
+/* The LSE is of the keys alone, also where a sink leaves them weights that doubles can only just hold. */
+static void sinks_far_above_change_no_lse(const char *kernel) {
+  static const float sinks[] = {0, 300, 740, 745, 900};
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 3, 300, 32, 32);
+  test_fit_types(kernel, &p);
+  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+  p.window_left = 20;
+  p.window_first = 4;
+  p.uses = ATTN_USE_LSE | ATTN_USE_SINKS;
+  if (!takes(kernel, &p)) return;
+  test_data data = test_data_create(&p, 8);
+  float lse[3];
+  for (size_t n = 0; n < COUNT(sinks); n++) {
+    data.args.sinks = &sinks[n];
+    test_data result = run(kernel, &p, &data.args, 1);
+    for (int i = 0; n > 0 && i < 3; i++)
+      if (fabs((double)result.args.lse[i] - (double)lse[i]) > 1e-6 * (1 + fabs((double)lse[i])))
+        fail_msg("%s: lse of query %d is %.9g with a sink of %g, not %.9g", kernel, i, (double)result.args.lse[i],
+                 (double)sinks[n], (double)lse[i]);
+    if (n == 0) memcpy(lse, result.args.lse, sizeof lse);
+    test_data_destroy_outputs(&result);
+  }
+  test_data_destroy(&data);
+}
+KERNEL_TEST(sinks_far_above_change_no_lse)
+
 /* ---- A shared prefix ------------------------------------------------------------------------------------------------- */
 
 /* K and V of `batch` sequences, whose first keys are those of sequence 0. */
