@@ -119,7 +119,7 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
 /* Adds a later split to row i. Here references are natural logarithms. */
 static void merge_row(row_block *t, int64_t i, const float *later) {
   const int64_t dim_v = t->problem->dim_v;
-  if (later[0] == -INFINITY) return;
+  if (later[0] == -INFINITY && later[1] == 0) return; /* not NaN: scores of NaN have no largest */
   const partial_weights weights = weigh_partials(LOG2_E_DOUBLE * (double)t->row_max[i], LOG2_E_DOUBLE * (double)later[0]);
   t->row_max[i] = fmaxf(t->row_max[i], later[0]);
   t->row_sum[i] = join_partials(weights, t->row_sum[i], later[1]);

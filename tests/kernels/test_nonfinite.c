@@ -260,6 +260,27 @@ static void a_nan_row_is_computed_again_alone(const char *kernel) {
   test_data_destroy(&data);
 }
 
+/* All keys of a run have scores of NaN, so that none of them is the run's largest: the row is NaN all the same. */
+static void nan_scores_of_a_run_of_keys_reach_their_row(const char *kernel) {
+  static const int first[] = {0, 1024, 2048}; /* where decode kernels divide keys */
+  attn_problem problem = one_head();
+  problem.seq_q = 1;
+  problem.seq_k = 2500;
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) return;
+  test_data data = test_data_create(&problem, 17);
+  float *k = (float *)data.args.k;
+  for (size_t n = 0; n < COUNT(first); n++) {
+    const int end = first[n] + 1024 < 2500 ? first[n] + 1024 : 2500;
+    for (int j = first[n]; j < end; j++) k[j * DIM] = NAN;
+    run(kernel, &problem, &data.args);
+    if (!isnan(data.args.lse[0]) || !isnan(*(float *)data.args.o))
+      fail_msg("%s: o %g and lse %g beside scores of NaN from key %d on", kernel, (double)*(float *)data.args.o,
+               (double)data.args.lse[0], first[n]);
+    for (int j = first[n]; j < end; j++) k[j * DIM] = 0;
+  }
+  test_data_destroy(&data);
+}
+
 #define FOR_EACH_KERNEL(check)                                                   \
   static void check##_if_taken(const char *kernel) {                             \
     const attn_problem problem = one_head();                                     \
@@ -274,5 +295,6 @@ FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
 FOR_EACH_KERNEL(biased_away_keys_change_no_bit)
 KERNEL_TEST(ordinary_rows_are_computed_once)
+KERNEL_TEST(nan_scores_of_a_run_of_keys_reach_their_row)
 FOR_EACH_KERNEL(low_rows_are_computed_once)
 FOR_EACH_KERNEL(a_nan_row_is_computed_again_alone)

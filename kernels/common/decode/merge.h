@@ -8,7 +8,7 @@
 
 /* Adds a later split's state to the first one's, by join_partials(). All of a merged sum stands in the first lane. */
 static void merge_row(const row_block *first, const row_block *later, int64_t i) {
-  if (later->row_max[i] == -INFINITY) return;
+  if (later->row_max[i] == -INFINITY && sum_of_row(later, i) == 0) return; /* not NaN: scores of NaN have no largest */
   const partial_weights weights = weigh_partials((double)first->row_max[i], (double)later->row_max[i]);
   const float sum = join_partials(weights, sum_of_row(first, i), sum_of_row(later, i));
   const vec old = vec_set1(weights.earlier), new = vec_set1(weights.later);
