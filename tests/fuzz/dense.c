@@ -191,6 +191,26 @@ static void raise_to(double *largest, double value) {
   if (value > *largest) *largest = value;
 }
 
+/* Keys that a row has seen before, as one key: its score, and what its value is multiplied by. -inf: none. */
+typedef struct seen_keys {
+  double score, sum;
+  const float *o;
+} seen_keys;
+
+static seen_keys seen_before(const head *t, int64_t i) {
+  const attn_problem *p = t->problem;
+  if (!(p->uses & ATTN_USE_STATE)) return (seen_keys){.score = -INFINITY};
+  const bool packed = p->uses & ATTN_USE_VARLEN;
+  const int64_t token = i + (packed ? t->args->cu_seqlens_q[t->b] : 0);
+  const float *row = t->args->state + start_of(&p->state_stride, packed, t->b, t->h, token);
+  const float *sums = row + p->dim_v, *reference = sums + ATTN_STATE_SUMS;
+  if (reference[0] == -INFINITY) return (seen_keys){.score = -INFINITY};
+  seen_keys seen = {.o = row};
+  for (int part = 0; part < ATTN_STATE_SUMS; part++) seen.sum += (double)sums[part];
+  seen.score = log(2) * ((double)reference[0] + (double)reference[1]) + log(seen.sum);
+  return seen;
+}
+
 static void find_facts(const head *t, int64_t i, dense_row *row) {
   const attn_problem *p = t->problem;
   attn_oracle_row *facts = &row->facts;
@@ -206,17 +226,24 @@ static void find_facts(const head *t, int64_t i, dense_row *row) {
   for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));
 }
 
+static void add_facts(const head *t, const seen_keys *seen, dense_row *row) {
+  row->facts.allowed += isfinite(seen->sum) ? (int64_t)ceil(seen->sum) : 1; /* no key adds more than 1 */
+  raise_to(&row->facts.abs_sum, fabs(seen->score));
+  if (isfinite(seen->score)) raise_to(&row->finite_sum, fabs(seen->score));
+  for (int64_t d = 0; d < t->problem->dim_v; d++) raise_to(&row->facts.max_v, fabs((double)seen->o[d] / seen->sum));
+}
+
 /* The largest score of a softmax and the sum of exp(score - largest). The difference of a score and the logarithm of the
  * whole sum would lose all digits where scores are near 1e20. */
 typedef struct softmax {
   double largest, sum;
 } softmax;
 
-/* The softmax of the row's allowed scores and `one_more`; NaN if one of them is NaN. */
-static softmax softmax_of(const head *t, int64_t i, double one_more) {
+/* The softmax of the row's allowed scores, those seen before and `sink`; NaN if one of them is NaN. */
+static softmax softmax_of(const head *t, int64_t i, double seen, double sink) {
   const double *score = t->score + i * t->seq_k;
   const unsigned char *allowed = t->allowed + i * t->seq_k;
-  double largest = one_more, sum = 0;
+  double largest = seen > sink || isnan(seen) ? seen : sink, sum = 0;
   for (int64_t j = 0; j < t->seq_k; j++) {
     if (!allowed[j]) continue;
     if (isnan(score[j])) return (softmax){NAN, 1};
@@ -225,37 +252,44 @@ static softmax softmax_of(const head *t, int64_t i, double one_more) {
   if (isnan(largest) || isinf(largest)) return (softmax){largest, 1};
   for (int64_t j = 0; j < t->seq_k; j++)
     if (allowed[j]) sum += exp(score[j] - largest);
-  return (softmax){largest, sum + exp(one_more - largest)};
+  return (softmax){largest, sum + exp(seen - largest) + exp(sink - largest)};
+}
+
+static void add_value(dense_row *row, int pass, int64_t d, double p, double v) {
+  if (pass == 0) row->o[d] += p * v, row->m[d] += p * fabs(v);
+  if (pass == 1) row->w[d] += pow(p * (v - row->o[d]), 2);
 }
 
 static void add_values(const head *t, int64_t i, softmax all, dense_row *row) {
   const int64_t dim = t->problem->dim_v;
-  for (int pass = 0; pass < 2; pass++) /* the second needs o */
+  const seen_keys seen = seen_before(t, i);
+  for (int pass = 0; pass < 2; pass++) { /* the second needs o */
     for (int64_t j = 0; j < t->seq_k; j++) {
       if (!t->allowed[i * t->seq_k + j]) continue;
       const double p = exp(t->score[i * t->seq_k + j] - all.largest) / all.sum; /* inf - inf gives NaN, which is right */
-      for (int64_t d = 0; d < dim; d++) {
-        const double v = t->v[j * dim + d];
-        if (pass == 0) row->o[d] += p * v, row->m[d] += p * fabs(v);
-        if (pass == 1) row->w[d] += pow(p * (v - row->o[d]), 2);
-      }
+      for (int64_t d = 0; d < dim; d++) add_value(row, pass, d, p, t->v[j * dim + d]);
     }
+    for (int64_t d = 0; d < dim && seen.o; d++)
+      add_value(row, pass, d, exp(seen.score - all.largest) / all.sum, (double)seen.o[d] / seen.sum);
+  }
   for (int64_t d = 0; d < dim; d++) row->w[d] = sqrt(row->w[d]);
 }
 
 static void answer_row(const head *t, int64_t i, dense_row *row) {
   const bool has_sink = t->problem->uses & ATTN_USE_SINKS;
   const double sink = has_sink ? t->args->sinks[t->h] : -INFINITY;
+  const seen_keys seen = seen_before(t, i);
   row->facts = (attn_oracle_row){.exists = i < t->queries, .lse = -INFINITY};
   find_facts(t, i, row);
+  if (seen.o) add_facts(t, &seen, row);
   if (!row->facts.allowed) return;
   if (isfinite(sink)) {
     raise_to(&row->facts.abs_sum, fabs(sink));
     raise_to(&row->finite_sum, fabs(sink));
   }
-  const softmax scores = softmax_of(t, i, -INFINITY);
+  const softmax scores = softmax_of(t, i, seen.score, -INFINITY);
   row->facts.lse = scores.largest + log(scores.sum);
-  add_values(t, i, softmax_of(t, i, sink), row);
+  add_values(t, i, softmax_of(t, i, seen.score, sink), row);
 }
 
 static dense_row *allocate_rows(const attn_problem *p) {

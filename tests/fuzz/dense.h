@@ -14,8 +14,9 @@ typedef struct dense_row {
   double *o, *m, *w;
 } dense_row;
 
-/* The rows of all batches, query heads and queries, in this order. Rows beyond the end of a packed sequence have
- * facts.exists = false. The caller frees the result, which is one block. */
+/* The rows over the problem's keys and, with ATTN_USE_STATE, those that args->state has seen: of all batches, query heads
+ * and queries, in this order. Rows beyond the end of a packed sequence have facts.exists = false. The caller frees the
+ * result, which is one block. */
 dense_row *dense_answer(const attn_problem *problem, const attn_args *args);
 
 #endif

@@ -38,23 +38,64 @@ typedef struct place {
   int64_t b, h, i;
 } place;
 
+/* No answer is promised where scores may overflow float32. Where keys come in pieces, no row is computed again in double
+ * precision: then values and slopes may not overflow either. */
+static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h) {
+  if (!(facts->abs_sum < 1e30)) return false;
+  if (!(f->problem.uses & ATTN_USE_STATE)) return true;
+  const double slope = f->problem.uses & ATTN_USE_ALIBI ? fabs((double)f->args.alibi_slopes[h]) : 0;
+  return !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30;
+}
+
+/* Where keys come in pieces, a row that is not finite need not be infinite with the same sign, or NaN. */
+static bool is_right(const attn_problem *p, double ratio, double right, double got) {
+  return ratio <= 1 || (p->uses & ATTN_USE_STATE && !isfinite(right) && !isfinite(got));
+}
+
+/* The state must hold the values of o and lse, without the sink. Then the row holds again what it held before
+ * the run, so that later all other bytes were written wrongly. */
+static void check_state(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *row,
+                        const bench_row_limits *limits, place at) {
+  const attn_problem *p = &f->problem;
+  const fuzz_tensor *state = &f->tensor[FUZZ_STATE], *before = &f->tensor[FUZZ_STATE_BEFORE];
+  const bool varlen = p->uses & ATTN_USE_VARLEN, must_fit = fits(f, &row->facts, at.h);
+  const int64_t token = at.i + (varlen ? f->args.cu_seqlens_q[at.b] : 0);
+  const size_t first = (size_t)element_of(state, varlen, at.b, at.h, token) * sizeof(float);
+  float *floats = (float *)(void *)(state->data + first);
+  const float *sums = floats + p->dim_v, *reference = sums + ATTN_STATE_SUMS;
+  double sum = 0;
+  for (int part = 0; part < ATTN_STATE_SUMS && reference[0] != -INFINITY; part++) sum += (double)sums[part];
+  const double lse =
+      reference[0] == -INFINITY ? -INFINITY : log(2) * ((double)reference[0] + (double)reference[1]) + log(sum);
+  if (!is_right(p, bench_lse_ratio(limits, row->facts.lse, lse), row->facts.lse, lse) && must_fit)
+    fuzz_fail("%s: state[%lld][%lld][%lld] has an LSE of %.9g instead of %.9g", kernel->name, (long long)at.b,
+              (long long)at.h, (long long)at.i, lse, row->facts.lse);
+  for (int64_t d = 0; d < p->dim_v && row->facts.allowed && !(p->uses & ATTN_USE_SINKS); d++) {
+    const double got = (double)floats[d] / sum, ratio = bench_output_ratio(limits, row->o[d], row->m[d], 0, got);
+    if (!is_right(p, ratio, row->o[d], got) && must_fit)
+      fuzz_fail("%s: state[%lld][%lld][%lld][%lld] is %.9g instead of %.9g", kernel->name, (long long)at.b, (long long)at.h,
+                (long long)at.i, (long long)d, got, row->o[d]);
+  }
+  memcpy(floats, before->data + first, (size_t)attn_state_floats(p->dim_v) * sizeof *floats);
+}
+
 static void check_row(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *row, place at) {
   const attn_problem *p = &f->problem;
-  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const bool varlen = p->uses & ATTN_USE_VARLEN, must_fit = fits(f, &row->facts, at.h);
   const int64_t token = at.i + (varlen ? f->args.cu_seqlens_q[at.b] : 0);
   const bench_row_limits limits = bench_limits_of_row(p, &kernel->numerics, &row->facts, false);
-  const bool fits = row->facts.abs_sum < 1e30; /* larger scores may overflow float32, and no answer is promised */
+  if (p->uses & ATTN_USE_STATE) check_state(f, kernel, row, &limits, at);
   const int64_t first = element_of(&f->tensor[FUZZ_O], varlen, at.b, at.h, token);
-  for (int64_t d = 0; d < p->dim_v; d++) {
+  for (int64_t d = 0; d < p->dim_v && f->args.o; d++) {
     const double got = take(f, FUZZ_O, first + d * f->tensor[FUZZ_O].stride[3]);
     const double ratio = bench_output_ratio(&limits, row->o[d], row->m[d], 0, got);
-    if (!(ratio <= 1) && fits)
+    if (!is_right(p, ratio, row->o[d], got) && must_fit)
       fuzz_fail("%s: o[%lld][%lld][%lld][%lld] is %.9g instead of %.9g: %.3g limits", kernel->name, (long long)at.b,
                 (long long)at.h, (long long)at.i, (long long)d, got, row->o[d], ratio);
   }
-  if (!(p->uses & ATTN_USE_LSE)) return;
+  if (!f->args.lse) return;
   const double lse = take(f, FUZZ_LSE, element_of(&f->tensor[FUZZ_LSE], varlen, at.b, at.h, token));
-  if (!(bench_lse_ratio(&limits, row->facts.lse, lse) <= 1) && fits)
+  if (!is_right(p, bench_lse_ratio(&limits, row->facts.lse, lse), row->facts.lse, lse) && must_fit)
     fuzz_fail("%s: lse[%lld][%lld][%lld] is %.9g instead of %.9g", kernel->name, (long long)at.b, (long long)at.h,
               (long long)at.i, lse, row->facts.lse);
 }
@@ -64,6 +105,9 @@ static void check_gaps(const fuzz_problem *f, const attn_kernel_info *kernel) {
     for (size_t i = 0; f->tensor[name].data && i < f->tensor[name].bytes; i++)
       if (f->tensor[name].data[i] != FUZZ_POISON)
         fuzz_fail("%s wrote to a gap of %s at byte %zu", kernel->name, name == FUZZ_O ? "o" : "lse", i);
+  const fuzz_tensor *state = &f->tensor[FUZZ_STATE], *before = &f->tensor[FUZZ_STATE_BEFORE];
+  if (state->data && memcmp(state->data, before->data, state->bytes))
+    fuzz_fail("%s wrote to a gap of the state", kernel->name);
 }
 
 static int64_t queries_of(const fuzz_problem *f, int64_t b) {
@@ -104,7 +148,11 @@ static void compare_oracles(const fuzz_problem *f, const dense_row *row, place a
   if (!same) fuzz_fail("the oracles differ in row [%lld][%lld][%lld]", (long long)at.b, (long long)at.h, (long long)at.i);
 }
 
-static void check_oracle(const fuzz_problem *f, const dense_row *rows) {
+/* Over the problem's own keys. */
+static void check_oracle(const fuzz_problem *f) {
+  attn_problem own = f->problem;
+  own.uses &= ~(uint32_t)ATTN_USE_STATE;
+  dense_row *rows = dense_answer(&own, &f->args);
   const attn_problem *p = &f->problem;
   for (int64_t n = 0; n < p->batch * p->heads_q; n++) {
     const int64_t b = n / p->heads_q;
@@ -112,6 +160,7 @@ static void check_oracle(const fuzz_problem *f, const dense_row *rows) {
     for (int64_t i = 0; i < queries_of(f, b); i++)
       compare_oracles(f, &rows[n * p->seq_q + i], (place){b, n % p->heads_q, i});
   }
+  free(rows);
 }
 
 /* ---- Running a kernel ------------------------------------------------------------------------------------------------ */
@@ -142,6 +191,59 @@ static void check_refusals(const attn_plan *plan, const fuzz_problem *f, void *w
     fuzz_fail("a length beyond seq_k is not refused");
 }
 
+/* Whether all keys of the sequence are seen by some query for certain. */
+static bool sees_all(const fuzz_problem *f, int64_t b) {
+  const attn_problem *p = &f->problem;
+  return queries_of(f, b) > 0 && p->window_left < 0 && p->window_right < 0 && p->key_begin == 0 && p->key_end == 0 &&
+         !(p->uses & (ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN));
+}
+
+/* A page that does not exist, in place of one that a sequence has: refused, or no query sees it and the bits are the same.
+ */
+static void check_bad_page(const attn_plan *plan, fuzz_problem *f, void *workspace, size_t bytes, uint64_t where) {
+  static const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX};
+  const attn_problem *p = &f->problem;
+  const fuzz_tensor *table = &f->tensor[FUZZ_PAGE_TABLE];
+  const int64_t b = p->batch ? (int64_t)(where & 0xff) % p->batch : 0;
+  const int64_t used = table->data && p->batch ? (f->args.kv_len[b] + p->page_tokens - 1) / p->page_tokens : 0;
+  if (used == 0) return;
+  int32_t *copy = malloc(table->bytes);
+  unsigned char *o = malloc(f->tensor[FUZZ_O].bytes + 1);
+  if (!copy || !o) fuzz_fail("no memory for a table of pages");
+  memcpy(copy, table->data, table->bytes);
+  memcpy(o, f->tensor[FUZZ_O].data, f->tensor[FUZZ_O].bytes);
+  copy[b * p->page_table_stride + (int64_t)(where >> 16) % used] =
+      where >> 8 & 3 ? wrong[(where >> 8 & 3) - 1] : (int32_t)p->pages;
+  attn_args args = f->args;
+  args.page_table = copy;
+  fuzz_problem_renew(f);
+  const attn_status status = attn_plan_run(plan, &args, workspace, bytes);
+  if (status != ATTN_OK && (status != ATTN_INVALID_ARGUMENT || !strstr(attn_last_error(), "page_table[")))
+    fuzz_fail("a page that does not exist: %s", attn_last_error());
+  if (status == ATTN_OK && (sees_all(f, b) || memcmp(o, f->tensor[FUZZ_O].data, f->tensor[FUZZ_O].bytes)))
+    fuzz_fail("a page that does not exist is read");
+  free(copy);
+  free(o);
+}
+
+/* A state that no call leaves is refused, and nothing is written. */
+static void check_bad_state(const attn_plan *plan, fuzz_problem *f, void *workspace, size_t bytes, uint64_t which) {
+  const fuzz_tensor *state = &f->tensor[FUZZ_STATE];
+  const attn_problem *p = &f->problem;
+  if (!state->data || !state->bytes || !p->batch || queries_of(f, 0) == 0) return;
+  fuzz_problem_renew(f);
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  float *sums = (float *)(void *)state->data +
+                element_of(state, varlen, 0, (int64_t)(which >> 2) % p->heads_q, varlen ? f->args.cu_seqlens_q[0] : 0) +
+                p->dim_v;
+  sums[ATTN_STATE_SUMS] = which & 1 ? INFINITY : 0;
+  for (int part = 0; part < ATTN_STATE_SUMS; part++) sums[part] = which & 1 ? 1 : which & 2 ? -1 : 0;
+  if (attn_plan_run(plan, &f->args, workspace, bytes) != ATTN_INVALID_ARGUMENT || !strstr(attn_last_error(), "state has"))
+    fuzz_fail("a state that no call leaves is not refused");
+  for (size_t i = 0; i < f->tensor[FUZZ_O].bytes; i++)
+    if (f->tensor[FUZZ_O].data[i] != FUZZ_POISON) fuzz_fail("o is written beside a state that is refused");
+}
+
 /* Whether the last error may say that a ring is too short for the window, or that a query does not see all of a prefix. */
 static bool may_be_refused(const fuzz_problem *f) {
   const attn_problem *p = &f->problem;
@@ -150,7 +252,8 @@ static bool may_be_refused(const fuzz_problem *f) {
   return p->shared_prefix > 0 && strstr(attn_last_error(), "every query must see all of the prefix");
 }
 
-static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *rows, uint8_t how) {
+static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *rows, uint8_t how,
+                       uint64_t mistakes) {
   const int workers = 1 + (how & 3);
   const attn_options options =
       ATTN_STRUCT(attn_options, .kernel = kernel->name, .threads = workers, .parallel_for = run_backwards);
@@ -162,8 +265,14 @@ static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const de
   void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
   if (bytes && !workspace) fuzz_fail("no memory for a workspace of %zu bytes", bytes);
   if (bytes) memset(workspace, 0xff, bytes);
-  fuzz_problem_poison(f);
+  fuzz_problem_renew(f);
   if (attn_plan_run(plan, &f->args, workspace, bytes) == ATTN_OK) {
+    if (mistakes & 1) check_bad_page(plan, f, workspace, bytes, mistakes >> 8);
+    if (mistakes & 2) check_bad_state(plan, f, workspace, bytes, mistakes >> 8);
+    if (mistakes & 3) {
+      fuzz_problem_renew(f);
+      if (attn_plan_run(plan, &f->args, workspace, bytes) != ATTN_OK) fuzz_fail("%s: %s", kernel->name, attn_last_error());
+    }
     check_outputs(f, kernel, rows);
     check_refusals(plan, f, workspace, bytes, how >> 4);
   } else if (!may_be_refused(f)) {
@@ -178,14 +287,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_problem f;
   const uint8_t how = fuzz_byte(&bytes), libraries = fuzz_byte(&bytes);
   fuzz_problem_read(&bytes, &f);
+  const uint64_t mistakes = fuzz_word(&bytes);
+  fuzz_problem_renew(&f);
   if (attn_problem_validate(&f.problem) != ATTN_OK) fuzz_fail("the problem is refused: %s", attn_last_error());
+  check_oracle(&f);
   dense_row *rows = dense_answer(&f.problem, &f.args);
-  check_oracle(&f, rows);
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const bool slow = kernel->library[0]; /* its plans take long, so only one input in eight runs it */
     if (attn_kernel_unusable(kernel) || slow != (libraries % 8 == 7)) continue;
-    run_kernel(&f, kernel, rows, how);
+    run_kernel(&f, kernel, rows, how, mistakes);
   }
   free(rows);
   return 0;

@@ -2,6 +2,7 @@
 #include "problem.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -16,6 +17,8 @@
 #define ASAN_POISON_MEMORY_REGION(at, bytes)   ((void)(at), (void)(bytes))
 #define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
 #endif
+
+enum { SLOT = 4 << 20, GUARD = 1 << 16 }; /* bytes for a tensor; the largest page size of our machines */
 
 /* ---- Shape -------------------------------------------------------------------------------------------------------- */
 
@@ -78,11 +81,14 @@ static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
   p->uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
-  p->uses &= (ATTN_USE_PAGES << 1) - 1;
+  p->uses &= (ATTN_USE_STATE << 1) - 1;
   if (p->uses & ATTN_USE_VARLEN) p->uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN);
   if (p->uses & ATTN_USE_PAGES) p->uses |= ATTN_USE_KV_LEN;
   if ((p->uses & ATTN_USE_ROW_LEN) && p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_TOP_LEFT;
   if (p->score == ATTN_SCORE_ADDITIVE) p->uses |= ATTN_USE_SCORE_WEIGHT;
+  if (!(p->uses & ATTN_USE_STATE)) return;
+  if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_OFFSET;
+  p->window_first = 0;
 }
 
 /* ---- Strides ------------------------------------------------------------------------------------------------------ */
@@ -173,13 +179,34 @@ static void read_prefix(fuzz_bytes *bytes, fuzz_problem *f) {
   attn_problem *p = &f->problem;
   const uint8_t choice = fuzz_byte(bytes);
   const bool paged = p->uses & ATTN_USE_PAGES, packed = p->uses & ATTN_USE_VARLEN;
-  if (!(choice & 0x80) || (packed && !paged)) return;
+  if (!(choice & 0x80) || (packed && !paged) || p->uses & ATTN_USE_STATE) return;
   if (paged)
     p->page_table_stride = 0;
   else
     f->tensor[FUZZ_K].stride[0] = f->tensor[FUZZ_V].stride[0] = p->k_stride.b = p->v_stride.b = 0;
   const int64_t most = p->seq_k / (paged ? p->page_tokens : 1);
   p->shared_prefix = (choice & 0x7f) % (most + 1) * (paged ? p->page_tokens : 1);
+}
+
+/* Rows of states lie in any order, with gaps; a state that is too large for its memory is left out. */
+static void read_state_tensor(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  if (!(p->uses & ATTN_USE_STATE)) return;
+  const bool packed = p->uses & ATTN_USE_VARLEN;
+  const int64_t rows[] = {packed ? 1 : p->batch, p->heads_q, packed ? p->total_q : p->seq_q, 1};
+  fuzz_tensor *t = &f->tensor[FUZZ_STATE];
+  read_tensor(bytes, t, sizeof(float), rows, MAY_NOT_BROADCAST);
+  const int64_t floats = attn_state_floats(p->dim_v), of_row = floats + fuzz_byte(bytes) % 3;
+  int64_t reach = floats;
+  for (int axis = 0; axis < 3; axis++) {
+    t->stride[axis] *= of_row;
+    reach += (t->extent[axis] > 0 ? t->extent[axis] - 1 : 0) * llabs(t->stride[axis]);
+  }
+  t->extent[3] = floats;
+  t->stride[3] = 1;
+  if ((size_t)reach * sizeof(float) > SLOT) p->uses &= ~(uint32_t)ATTN_USE_STATE;
+  p->state_stride = row_stride(t);
+  f->tensor[FUZZ_STATE_BEFORE] = *t;
 }
 
 static void set_table(fuzz_tensor *t, int64_t rows, int64_t columns, int64_t stride) {
@@ -201,8 +228,6 @@ static void set_tables(fuzz_problem *f) {
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------- */
-
-enum { SLOT = 4 << 20, GUARD = 1 << 16 }; /* GUARD: the largest page size of our machines */
 
 /* Memory for all tensors, each between two inaccessible pages. Allocated once. */
 static unsigned char *arena(void) {
@@ -244,10 +269,11 @@ static void place(fuzz_tensor *t, int tensor, bool behind) {
 
 static bool is_used(const attn_problem *p, int tensor) {
   static const uint32_t bits[FUZZ_TENSORS] = {
-      [FUZZ_BIAS] = ATTN_USE_BIAS,     [FUZZ_MASK] = ATTN_USE_MASK,   [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
-      [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN, [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
-      [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN, [FUZZ_LSE] = ATTN_USE_LSE,
-      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS, [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
+      [FUZZ_BIAS] = ATTN_USE_BIAS,     [FUZZ_MASK] = ATTN_USE_MASK,          [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
+      [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN,        [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
+      [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN,        [FUZZ_LSE] = ATTN_USE_LSE,
+      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS,        [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
+      [FUZZ_STATE] = ATTN_USE_STATE,   [FUZZ_STATE_BEFORE] = ATTN_USE_STATE,
   };
   if (tensor == FUZZ_SCORES) return p->score == ATTN_SCORE_PRECOMPUTED;
   if (tensor == FUZZ_Q || tensor == FUZZ_K) return p->score != ATTN_SCORE_PRECOMPUTED;
@@ -357,6 +383,47 @@ static void read_specials(fuzz_bytes *bytes, fuzz_problem *f) {
   }
 }
 
+/* ---- States ------------------------------------------------------------------------------------------------------- */
+
+/* One row of a state as calls leave it: never started, of 1 .. 16 sums, or with NaN and infinities where a value had them.
+ * Rows that have seen no key hold NaN. */
+static void fill_state(float *row, int64_t dim_v, double spread, uint8_t special) {
+  float *sums = row + dim_v, *reference = sums + ATTN_STATE_SUMS;
+  const int64_t parts = (int64_t)1 << random_below(5);
+  if (random_below(4) == 0) {
+    reference[0] = -INFINITY;
+    return;
+  }
+  double sum = 0;
+  for (int64_t i = 0; i < ATTN_STATE_SUMS; i++) {
+    sums[i] = i < parts ? (float)(0.01 + (double)random_below(1000) / 100) : 0;
+    sum += (double)sums[i];
+  }
+  for (int64_t d = 0; d < dim_v; d++) row[d] = (float)(sum * random_normal());
+  reference[0] = (float)(spread * random_normal());
+  reference[1] = random_below(2) ? 0x1p-26f * reference[0] : 0;
+  if (special == 1) row[random_below(dim_v)] = NAN;
+  if (special == 2) row[random_below(dim_v)] = INFINITY;
+  if (special >= 3) sums[random_below(parts)] = NAN;
+  if (special == 4) reference[0] = NAN; /* only beside a sum of NaN */
+}
+
+static void read_states(fuzz_bytes *bytes, fuzz_problem *f) {
+  static const double spreads[] = {1, 10, 100, 1e4};
+  fuzz_tensor *t = &f->tensor[FUZZ_STATE_BEFORE];
+  if (!t->data) return;
+  const uint8_t spread = fuzz_byte(bytes), special = fuzz_byte(bytes);
+  const int64_t rows = t->extent[0] * t->extent[1] * t->extent[2];
+  for (int64_t n = 0; n < rows; n++) {
+    const int64_t i = n % t->extent[2], h = n / t->extent[2] % t->extent[1], b = n / t->extent[2] / t->extent[1];
+    const int64_t at = t->first + b * t->stride[0] + h * t->stride[1] + i * t->stride[2];
+    const uint8_t in_row = special >= 0xe0 && random_below(4) == 0 ? special % 5 : 0;
+    fill_state((float *)(void *)t->data + at, f->problem.dim_v, spreads[spread % 4], in_row);
+  }
+  protect(FUZZ_STATE_BEFORE, PROT_READ);
+  f->state_alone = spread >= 0xe0;
+}
+
 /* ---- Lengths ------------------------------------------------------------------------------------------------------ */
 
 static int32_t *ints(const fuzz_tensor *t) { return (int32_t *)(void *)t->data; }
@@ -408,15 +475,16 @@ static const void *first_of(const fuzz_tensor *t) { return t->data ? t->data + t
 
 static void set_args(fuzz_problem *f) {
   const fuzz_tensor *t = f->tensor;
-  f->args =
-      ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
-                  .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
-                  .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]), .scores = first_of(&t[FUZZ_SCORES]),
-                  .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]), .kv_len = first_of(&t[FUZZ_KV_LEN]),
-                  .q_len = first_of(&t[FUZZ_Q_LEN]), .row_len = first_of(&t[FUZZ_ROW_LEN]),
-                  .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]), .cu_seqlens_k = first_of(&t[FUZZ_CU_K]),
-                  .offsets = first_of(&t[FUZZ_OFFSETS]), .alibi_slopes = first_of(&t[FUZZ_SLOPES]),
-                  .sinks = first_of(&t[FUZZ_SINKS]), .page_table = first_of(&t[FUZZ_PAGE_TABLE]), );
+  f->args = ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
+                        .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
+                        .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]),
+                        .scores = first_of(&t[FUZZ_SCORES]), .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
+                        .kv_len = first_of(&t[FUZZ_KV_LEN]), .q_len = first_of(&t[FUZZ_Q_LEN]),
+                        .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
+                        .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
+                        .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]),
+                        .page_table = first_of(&t[FUZZ_PAGE_TABLE]), .state = (void *)(uintptr_t)first_of(&t[FUZZ_STATE]), );
+  if (f->state_alone) f->args.o = NULL, f->args.lse = NULL;
 }
 
 static void read_structure(fuzz_bytes *bytes, fuzz_problem *f) {
@@ -440,6 +508,7 @@ void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *f) {
   read_row_tensors(bytes, f);
   read_prefix(bytes, f);
   read_pair_tensors(bytes, f);
+  read_state_tensor(bytes, f);
   set_tables(f);
   const bool behind = fuzz_byte(bytes) < 0x80;
   for (int i = 0; i < FUZZ_TENSORS; i++)
@@ -447,12 +516,15 @@ void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *f) {
   read_values(bytes, f);
   fill_all_lengths(f);
   read_specials(bytes, f);
+  read_states(bytes, f);
   for (int i = 0; i < FUZZ_INPUTS; i++)
     if (f->tensor[i].data) protect(i, PROT_READ);
   set_args(f);
 }
 
-void fuzz_problem_poison(fuzz_problem *f) {
+void fuzz_problem_renew(fuzz_problem *f) {
   for (int i = FUZZ_O; i <= FUZZ_LSE; i++)
     if (f->tensor[i].data) memset(f->tensor[i].data, FUZZ_POISON, f->tensor[i].bytes);
+  const fuzz_tensor *before = &f->tensor[FUZZ_STATE_BEFORE];
+  if (before->data) memcpy(f->tensor[FUZZ_STATE].data, before->data, before->bytes);
 }

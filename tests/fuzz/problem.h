@@ -35,6 +35,8 @@ typedef enum fuzz_name {
   FUZZ_INPUTS,
   FUZZ_O = FUZZ_INPUTS,
   FUZZ_LSE,
+  FUZZ_STATE,
+  FUZZ_STATE_BEFORE, /* the contents of state before a run */
   FUZZ_TENSORS
 } fuzz_name;
 
@@ -42,12 +44,15 @@ typedef struct fuzz_problem {
   attn_problem problem;
   attn_args args;
   fuzz_tensor tensor[FUZZ_TENSORS];
+  bool state_alone; /* the state goes on without o and lse */
 } fuzz_problem;
 
 /* Valid until the next call. */
 void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *p);
 
 enum { FUZZ_POISON = 0xb6 }; /* o and lse hold it before a run */
-void fuzz_problem_poison(fuzz_problem *p);
+
+/* Sets o, lse and state to what they hold before a run. */
+void fuzz_problem_renew(fuzz_problem *p);
 
 #endif
