@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cases/case.h"
 #include "data/tensors.h"
 #include "tests/support/support.h"
 
@@ -175,20 +176,69 @@ TEST(pages_have_no_packed_keys) {
   test_invalid(test_run(&f.problem, &args, &naive), "args.cu_seqlens_k ", "without ATTN_USE_PAGES");
 }
 
-/* Entries behind a length are not read, nor entries of keys that lie before every query's window. */
-TEST(page_table_entries_that_no_query_needs_may_hold_anything) {
+/* ---- Page tables against a model ---- */
+
+enum { PAGE = 16, TABLE_PAGES = 3, TABLE_KEYS = 112, TABLE = TABLE_KEYS / PAGE };
+
+/* Whether some query of a sequence of `keys` keys sees key j: of the first keys that stay, or of the window. */
+static bool is_needed(const attn_problem *p, int64_t keys, int64_t j, bool early) {
+  const bool piece = early == (p->window_left >= 0 && j < p->window_first);
+  for (int64_t i = 0; piece && i < SEQ_Q; i++) {
+    const int64_t position = i + keys - SEQ_Q;
+    if (j < keys && j <= position && (early || p->window_left < 0 || j >= position - p->window_left)) return true;
+  }
+  return false;
+}
+
+/* Every needed key has a page. With a window, no later one takes the place of the first needed key of its piece, nor lies in
+ * a page of first keys that stay. */
+static bool model_takes(const attn_problem *p, int64_t keys, const int32_t *table) {
+  int64_t kept = 0;
+  for (int early = 1; early >= 0; early--) {
+    int64_t first = -1;
+    for (int64_t j = 0; j < keys; j++) {
+      if (!is_needed(p, keys, j, early)) continue;
+      const int32_t page = table[j / PAGE];
+      if (page < 0 || page >= TABLE_PAGES) return false;
+      for (int64_t block = 0; !early && block < kept && block < j / PAGE; block++)
+        if (table[block] == page) return false;
+      if (early) kept = j / PAGE + 1;
+      if (first < 0) first = j;
+      if (p->window_left >= 0 && j > first && j % PAGE == first % PAGE && table[first / PAGE] == page) return false;
+    }
+  }
+  return true;
+}
+
+TEST(page_tables_are_taken_as_a_model_does) {
   static fixture f;
+  int taken = 0;
   fixture_init(&f);
-  f.problem.seq_k = 40;
-  f.problem.window_left = 3;
-  f.problem.align = ATTN_ALIGN_BOTTOM_RIGHT;
+  f.problem.seq_k = TABLE_KEYS;
+  attn_problem_set_causal(&f.problem, ATTN_ALIGN_BOTTOM_RIGHT);
   paged(&f);
-  static const int32_t kv_len[] = {30, 14}, table[BATCH][3] = {{-7, 1, 99}, {2, -1, INT32_MIN}};
-  assert_int_equal(f.problem.page_table_stride, 3);
-  attn_args args = bench_used_args(&f.problem, &f.args);
-  args.kv_len = kv_len;
-  args.page_table = table[0];
-  test_ok(test_run(&f.problem, &args, &naive));
+  for (uint64_t trial = 0, seed = 7; trial < 3000; trial++) {
+    int32_t kv_len[BATCH], table[BATCH][TABLE];
+    f.problem.window_left = (int64_t)(bench_random(&seed) % 40) - 1;
+    f.problem.window_first = bench_random(&seed) % 3 ? 0 : (int64_t)(bench_random(&seed) % 40);
+    for (int b = 0; b < BATCH; b++) {
+      const int32_t turn = (int32_t)(bench_random(&seed) % 6), ring = 1 + (int32_t)(bench_random(&seed) % 3);
+      kv_len[b] = (int32_t)(bench_random(&seed) % (bench_random(&seed) % 2 ? TABLE_KEYS + 1 : 3 * PAGE));
+      for (int at = 0; at < TABLE; at++) table[b][at] = (turn + at % ring) % TABLE_PAGES;
+      for (int n = (int)(bench_random(&seed) % 3); n > 0; n--)
+        table[b][bench_random(&seed) % TABLE] = (int32_t)(bench_random(&seed) % 5) - 1;
+    }
+    attn_args args = bench_used_args(&f.problem, &f.args);
+    args.kv_len = kv_len, args.page_table = table[0];
+    const attn_status status = test_run(&f.problem, &args, &naive);
+    const bool fine = model_takes(&f.problem, kv_len[0], table[0]) && model_takes(&f.problem, kv_len[1], table[1]);
+    if ((status == ATTN_OK) != fine)
+      fail_msg("trial %d: %s; window %d, first %d, kv_len %d %d", (int)trial, fine ? attn_last_error() : "taken",
+               (int)f.problem.window_left, (int)f.problem.window_first, kv_len[0], kv_len[1]);
+    if (!fine) assert_int_equal(status, ATTN_INVALID_ARGUMENT);
+    taken += fine;
+  }
+  assert_true(taken > 600 && taken < 2400);
 }
 
 /* A ring that is one token short of the window and the new tokens would drop a key that a query still sees. */

@@ -2,6 +2,7 @@
 /* How many threads a call gets where its caller leaves that open: as many as save least_ns each. The tests look at the
  * decision, not at time: costs are those of a file of this test. */
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 #include "attn/nn.h"
 #include "attn/product.h"
+#include "cases/case.h"
 #include "src/choice/machine_class.h"
 #include "src/choice/paying_threads.h"
 #include "src/choice/tuning.h"
@@ -83,16 +85,37 @@ TEST(keys_of_uneven_sequences_are_counted) {
   assert_true(attn_call_ns(costs, decode, &p) == 0);
 }
 
-/* A kernel without terms counts as fast as the fastest one, as far as its tier allows: naive_c is slower than the kernels of
- * higher tiers. Kernels that the CPU lacks do not count, whatever class is named. */
-TEST(kernels_without_costs_take_what_others_do) {
-  attn_problem p;
-  attn_problem_init(&p, 1, 2, 2, 100, 100, 64, 64);
-  const attn_kernel *naive = attn_registry_find("naive_c");
-  const double once = attn_call_ns(NULL, naive, &p);
-  p.batch = 3;
-  assert_true(attn_call_ns(NULL, naive, &p) == 3 * once);
-  if (once > 0) assert_true(once > 100000); /* 5 Mflop in plain C; 50 us by AVX-512 */
+/* The time by costs of the class: those of the kernel, or else the shortest of the kernels that can run here; the
+ * instructions of a kernel of ours may be slower than the quickest one's. */
+static double model_ns(const attn_kernel *kernel, const attn_problem *p) {
+  const attn_class *class;
+  const attn_kernel *other, *quickest = NULL;
+  double least = INFINITY;
+  test_ok(attn_class_here(&class));
+  for (int i = 0; (other = attn_registry_get(i)); i++) {
+    const attn_kernel_costs *costs = attn_tuning_costs_of(class->costs, other, p->dtype_kv);
+    const double ns = costs ? (double)p->batch * attn_expected_ns(other, costs->ns, p) : INFINITY;
+    if (other == kernel && costs && ns > 0) return ns;
+    if (ns < least && !attn_kernel_unusable(&other->info) && !attn_kernel_rejects(&other->info, p))
+      least = ns, quickest = other;
+  }
+  if (kernel->info.library[0] || !quickest) return quickest ? least : 0;
+  return least * attn_tier_flops(attn_tier_find(quickest->info.isa)) / attn_tier_flops(attn_tier_find(kernel->info.isa));
+}
+
+TEST(calls_take_what_their_kernel_or_the_quickest_takes) {
+  uint64_t seed = 3;
+  for (int i = 0; i < 200; i++) {
+    const attn_kernel *kernel;
+    attn_problem p;
+    attn_problem_init(&p, (int64_t)(bench_random(&seed) % 4), 2, 2, 1 + (int64_t)(bench_random(&seed) % 90),
+                      1 + (int64_t)(bench_random(&seed) % 900), 64, 64);
+    p.dtype_q = p.dtype_kv = p.dtype_o = (attn_dtype)(bench_random(&seed) % 3);
+    for (int n = 0; (kernel = attn_registry_get(n)); n++) {
+      const double ns = attn_call_ns(NULL, kernel, &p), model = model_ns(kernel, &p);
+      if (!(fabs(ns - model) <= 1e-9 * model)) fail_msg("%s takes %g, not %g", kernel->info.name, ns, model);
+    }
+  }
 }
 
 /* ---- Plans ---- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attn_problem: defaults, and every check of attn_problem_validate(). The refusal of a wrong field must name the field, its
  * value and what would be right. */
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -216,6 +217,39 @@ TEST(illegal_problems_are_refused_in_words) {
     attn_args args = {.struct_size = sizeof(attn_args)};
     test_refused_by_parts(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, rows[i].parts);
   }
+}
+
+/* The last legal value of a field is taken, and the next one is refused by the field's name. */
+TEST(bounds_belong_to_the_legal_values) {
+#define BOUND(field, least, most)                          \
+  {                                                        \
+#field, offsetof(attn_problem, field), { least, most } \
+  }
+  static const struct {
+    const char *field;
+    size_t at;
+    int64_t bound[2];
+  } rows[] = {BOUND(batch, 0, BIG >> 10),        BOUND(heads_q, 2, BIG >> 10),       BOUND(heads_kv, 1, BIG >> 10),
+              BOUND(seq_q, 0, BIG >> 10),        BOUND(seq_k, 0, BIG >> 10),         BOUND(dim_qk, 1, BIG >> 10),
+              BOUND(dim_v, 1, BIG >> 10),        BOUND(total_q, 0, BIG >> 10),       BOUND(total_k, 0, BIG >> 10),
+              BOUND(pages, 0, BIG >> 10),        BOUND(page_tokens, 16, 1024),       BOUND(window_left, -1, INT64_MAX),
+              BOUND(window_first, 0, INT64_MAX), BOUND(window_right, -1, INT64_MAX), BOUND(key_begin, 0, INT64_MAX),
+              BOUND(key_end, 2, INT64_MAX),      BOUND(shared_prefix, 0, 16)};
+#undef BOUND
+  for (size_t i = 0; i < COUNT(rows); i++)
+    for (int most = 0; most < 2; most++)
+      for (int beyond = 0; beyond < (most && rows[i].bound[1] == INT64_MAX ? 1 : 2); beyond++) {
+        attn_problem p = valid_problem();
+        char said[100];
+        p.seq_k = 16, p.key_begin = 2, p.key_end = 3;
+        attn_problem_set_pages(&p, 16, 2);
+        const int64_t value = rows[i].bound[most] + (most ? beyond : -beyond);
+        memcpy((char *)&p + rows[i].at, &value, sizeof value);
+        const int length = snprintf(said, sizeof said, "attn_problem.%s is %" PRId64, rows[i].field, value);
+        const char *at = attn_problem_validate(&p) == ATTN_OK ? NULL : strstr(attn_last_error(), said);
+        const bool refused = at && (at[length] < '0' || at[length] > '9');
+        if (refused != beyond) fail_msg("%s: %s", said, refused ? attn_last_error() : "taken");
+      }
 }
 
 TEST(null_problem_is_refused) {

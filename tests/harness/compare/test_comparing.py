@@ -8,8 +8,11 @@ tests/harness/compare/test_comparing.py path/to/attnbench [unittest options]    
 import csv
 import io
 import json
+import math
 import os
 import random
+import re
+import shutil
 import sys
 import unittest
 from pathlib import Path
@@ -149,6 +152,45 @@ class Compare(FolderTest):
         self.assertEqual(read["geometric_mean"]["rounds"], None)
         self.compare(0, ["| `flash_c` |"], a, b, "--markdown", "-", "--by", "kernel")
         strict_json(self.compare(0, [], a, b, "--json", "-").stdout)
+
+    def test_pivots_hold_the_means_of_their_cells(self):
+        for seed in range(6):
+            chance = random.Random(seed)
+            slower = {(kernel, seq): 1 for kernel in KERNELS for seq in SEQS}
+            *planted, lost = chance.sample(sorted(slower), 3)  # more would count as what equal rows differ by
+            slower |= zip(planted, (0.8, 1.25))
+            a, b = self.write(f"a{seed}"), self.write(f"b{seed}", slower)
+            for file in (b / "results.csv", b / "samples.csv"):
+                lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = [line for line in lines if f"/Sq:{lost[1]}/" not in line or f",{lost[0]}," not in line]
+                file.write_text("".join(kept), encoding="utf-8")
+            del slower[lost]
+            seqs = {str(seq): [(kernel, seq) for kernel in KERNELS] for seq in SEQS}
+            each = {kernel: [[(kernel, seq)] for seq in SEQS] for kernel in KERNELS}
+            for by, head, rows in (("seq", ["seq_q", "ratio [95 %]"], {seq: [keys] for seq, keys in seqs.items()}),
+                                   ("kernel,seq", ["kernel", *(f"seq_q {seq}" for seq in SEQS)], each)):
+                text = self.compare(0, [], a, b, "--by", by, "--markdown", "-").stdout.split("\n\n")[-1]
+                cells = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in text.splitlines()]
+                self.assertEqual(cells[0], head)
+                self.assertEqual([re.sub(r"\[[^]]*\]", "", " ".join(line)).split() for line in sorted(cells[2:])],
+                                 sorted([name, *(word for keys in groups for word in self.mean(slower, keys))]
+                                        for name, groups in rows.items()))
+
+    @staticmethod
+    def mean(slower, keys):
+        """The geometric mean of these rows' ratios and its sign, as a list; [] without rows."""
+        factors = [slower[key] for key in keys if key in slower]
+        ratio = math.prod(factors) ** (-1 / len(factors)) if factors else 0
+        return [f"{ratio:.4f}", *["-"] * (ratio < 0.95), *["+"] * (ratio > 1.05)] if factors else []
+
+    def test_lines_longer_than_any_table_are_refused(self):
+        a, b = self.write("a"), self.write("b")
+        for more, code in ((85, 0), (86, 5), (200, 5)):  # 11 columns of their own
+            lines = [line + ",x" * more for line in (b / "results.csv").read_text(encoding="utf-8").splitlines()]
+            wide = self.folder / f"wide{more}"
+            shutil.copytree(b, wide)
+            (wide / "results.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self.compare(code, ["line 2: "] if code else [], a, wide)
 
     def test_baselines(self):
         a, b = self.write("a"), self.write("b", {"flash_c": 1.5})
