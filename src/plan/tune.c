@@ -277,14 +277,17 @@ static double time_calls(const session *s, candidate *c, int64_t calls) {
   return status == ATTN_OK ? time / (double)calls : NAN;
 }
 
+/* NaN if a call of either failed. */
+static double shorter(double a_ns, double b_ns) { return isnan(a_ns) || isnan(b_ns) ? NAN : fmin(a_ns, b_ns); }
+
 /* The first call of a candidate fetches its code and memory. The next ones say how many make a sample: two, because one may
  * be disturbed; after a long one, which needs no such number, one where that was disturbed itself. */
 static void call_first(session *s, candidate *c) {
   c->call_ns = time_calls(s, c, 1);
   if (c->call_ns < REWARM_BELOW_NS)
-    c->call_ns = fmin(time_calls(s, c, 1), time_calls(s, c, 1));
+    c->call_ns = shorter(time_calls(s, c, 1), time_calls(s, c, 1));
   else if (c->disturbed)
-    c->call_ns = fmin(c->call_ns, time_calls(s, c, 1));
+    c->call_ns = shorter(c->call_ns, time_calls(s, c, 1));
   c->least_ns = c->call_ns;
   const double calls = ceil(SAMPLE_NS / fmax(c->call_ns, 1));
   c->calls = isnan(c->call_ns) ? 0 : (int64_t)fmin(fmax(calls, 1), MOST_CALLS);
@@ -331,13 +334,14 @@ static bool takes_part(const session *s, const candidate *c) {
   return c->rounds < FEW_ROUNDS && (c->automatic || spent_ns <= 0.5 * s->budget_ns / s->count);
 }
 
+/* A kernel that fails once has no time. */
 static void take_sample(session *s, candidate *c) {
-  if (c->call_ns < REWARM_BELOW_NS) (void)time_calls(s, c, 1);
-  const double time = time_calls(s, c, c->calls);
-  if (isnan(time)) c->calls = 0, c->not_timed = FAILED;
+  const double warm = c->call_ns < REWARM_BELOW_NS ? time_calls(s, c, 1) : 0;
+  const double time = isnan(warm) ? NAN : time_calls(s, c, c->calls);
   c->sample_ns[s->rounds] = time;
   c->least_ns = fmin(c->least_ns, time);
-  c->rounds += !isnan(time);
+  c->rounds++;
+  if (isnan(time)) c->calls = c->rounds = 0, c->not_timed = FAILED;
 }
 
 /* Every round begins with another candidate, and every second one goes backwards. */
