@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /** @file
  * libattn for C++17 and later: the calls of attn.h and mha.h with owners, views and exceptions. A header alone, without a
- * library of its own.
+ * library of its own. attn/kv.hpp has those of kv.h, attn/nn.hpp the pools and caches of nn.h.
  *
  *     #include <attn/attn.hpp>
  *
@@ -337,10 +337,11 @@ inline std::size_t reach(std::initializer_list<std::pair<std::int64_t, std::int6
 
 inline std::size_t dtype_bytes(attn_dtype dtype) noexcept { return dtype == ATTN_F32 ? 4 : 2; }
 
-/** The first tensor that is too small for the problem, or has elements of another size than its dtype. */
+/** The first tensor of `owner` that is too small, or has elements of another size than its dtype. */
 class size_check {
  public:
-  size_check(const attn_problem &p, const args &a) noexcept {
+  explicit size_check(const char *owner) noexcept : owner_(owner) {}
+  size_check(const attn_problem &p, const args &a) noexcept : size_check("attn::args") {
     const bool varlen = (p.uses & ATTN_USE_VARLEN) != 0;
     const std::int64_t batch = varlen ? 1 : p.batch, rows = varlen ? p.total_q : p.seq_q,
                        keys = varlen ? p.total_k : p.seq_k;
@@ -379,23 +380,27 @@ class size_check {
       check("page_table", a.page_table, 4,
             reach({{p.batch, p.page_table_stride}, {(p.seq_k + p.page_tokens - 1) / p.page_tokens, 1}}));
   }
-  const std::optional<failure> &found() const noexcept { return found_; }
+  /** The first mistake, or success. */
+  expected<void> outcome() const noexcept { return found_ ? expected<void>(*found_) : expected<void>(); }
 
- private:
+  /** Another tensor: bytes of its elements, and how many it must have. */
   template <class T>
   void check(const char *name, const view<T> &tensor, std::size_t element, std::size_t needed) noexcept {
     if (found_ || !tensor.data()) return;
     if (tensor.element() && tensor.element() != element) {
-      say("attn::args.%s has elements of %zu bytes; those of its dtype have %zu", name, tensor.element(), element);
+      say("%s.%s has elements of %zu bytes; those of its dtype have %zu", name, tensor.element(), element);
     } else if (tensor.size() != view<T>::unknown && tensor.size() < needed) {
-      say("attn::args.%s has %zu elements; shape and strides of the problem reach %zu", name, tensor.size(), needed);
+      say("%s.%s has %zu elements; shape and strides reach %zu", name, tensor.size(), needed);
     }
   }
+
+ private:
   void say(const char *format, const char *name, std::size_t is, std::size_t right) noexcept {
     char text[160];
-    std::snprintf(text, sizeof text, format, name, is, right);
+    std::snprintf(text, sizeof text, format, owner_, name, is, right);
     found_.emplace(ATTN_INVALID_ARGUMENT, text);
   }
+  const char *owner_;
   std::optional<failure> found_;
 };
 }  // namespace detail
@@ -471,8 +476,8 @@ class plan {
   void run(const args &a, workspace &w) const { try_run(a, w).value(); }
   /** The same without exceptions. */
   expected<void> try_run(const args &a, workspace &w) const noexcept {
-    const detail::size_check sizes(problem_, a);
-    if (sizes.found()) return *sizes.found();
+    const auto sizes = detail::size_check(problem_, a).outcome();
+    if (!sizes) return sizes;
     const attn_args c = a.get();
     return detail::outcome(attn_plan_run(plan_.get(), &c, w.data(), w.size()));
   }
@@ -498,8 +503,8 @@ class plan {
 
 /** Plan, workspace and run in one call. */
 inline expected<void> try_sdpa(const problem &p, const args &a) noexcept {
-  const detail::size_check sizes(p.get(), a);
-  if (sizes.found()) return *sizes.found();
+  const auto sizes = detail::size_check(p.get(), a).outcome();
+  if (!sizes) return sizes;
   const attn_args c = a.get();
   return detail::outcome(attn_sdpa(&p.get(), &c));
 }
@@ -523,8 +528,8 @@ struct tune_report : attn_tune_report {
 
 /** Times what takes the problem, on these data, for about `seconds`; a.o holds the quickest one's answer then. */
 inline expected<tune_report> try_tune(const problem &p, const args &a, double seconds, const options &o = {}) noexcept {
-  const detail::size_check sizes(p.get(), a);
-  if (sizes.found()) return *sizes.found();
+  const auto sizes = detail::size_check(p.get(), a).outcome();
+  if (!sizes) return sizes.error();
   tune_report report{};
   const attn_args c = a.get();
   const attn_options asked = o.get();
@@ -679,6 +684,8 @@ class mha {
   const char *kernel() const noexcept { return attn_mha_kernel(layer_.get()); }
   /** The decisions in words, and why they were made. */
   const char *describe() const noexcept { return attn_mha_describe(layer_.get()); }
+  /** The problem that it was made for. */
+  const attn_mha_problem &shape() const noexcept { return problem_; }
   /** The C handle. */
   const attn_mha *get() const noexcept { return layer_.get(); }
 
@@ -693,20 +700,11 @@ class mha {
     const bool varlen = (a.uses & ATTN_USE_VARLEN) != 0;
     const std::int64_t batch = varlen ? 1 : a.batch, rows = varlen ? a.total_q : a.seq_q,
                        keys = varlen ? a.total_k : a.seq_k;
-    const struct {
-      const char *name;
-      std::size_t size, needed;
-    } tensors[] = {{"x", x.size(), size(batch, rows, problem_.width, problem_.x_stride)},
-                   {"y", y.size(), size(batch, rows, problem_.width_out, problem_.y_stride)},
-                   {"memory", memory.size(), size(batch, keys, problem_.width_memory, problem_.memory_stride)}};
-    for (const auto &t : tensors)
-      if (t.size < t.needed) {
-        char text[160];
-        std::snprintf(text, sizeof text, "attn::mha: %s has %zu elements; shape and strides of the layer reach %zu", t.name,
-                      t.size, t.needed);
-        return failure(ATTN_INVALID_ARGUMENT, text);
-      }
-    return {};
+    detail::size_check sizes("attn::mha");
+    sizes.check("x", x, 4, size(batch, rows, problem_.width, problem_.x_stride));
+    sizes.check("y", y, 4, size(batch, rows, problem_.width_out, problem_.y_stride));
+    sizes.check("memory", memory, 4, size(batch, keys, problem_.width_memory, problem_.memory_stride));
+    return sizes.outcome();
   }
   static std::size_t size(std::int64_t batch, std::int64_t rows, std::int64_t width, const attn_strides &s) noexcept {
     return detail::reach({{batch, s.b}, {rows, s.s}, {width, s.d}});

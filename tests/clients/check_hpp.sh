@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# attn.hpp with every C++ compiler that is here, as C++17 and C++20 without a warning. The test program and the example run
-# as the first of them compiles them as C++17; without ATTN_TEST_LONG=1 only the test program is tried otherwise.
+# attn.hpp, kv.hpp and nn.hpp with every C++ compiler that is here, as C++17 and C++20 without a warning. The test program
+# and the example run as the first of them compiles them as C++17; without ATTN_TEST_LONG=1 only the test program is tried
+# otherwise.
 #
-#   check_hpp.sh LIBATTN
+#   check_hpp.sh LIBATTN_NN LIBATTN
 set -eu
-library=$1 root=$(cd "$(dirname "$0")/../.." && pwd)
+layers=$1 library=$2 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tried=
@@ -28,7 +29,8 @@ for compiler in g++ g++-12 g++-13 g++-14 clang++ clang++-14 clang++-19; do
       elif [ "$tried" ]; then
         compile "$compiler" "$standard" -fsyntax-only "$source"
       else
-        compile "$compiler" "$standard" "$source" "$library" -Wl,-rpath,"$(dirname "$library")" -pthread -o "$work/program"
+        compile "$compiler" "$standard" "$source" "$layers" "$library" -Wl,-rpath,"$(dirname "$library")" \
+          -pthread -o "$work/program"
         "$work/program"
       fi
     done

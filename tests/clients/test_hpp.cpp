@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// attn.hpp: what it computes is what the C functions compute, and every mistake is an attn::error with a sentence.
+// attn.hpp, kv.hpp and nn.hpp: what they compute is what the C functions compute, and every mistake is an attn::error with a sentence.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -8,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <attn/attn.hpp>
+#include <attn/nn.hpp>
 #if __cplusplus >= 202002L
 #include <span>
 #endif
@@ -197,7 +198,7 @@ void layers() {
   attn::mha layer(attn::mha_problem(1, 2, rows, rows, width).causal(), weights);
   layer.run(x, y);
   CHECK(y[0] != 0 && std::strstr(layer.describe(), layer.kernel()));
-  refused([&] { layer.run(x, small); }, ATTN_INVALID_ARGUMENT, "attn::mha: y has 3 elements");
+  refused([&] { layer.run(x, small); }, ATTN_INVALID_ARGUMENT, "attn::mha.y has 3 elements");
   refused([&] { layer.run(nullptr, y); }, ATTN_INVALID_ARGUMENT, "attn_mha_args.x is NULL");
   refused([&] { attn::mha(attn::mha_problem(1, 3, rows, rows, width), weights); }, ATTN_INVALID_ARGUMENT, "width is 16");
   attn::mha_problem padded(1, 2, rows, rows, width);
@@ -210,10 +211,135 @@ void layers() {
   refused([&] { with_lengths.run(x, y); }, ATTN_INVALID_ARGUMENT, "kv_len is NULL");
 }
 
+// Keys and values of one sequence of 2 heads go to pages 2 and 0, rotated: what attn_kv_append() writes.
+constexpr std::size_t page = 16, pages = 3, head = 8, heads = 2, kept = pages * heads * page * head;
+const std::array<std::int32_t, 2> table = {2, 0};
+const std::array<std::int32_t, 1> past = {5};
+
+std::vector<float> appended_by_c(const attn::rope &rope) {
+  std::vector<float> keys(kept), values(kept);
+  auto c = attn::detail::sized<attn_kv_append_args>();
+  c.batch = 1, c.tokens = rows, c.heads_kv = heads, c.dim_qk = c.dim_v = head;
+  c.k = k.data(), c.v = v.data(), c.k_cache = keys.data(), c.v_cache = values.data();
+  c.page_tokens = page, c.pages = pages, c.page_table_stride = 2, c.page_table = table.data(), c.past = past.data();
+  c.rope = rope.get();
+  CHECK(attn_kv_append(&c, nullptr) == ATTN_OK);
+  keys.insert(keys.end(), values.begin(), values.end());
+  return keys;
+}
+
+void appending() {
+  static_assert(!std::is_copy_constructible_v<attn::rope> && std::is_nothrow_move_constructible_v<attn::rope>);
+  const attn::rope rope({ATTN_ROPE_HALVES, head, 500000.0});
+  CHECK(rope.frequencies().size() == head / 2 && rope.frequencies().data()[0] == 1);
+  std::vector<float> keys(kept), values(kept), small(3);
+  attn::kv_rows r(k, v, keys, values);
+  r.page_table = table, r.past = past;
+  attn::kv_append append(1, rows, heads, head, head);
+  append.paged(page, pages, 2).rotate(rope).run(r);
+  std::vector<float> both = keys;
+  both.insert(both.end(), values.begin(), values.end());
+  CHECK(both == appended_by_c(rope));
+
+  r.k_cache = small;
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "attn::kv_rows.k_cache has 3 elements; shape and strides reach 768");
+  r.k_cache = keys;
+  append.dtypes(ATTN_F32, ATTN_BF16);
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "k_cache has elements of 4 bytes; those of its dtype have 2");
+  append.dtypes(ATTN_F32, ATTN_F32);
+  const std::array<std::int32_t, 1> full = {30};
+  r.past = full;
+  const auto done = append.try_run(r);
+  CHECK(!done && done.error().status() == ATTN_INVALID_ARGUMENT && std::strstr(done.error().what(), "page_table"));
+  refused([] { attn::rope odd({ATTN_ROPE_HALVES, 7}); }, ATTN_INVALID_ARGUMENT, "dim is 7");
+
+  std::vector<float> turned(rows * head);
+  attn::rope_rows x;
+  x.batch = x.heads = 1, x.tokens = rows, x.dim = head, x.x = k.data(), x.out = turned;
+  rope.run(x);
+  CHECK(turned[0] == k[0] && turned[head] != k[head]); // position 0 stays
+  x.out = small;
+  refused([&] { rope.run(x); }, ATTN_INVALID_ARGUMENT, "attn::rope_rows.out has 3 elements");
+  attn::kv_append dense(1, 4, heads, head, head);
+  const std::array<std::int32_t, 2> borders = {0, 4};
+  attn::kv_rows packed(k, v, keys, values);
+  packed.cu_seqlens = borders;
+  dense.capacity(8).run(packed); // [tokens][heads][dim]
+  CHECK(keys[head] == k[heads * head] && keys[8 * head] == k[head]);
+}
+
+// A cache on a pool computes what one call over all tokens does, and its mistakes are errors.
+void caches() {
+  static_assert(!std::is_copy_constructible_v<attn::kv_cache> && std::is_nothrow_move_constructible_v<attn::kv_cache>);
+  attn::options c_kernel;
+  c_kernel.kernel = "flash_c";
+  attn::kv_pool pool({6, heads, dim, dim});
+  attn::kv_cache cache(attn::kv_cache_shape(2, heads, heads, dim, dim, 60).pages_of(pool), c_kernel);
+  const std::array<std::int32_t, 2> first = {rows, 0};
+  std::vector<float> o(count), small(3);
+  const auto packed = [](const std::vector<float> &x) { // [heads][rows][dim] as [rows][heads][dim]
+    std::vector<float> y(count);
+    for (std::size_t i = 0; i < rows; i++)
+      for (std::size_t h = 0; h < heads; h++) std::copy_n(&x[(h * rows + i) * dim], dim, &y[(i * heads + h) * dim]);
+    return y;
+  };
+  const auto q_rows = packed(q), k_rows = packed(k), v_rows = packed(v);
+  cache.begin(first);
+  CHECK(cache.step_tokens() == rows);
+  cache.attend({q_rows, k_rows, v_rows, o});
+  attn::problem whole = shape().causal();
+  std::vector<float> right(count);
+  attn::plan(whole, c_kernel).run({q, k, v, right});
+  CHECK(o == packed(right));
+  CHECK(cache.kernel() == std::string("flash_c"));
+  CHECK(pool.free_pages() == 5 && cache.lengths().data()[0] == rows && cache.lengths().size() == 2);
+  CHECK(cache.pages()[0] >= 0 && pool.keys() && !pool.keys(1) && pool.values() != pool.keys());
+
+  cache.fork(0, 1, 10);
+  CHECK(cache.lengths().data()[1] == 10 && pool.free_pages() == 5);
+  const std::array<std::int32_t, 2> parents = {1, -1}, one = {1, 0};
+  cache.reorder(parents);
+  CHECK(cache.lengths().data()[0] == 10 && cache.lengths().data()[1] == 0);
+  cache.step(1, q, k, v, o, one);
+  CHECK(cache.lengths().data()[0] == 11);
+  cache.truncate_sequence(0, 5);
+  cache.truncate(3);
+  CHECK(cache.lengths().data()[0] == 3);
+
+  refused([&] { cache.step(1, q, small, v, o); }, ATTN_INVALID_ARGUMENT, "attn::kv_cache::step.k has 3 elements");
+  refused([&] { cache.begin(std::array<std::int32_t, 1>{1}); }, ATTN_INVALID_ARGUMENT, "begin.counts has 1 elements");
+  refused([&] { cache.reorder(std::array<std::int32_t, 1>{0}); }, ATTN_INVALID_ARGUMENT, "reorder.parents has 1 elements");
+  refused([&] { cache.fork(0, 0, 1); }, ATTN_INVALID_ARGUMENT, "to is 0");
+  const auto long_step = cache.try_step(61, nullptr, nullptr, nullptr, nullptr);
+  CHECK(!long_step && std::strstr(long_step.error().what(), "tokens is 61"));
+  refused([&] { attn::kv_cache((attn::kv_cache_shape(1, 3, 2, 8, 8, 9))); }, ATTN_INVALID_ARGUMENT, "heads_q is 3");
+  CHECK(!attn::kv_pool::try_make({0, 1, 8, 8}));
+}
+
+// A multi-head layer in a step has the bits of a run over the whole text.
+void layers_in_caches() {
+  constexpr std::size_t width = 16;
+  const auto w = floats(3 * width * width, 4), x = floats(rows * width, 5);
+  std::vector<float> y(rows * width), right(rows * width), small(3);
+  attn::options c_kernel;
+  c_kernel.kernel = "flash_c";
+  attn::mha_weights weights(ATTN_OUT_IN);
+  weights.w_qkv = w.data(), weights.w_o = w.data();
+  attn::mha layer(attn::mha_problem(1, 2, rows, rows, width).causal(), weights, c_kernel);
+  attn::kv_cache cache({1, 2, 2, width / 2, width / 2, rows}, c_kernel);
+  layer.run(x, right);
+  const std::array<std::int32_t, 1> counts = {rows};
+  cache.begin(counts);
+  refused([&] { cache.attend(layer, x, small); }, ATTN_INVALID_ARGUMENT, "attn::kv_cache::attend.y has 3 elements");
+  cache.attend(layer, x, y);
+  CHECK(y == right);
+}
+
 }  // namespace
 
 int main() {
   one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
+  appending(), caches(), layers_in_caches();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;
 }
