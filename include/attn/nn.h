@@ -493,6 +493,8 @@ typedef struct attn_block_args {
                                   read. */
   const attn_args *cross;      /**< Masks and lengths that cross.attention.uses asks for, likewise. */
   attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
+  const float *projected_k; /**< Decoder blocks: the memory's keys from attn_block_project_memory(), in place of memory. */
+  const float *projected_v; /**< Its values, likewise. */
 } attn_block_args;
 
 /** A transformer block with its weights packed. */
@@ -504,9 +506,26 @@ ATTN_API attn_status attn_block_create(const attn_block_config *config, const at
 /** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_block_workspace(const attn_block *block);
 
+/** Projects a decoder block's memory once, args->memory, for steps and runs that attend to it: k
+ * [batch][heads_kv][seq_memory][dim_qk] and v [batch][heads_kv][seq_memory][dim_v] as attn_mha_project_memory() lays them,
+ * for args.projected_k and projected_v. The workspace is that of a run. */
+ATTN_API attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, float *k, float *v,
+                                               void *workspace, size_t workspace_bytes);
+
 /** Computes args->y. */
 ATTN_API attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace,
                                     size_t workspace_bytes);
+
+/** A block in a step that has begun (attn_kv_cache_begin()): args->x and y are [all new tokens][width], sequence after
+ * sequence; the self-attention is that of attn_mha_step(), so args->self is NULL, and the block's sizes of batch and seq do
+ * not count. y has the bits of attn_block_run() over the whole text with the same kernel, if the cache keeps float32.
+ *
+ * A decoder block also attends to args->memory, or to what attn_block_project_memory() made of it: then each of the
+ * cross-attention's sequences takes cross.seq_q tokens in every step. Allocates until it has seen the largest step. On
+ * failure the step remains begun, as after attn_kv_cache_attend(). A profile counts all of the self-attention as attention.
+ */
+ATTN_API attn_status attn_block_step(const attn_block *block, attn_kv_cache *cache, int64_t layer,
+                                     const attn_block_args *args);
 
 /** The name of the kernel of the self-attention. */
 ATTN_API const char *attn_block_kernel(const attn_block *block);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/common/memory/aligned.h"
+#include "src/nn/kv_cache.h"
 #include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
 
@@ -52,7 +53,7 @@ static const attn_struct_layout config_layout = {
     .least = sizeof(attn_block_config) / 2,
     .parts = config_parts,
 };
-static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_block_args, self);
+static const attn_struct_layout args_layout = ATTN_LAYOUT_GROWN(attn_block_args, self, projected_k);
 
 void(attn_causal_self_attention_init)(attn_mha_problem *theirs, int64_t batch, int64_t heads, int64_t seq, int64_t width) {
   attn_mha_problem p;
@@ -179,17 +180,18 @@ typedef struct layout {
   bool fits;
 } layout;
 
-static layout layout_of(const attn_block *block) {
+/* In a step the self-attention works in the cache. */
+static layout layout_of(const attn_block *block, int64_t rows, bool in_cache) {
   layout l = {0};
-  for (int i = 0; i < block->count; i++) {
+  for (int i = in_cache ? 1 : 0; i < block->count; i++) {
     const sublayer *s = &block->sublayers[i];
     const size_t bytes =
-        s->attention ? attn_mha_workspace(s->attention) : attn_feed_forward_workspace(s->feed_forward, block->rows);
+        s->attention ? attn_mha_workspace(s->attention) : attn_feed_forward_workspace(s->feed_forward, rows);
     l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
   }
-  const memory_part parts[] = {{&l.stream, block->rows, float_bytes(block->width)},
-                               {&l.normed, block->pre_norm ? block->rows : 0, float_bytes(block->width)},
-                               {&l.out, block->rows, float_bytes(block->width)},
+  const memory_part parts[] = {{&l.stream, rows, float_bytes(block->width)},
+                               {&l.normed, block->pre_norm ? rows : 0, float_bytes(block->width)},
+                               {&l.out, rows, float_bytes(block->width)},
                                {&l.step, 1, (int64_t)l.step_bytes}};
   l.fits = LAY_OUT(parts, &l.bytes);
   return l;
@@ -208,7 +210,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
   status = build(block, &c, options);
-  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block).fits);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block, block->rows, false).fits);
   if (status != ATTN_OK) return attn_block_destroy(block), status;
   *result = block;
   return ATTN_OK;
@@ -230,32 +232,51 @@ const char *attn_block_kernel(const attn_block *block) {
 
 /* ---- Running ---- */
 
-size_t attn_block_workspace(const attn_block *block) { return block ? (size_t)layout_of(block).bytes : 0; }
+size_t attn_block_workspace(const attn_block *block) {
+  return block ? (size_t)layout_of(block, block->rows, false).bytes : 0;
+}
 
 /* One run: its arguments, and the parts of its workspace. */
 typedef struct block_run {
   const attn_block *block;
   const attn_block_args *args;
+  int64_t rows;
+  attn_kv_cache *cache; /* the cache of a step; NULL in a run */
+  int64_t layer;
   float *stream, *normed, *out;
   void *step;
   size_t step_bytes;
 } block_run;
 
-static attn_status run_sublayer(const block_run *r, const sublayer *s, const float *x) {
+static attn_status run_feed_forward(const block_run *r, const sublayer *s, const float *x) {
   attn_block_profile *profile = r->args->profile;
   const double begin = attn_nn_now_ns(profile);
-  if (!s->attention) {
-    const attn_status status = attn_feed_forward_run(s->feed_forward, r->block->rows, x, r->out, r->step, r->step_bytes);
-    if (profile) profile->feed_forward_ns += attn_nn_now_ns(profile) - begin;
-    return status;
-  }
+  const attn_status status = attn_feed_forward_run(s->feed_forward, r->rows, x, r->out, r->step, r->step_bytes);
+  if (profile) profile->feed_forward_ns += attn_nn_now_ns(profile) - begin;
+  return status;
+}
+
+static attn_status step_attention(const block_run *r, const sublayer *s, const float *x) {
+  attn_block_profile *profile = r->args->profile;
+  const double begin = attn_nn_now_ns(profile);
+  const attn_status status = attn_mha_step(s->attention, r->cache, r->layer, x, r->out);
+  if (profile) profile->attention_ns += attn_nn_now_ns(profile) - begin;
+  return status;
+}
+
+static attn_status run_sublayer(const block_run *r, const sublayer *s, const float *x) {
+  if (!s->attention) return run_feed_forward(r, s, x);
+  if (r->cache && !s->cross) return step_attention(r, s, x);
+  attn_block_profile *profile = r->args->profile;
   attn_mha_profile times = {0};
   const attn_mha_args args = {.struct_size = sizeof args,
                               .x = x,
                               .memory = s->cross ? r->args->memory : NULL,
                               .y = r->out,
                               .attention = s->cross ? r->args->cross : r->args->self,
-                              .profile = profile ? &times : NULL};
+                              .profile = profile ? &times : NULL,
+                              .projected_k = s->cross ? r->args->projected_k : NULL,
+                              .projected_v = s->cross ? r->args->projected_v : NULL};
   const attn_status status = attn_mha_run(s->attention, &args, r->step, r->step_bytes);
   if (profile) {
     profile->projections_ns += times.projections_ns;
@@ -267,7 +288,7 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
 static void join(const block_run *r, attn_nn_join j) {
   const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
-  attn_nn_each_block(&r->block->options, r->block->rows, j.width, JOIN_NS, attn_nn_join_rows, &j);
+  attn_nn_each_block(&r->block->options, r->rows, j.width, JOIN_NS, attn_nn_join_rows, &j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }
 
@@ -303,40 +324,86 @@ static attn_status run_pre_norm(const block_run *r) {
   return status;
 }
 
+static bool has_cross(const attn_block *block) { return block->count == MOST_SUBLAYERS; }
+
 static attn_status read_args(const attn_block *block, const attn_block_args *theirs, attn_block_args *args) {
   REQUIRE(block, "block is NULL; it must come from attn_block_create");
-  const attn_status status = attn_nn_read(&args_layout, "args", theirs, args);
-  if (status != ATTN_OK) return status;
-  REQUIRE(args->x || block->rows == 0, "attn_block_args.x is NULL; it must point to its elements");
-  REQUIRE(args->y || block->rows == 0, "attn_block_args.y is NULL; it must point to its elements");
-  REQUIRE(args->memory || block->count < MOST_SUBLAYERS || block->rows == 0,
+  return attn_nn_read(&args_layout, "args", theirs, args);
+}
+
+static attn_status check_args(const attn_block *block, const attn_block_args *args) {
+  REQUIRE(args->x, "attn_block_args.x is NULL; it must point to its elements");
+  REQUIRE(args->y, "attn_block_args.y is NULL; it must point to its elements");
+  REQUIRE(args->memory || args->projected_k || !has_cross(block),
           "attn_block_args.memory is NULL; a decoder block attends to it");
   return ATTN_OK;
 }
 
-static attn_status run_block(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
-  const layout l = layout_of(block);
-  attn_status status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
-  if (status != ATTN_OK) return status;
-  const double begin = attn_nn_now_ns(args->profile);
+/* Runs or steps (r has what to compute) in memory of the layout. */
+static attn_status run_block(block_run r, const layout *l, void *workspace) {
+  attn_block_profile *profile = r.args->profile;
+  const double begin = attn_nn_now_ns(profile);
   char *memory = workspace;
-  const block_run r = {.block = block,
-                       .args = args,
-                       .stream = floats_at(memory, l.stream),
-                       .normed = floats_at(memory, l.normed),
-                       .out = floats_at(memory, l.out),
-                       .step = memory + l.step,
-                       .step_bytes = l.step_bytes};
-  status = block->pre_norm ? run_pre_norm(&r) : run_post_norm(&r);
-  if (args->profile) {
-    args->profile->runs++;
-    args->profile->total_ns += attn_nn_now_ns(args->profile) - begin;
+  r.stream = floats_at(memory, l->stream);
+  r.normed = floats_at(memory, l->normed);
+  r.out = floats_at(memory, l->out);
+  r.step = memory + l->step;
+  r.step_bytes = l->step_bytes;
+  const attn_status status = r.block->pre_norm ? run_pre_norm(&r) : run_post_norm(&r);
+  if (profile) {
+    profile->runs++;
+    profile->total_ns += attn_nn_now_ns(profile) - begin;
   }
   return status;
 }
 
 attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
   attn_block_args own;
+  attn_status status = read_args(block, args, &own);
+  if (status != ATTN_OK || block->rows == 0) return status;
+  const layout l = layout_of(block, block->rows, false);
+  status = check_args(block, &own);
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
+  return status == ATTN_OK ? run_block((block_run){.block = block, .args = &own, .rows = block->rows}, &l, workspace)
+                           : status;
+}
+
+attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, float *k, float *v,
+                                      void *workspace, size_t bytes) {
+  attn_block_args own;
   const attn_status status = read_args(block, args, &own);
-  return status == ATTN_OK && block->rows > 0 ? run_block(block, &own, workspace, bytes) : status;
+  if (status != ATTN_OK) return status;
+  REQUIRE(has_cross(block), "the block has no cross-attention; only a decoder block has a memory to project");
+  REQUIRE(own.memory || block->rows == 0, "attn_block_args.memory is NULL; it must point to its elements");
+  const attn_mha_args memory = ATTN_STRUCT(attn_mha_args, .memory = own.memory, .attention = own.cross);
+  return attn_mha_project_memory(block->sublayers[1].attention, &memory, k, v, workspace, bytes);
+}
+
+/* ---- Steps ---- */
+
+/* The cross-attention was planned for so many tokens of each sequence. */
+static attn_status check_cross_rows(const attn_block *block, const attn_kv_cache *cache) {
+  if (!has_cross(block)) return ATTN_OK;
+  attn_mha_problem p;
+  const attn_status status = attn_mha_get_problem(block->sublayers[1].attention, &p);
+  return status == ATTN_OK ? attn_kv_cache_check_even(cache, p.attention.batch, p.attention.seq_q,
+                                                      "as the block's cross-attention, which was planned so")
+                           : status;
+}
+
+attn_status attn_block_step(const attn_block *block, attn_kv_cache *cache, int64_t layer, const attn_block_args *args) {
+  attn_block_args own;
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  attn_status status = read_args(block, args, &own);
+  const int64_t rows = attn_kv_cache_step_tokens(cache);
+  if (status != ATTN_OK || rows == 0) return status;
+  REQUIRE(!own.self, "attn_block_args.self is given; it must be NULL, because masks and lengths of a step are the cache's");
+  status = check_args(block, &own);
+  if (status == ATTN_OK) status = check_cross_rows(block, cache);
+  const layout l = layout_of(block, rows, true);
+  void *memory = NULL;
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block_step", l.fits);
+  if (status == ATTN_OK) status = attn_kv_cache_block_rows(cache, (size_t)l.bytes, &memory);
+  const block_run r = {.block = block, .args = &own, .rows = rows, .cache = cache, .layer = layer};
+  return status == ATTN_OK ? run_block(r, &l, memory) : status;
 }

@@ -15,6 +15,7 @@
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
+#include "src/nn/kv_cache.h"
 #include "src/nn/kv_pool.h"
 
 enum { PLANS = 8 /* sizes of steps that are planned once */ };
@@ -41,7 +42,8 @@ struct attn_kv_cache {
   step_plan plans[PLANS];
   int planned, last;                /* how many plans were made; the one that the last step ran */
   void *workspace, *turned, *heads; /* workspace of the plans; rotated queries; q, k, v and o of a multi-head layer */
-  size_t workspace_bytes, turned_bytes, heads_bytes;
+  void *block_rows;                 /* the rows between the sublayers of a block */
+  size_t workspace_bytes, turned_bytes, heads_bytes, block_rows_bytes;
 };
 
 /* ---- Creating ---- */
@@ -230,6 +232,7 @@ void attn_kv_cache_destroy(attn_kv_cache *cache) {
   attn_aligned_free(cache->workspace);
   attn_aligned_free(cache->turned);
   attn_aligned_free(cache->heads);
+  attn_aligned_free(cache->block_rows);
   free(cache->sinks), free(cache->slopes);
   free(cache->table), free(cache->next_table);
   free(cache->lengths), free(cache->past), free(cache->counts), free(cache->cu_seqlens);
@@ -464,6 +467,24 @@ attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t lay
   const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   return status == ATTN_OK ? step_mha(mha, cache, layer, x, y) : status;
+}
+
+attn_status attn_kv_cache_check_even(const attn_kv_cache *cache, int64_t sequences, int64_t tokens, const char *why) {
+  REQUIRE(sequences <= cache->shape.batch, "the cache has %" PRId64 " sequences; it must have %" PRId64 ", %s",
+          cache->shape.batch, sequences, why);
+  for (int64_t b = 0; b < cache->shape.batch; b++) {
+    const int64_t right = b < sequences ? tokens : 0;
+    REQUIRE(cache->counts[b] == right,
+            "sequence %" PRId64 " has %" PRId32 " new tokens in this step; it must have %" PRId64 ", %s", b,
+            cache->counts[b], right, why);
+  }
+  return ATTN_OK;
+}
+
+attn_status attn_kv_cache_block_rows(attn_kv_cache *cache, size_t bytes, void **memory) {
+  const attn_status status = grow("the rows of a block", bytes, &cache->block_rows, &cache->block_rows_bytes);
+  *memory = cache->block_rows;
+  return status;
 }
 
 /* ---- Steps of one layer ---- */

@@ -43,7 +43,8 @@ static attn_mha_weights attention_of(const fixture *f, const char *name) {
                      .b_o = tensor(f, names[3], 0, WIDTH));
 }
 
-static void load(fixture *f, bool decoder, bool pre_norm) {
+/* The fixture's weights and data, in a block for so many tokens of each sequence. */
+static void load_for(fixture *f, bool decoder, bool pre_norm, int64_t seq) {
   char path[512];
   snprintf(path, sizeof path, "%s/tests/data/nn/%s_%s.safetensors", TEST_SOURCE_DIR, decoder ? "decoder" : "encoder",
            pre_norm ? "pre" : "post");
@@ -51,9 +52,9 @@ static void load(fixture *f, bool decoder, bool pre_norm) {
   assert_int_equal(safetensors_read(path, &f->file), 0);
   attn_block_config *c = &f->config;
   if (decoder)
-    attn_decoder_block_init(c, BATCH, HEADS, SEQ, MEMORY, WIDTH, WIDTH, HIDDEN);
+    attn_decoder_block_init(c, BATCH, HEADS, seq, MEMORY, WIDTH, WIDTH, HIDDEN);
   else
-    attn_encoder_block_init(c, BATCH, HEADS, SEQ, WIDTH, HIDDEN);
+    attn_encoder_block_init(c, BATCH, HEADS, seq, WIDTH, HIDDEN);
   c->pre_norm = pre_norm;
   c->self_weights = attention_of(f, "self_attn");
   c->self_norm = norm_of(f, 1);
@@ -76,6 +77,8 @@ static void load(fixture *f, bool decoder, bool pre_norm) {
   c->cross_norm = norm_of(f, 2);
   f->args.memory = tensor(f, "memory", BATCH * MEMORY, WIDTH);
 }
+
+static void load(fixture *f, bool decoder, bool pre_norm) { load_for(f, decoder, pre_norm, SEQ); }
 
 static void run(const attn_block_config *config, const attn_options *options, const attn_block_args *args) {
   attn_block *block;
@@ -281,6 +284,132 @@ TEST(batch_strides_of_one_sequence_do_not_matter) {
   test_ok(attn_block_create(&c, NULL, &block));
   attn_block_destroy(block);
 }
+
+/* ---- Steps through a cache ---- */
+
+enum { TEXT_STEPS = 3 };
+
+/* The fixture's block with causal self-attention by a named kernel, and, where it is asked for, a cache that fits it. */
+static attn_block *make_stepper(fixture *f, attn_kv_cache **cache) {
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = "flash_portable", .threads = 1);
+  attn_block *block;
+  f->config.self.attention.uses = 0;
+  attn_problem_set_causal(&f->config.self.attention, ATTN_ALIGN_TOP_LEFT);
+  test_ok(attn_block_create(&f->config, &options, &block));
+  const attn_kv_cache_shape shape =
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = WIDTH / HEADS,
+                  .dim_v = WIDTH / HEADS, .capacity = SEQ, .layers = 2);
+  if (cache) test_ok(attn_kv_cache_create(&shape, &options, cache));
+  return block;
+}
+
+/* Tokens `first` to first + counts[b] - 1 of each sequence side by side, as steps have them. Returns how many there are. */
+static int gather(const float *from, const int32_t *first, const int32_t *counts, float *rows) {
+  int at = 0;
+  for (int b = 0; b < BATCH; at += counts[b++])
+    memcpy(rows + at * WIDTH, from + (b * SEQ + first[b]) * WIDTH, (size_t)counts[b] * WIDTH * sizeof *rows);
+  return at;
+}
+
+/* A block without cross-attention takes any number of tokens of each sequence. */
+TEST(steps_have_the_bits_of_one_run) {
+  static const int32_t steps[TEXT_STEPS][BATCH] = {{4, 1}, {1, 0}, {2, 6}};
+  for (int pre_norm = 0; pre_norm < 2; pre_norm++) {
+    fixture f;
+    attn_kv_cache *cache;
+    float whole[BATCH * SEQ * WIDTH], x[BATCH * SEQ * WIDTH], right[BATCH * SEQ * WIDTH];
+    load(&f, false, pre_norm);
+    attn_block *block = make_stepper(&f, &cache);
+    attn_block_args args = ATTN_STRUCT(attn_block_args, .x = f.args.x, .y = whole);
+    void *workspace = test_allocate(attn_block_workspace(block));
+    test_ok(attn_block_run(block, &args, workspace, attn_block_workspace(block)));
+    free(workspace);
+    args.x = args.y = x;
+    attn_block_profile profile = {0};
+    args.profile = &profile;
+    for (int i = 0; i < TEXT_STEPS; i++) {
+      int32_t first[BATCH];
+      memcpy(first, attn_kv_cache_lengths(cache), sizeof first);
+      test_ok(attn_kv_cache_begin(cache, steps[i]));
+      const int rows = gather(f.args.x, first, steps[i], x);
+      test_ok(attn_block_step(block, cache, 1, &args));
+      gather(whole, first, steps[i], right);
+      assert_memory_equal(x, right, (size_t)(rows * WIDTH) * sizeof *x);
+    }
+    assert_int_equal(profile.runs, TEXT_STEPS);
+    assert_true(profile.attention_ns > 0 && profile.feed_forward_ns > 0 && profile.projections_ns == 0);
+    attn_kv_cache_destroy(cache);
+    attn_block_destroy(block);
+    safetensors_free(&f.file);
+  }
+}
+
+/* A decoder block was made for so many tokens of each sequence, and attends to a memory that is projected once. */
+TEST(steps_of_decoder_blocks_have_the_bits_of_one_run) {
+  for (int pre_norm = 0; pre_norm < 2; pre_norm++) {
+    fixture f, one;
+    attn_kv_cache *cache;
+    float whole[BATCH * SEQ * WIDTH], x[BATCH * WIDTH], y[BATCH * WIDTH], right[BATCH * WIDTH];
+    static float keys[BATCH * MEMORY * WIDTH], values[BATCH * MEMORY * WIDTH];
+    load(&f, true, pre_norm);
+    load_for(&one, true, pre_norm, 1);
+    attn_block *all = make_stepper(&f, NULL), *block = make_stepper(&one, &cache);
+    const size_t bytes = attn_block_workspace(all);
+    void *workspace = test_allocate(bytes);
+    attn_block_args args = f.args;
+    args.y = whole;
+    test_ok(attn_block_run(all, &args, workspace, bytes));
+    test_ok(attn_block_project_memory(block, &args, keys, values, workspace, bytes));
+    args.x = x, args.y = y;
+    for (int32_t i = 0; i < SEQ; i++) {
+      const int32_t counts[BATCH] = {1, 1}, first[BATCH] = {i, i};
+      if (i == 2) args.memory = NULL, args.projected_k = keys, args.projected_v = values;
+      test_ok(attn_kv_cache_begin(cache, counts));
+      gather(f.args.x, first, counts, x);
+      test_ok(attn_block_step(block, cache, 0, &args));
+      gather(whole, first, counts, right);
+      assert_memory_equal(y, right, sizeof y);
+    }
+    test_ok(attn_kv_cache_truncate(cache, 3));
+    test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){1, 0}));
+    test_invalid(attn_block_step(block, cache, 0, &args), "sequence 1 has 0 new tokens", "it must have 1");
+    test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){2, 0}));
+    test_invalid(attn_block_step(block, cache, 0, &args), "sequence 0 has 2 new tokens");
+    free(workspace);
+    attn_kv_cache_destroy(cache);
+    attn_block_destroy(all);
+    attn_block_destroy(block);
+    safetensors_free(&f.file);
+    safetensors_free(&one.file);
+  }
+}
+
+TEST(steps_are_checked) {
+  fixture f;
+  attn_kv_cache *cache;
+  float y[BATCH * WIDTH];
+  load(&f, false, false);
+  attn_block *block = make_stepper(&f, &cache);
+  attn_block_args args = ATTN_STRUCT(attn_block_args, .x = f.args.x, .y = y);
+  test_ok(attn_block_step(block, cache, 0, &args)); /* no step has begun: there is nothing to do */
+  test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){1, 1}));
+  test_invalid(attn_block_step(NULL, cache, 0, &args), "block is NULL");
+  test_invalid(attn_block_step(block, NULL, 0, &args), "cache is NULL");
+  test_invalid(attn_block_step(block, cache, 0, NULL), "args is NULL");
+  test_invalid(attn_block_step(block, cache, 2, &args), "attn_kv_cache_args.layer is 2");
+  attn_block_args bad = args;
+  bad.x = NULL;
+  test_invalid(attn_block_step(block, cache, 0, &bad), "attn_block_args.x is NULL");
+  bad = args, bad.self = &f.masks;
+  test_invalid(attn_block_step(block, cache, 0, &bad), "attn_block_args.self is given");
+  test_invalid(attn_block_project_memory(block, &args, y, y, NULL, 0), "the block has no cross-attention");
+  test_ok(attn_block_step(block, cache, 0, &args)); /* still begun */
+  attn_kv_cache_destroy(cache);
+  attn_block_destroy(block);
+  safetensors_free(&f.file);
+}
+
+/* ---- Arguments ---- */
 
 TEST(arguments_are_checked) {
   fixture f;
