@@ -243,6 +243,17 @@ class MultiHeadAttention(_Layer):
         check(F.attn_mha_run(self._handle, ctypes.byref(args), *self._workspace()))
         return y
 
+    def step(self, x: Any, cache: KVCache, *, layer: int = 0) -> Any:
+        """y [tokens, width_out] of x [tokens, width], the new tokens of the step that cache.begin() has begun, sequence
+        after sequence: they attend to what the cache holds in this layer of it. Scale, window and the like are the cache's;
+        batch and seq of this layer do not count. Rows have the bits of a call over the whole text with the same kernel."""
+        _whole(layer=layer)
+        arrays, tokens = _Arrays(), cache.step_tokens
+        address = arrays.floats(x, "x", (tokens, self._problem.width))
+        y, out = _new(x, tokens, self._problem.width_out)
+        check(F.attn_mha_step(self._handle, cache._handle, layer, address, out))
+        return y
+
     def describe(self) -> str:
         """A few lines: shape, projections, and the attention as Plan.describe() tells it."""
         return F.attn_mha_describe(self._handle).decode()
@@ -310,7 +321,7 @@ class Block(_Layer):
 
     self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2: the network. norms: three pairs
     (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
-    block is then a decoder's, and causal. uses and cross_uses: as `uses` of MultiHeadAttention.
+    block is then a decoder's, and causal, as it is with causal=True. uses and cross_uses: as `uses` of MultiHeadAttention.
     """
 
     _kind = "block"
@@ -318,7 +329,7 @@ class Block(_Layer):
     def __init__(self, *, batch: int, heads: int, seq: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any,
                  b1: Any = None, b2: Any = None, memory: tuple[int, int] | None = None,
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
-                 pre_norm: bool = False, activation: str = "relu", uses: tuple[str, ...] = (),
+                 pre_norm: bool = False, activation: str = "relu", causal: bool = False, uses: tuple[str, ...] = (),
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None) -> None:
         _whole(batch=batch, heads=heads, seq=seq, width=width)
@@ -327,6 +338,8 @@ class Block(_Layer):
         arrays = _Arrays()
         config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
         _set_uses(config.self.attention, uses)
+        if causal:
+            F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
         if memory:
             config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
             _set_uses(config.cross.attention, cross_uses)
@@ -355,16 +368,51 @@ class Block(_Layer):
     def __call__(self, x: Any, memory: Any = None, *, cross: dict[str, Any] | None = None, **arrays_brought: Any) -> Any:
         """y [batch, seq, width] of x. Optional arrays of the self-attention by name, those of the cross-attention in
         `cross`."""
-        own, other, arrays = self._config.self, self._config.cross, _Arrays()
+        own, arrays = self._config.self, _Arrays()
         shape = (own.attention.batch, own.attention.seq_q, own.width)
         masks = _attention_args(arrays, own.attention, arrays_brought)
-        cross_masks = _attention_args(arrays, other.attention, cross or {})
         args = S.attn_block_args(x=arrays.floats(x, "x", shape), self=ctypes.addressof(masks))
-        if memory is not None:
-            args.memory = arrays.floats(memory, "memory", (shape[0], other.attention.seq_k, other.width_memory))
-            args.cross = ctypes.addressof(cross_masks)
+        self._bring_memory(args, arrays, memory, cross)
         y, args.y = _new(x, *shape)
         check(F.attn_block_run(self._handle, ctypes.byref(args), *self._workspace()))
+        return y
+
+    def _bring_memory(self, args, arrays, memory, cross):
+        """The memory [batch, seq, width], or the pair that project_memory() made of it, and the masks of `cross`."""
+        if memory is not None and not self._config.has_cross:
+            raise ValueError("memory is given; it must be None, because the block was made without one")
+        other = self._config.cross
+        a = other.attention
+        if isinstance(memory, tuple):
+            keys, values = memory
+            args.projected_k = arrays.floats(keys, "keys of memory", (a.batch, a.heads_kv, a.seq_k, a.dim_qk))
+            args.projected_v = arrays.floats(values, "values of memory", (a.batch, a.heads_kv, a.seq_k, a.dim_v))
+        elif memory is not None:
+            args.memory = arrays.floats(memory, "memory", (a.batch, a.seq_k, other.width_memory))
+        if memory is not None:
+            masks = _attention_args(arrays, a, cross or {})
+            arrays.kept.append(masks)
+            args.cross = ctypes.addressof(masks)
+
+    def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """(keys, values) of the cross-attention, to be given as `memory` in calls and steps: they are computed once."""
+        a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
+        self._bring_memory(args, arrays, memory, cross)
+        (keys, to_keys), (values, to_values) = (_new(memory, a.batch, a.heads_kv, a.seq_k, d) for d in (a.dim_qk, a.dim_v))
+        check(F.attn_block_project_memory(self._handle, ctypes.byref(args), to_keys, to_values, *self._workspace()))
+        return keys, values
+
+    def step(self, x: Any, cache: KVCache, memory: Any = None, *, layer: int = 0,
+             cross: dict[str, Any] | None = None) -> Any:
+        """y [tokens, width] of x [tokens, width]: the new tokens of the step that cache.begin() has begun, sequence after
+        sequence. The self-attention is causal, over what the cache holds in this layer of it; the block's batch and seq
+        count for a decoder block alone. The rows have the bits of a call over the whole text with the same kernel."""
+        _whole(layer=layer)
+        arrays = _Arrays()
+        args = S.attn_block_args(x=arrays.floats(x, "x", (cache.step_tokens, self._config.self.width)))
+        self._bring_memory(args, arrays, memory, cross)
+        y, args.y = _new(x, cache.step_tokens, self._config.self.width)
+        check(F.attn_block_step(self._handle, cache._handle, layer, ctypes.byref(args)))
         return y
 
 
@@ -572,13 +620,18 @@ class KVCache(_Layer):
         address, tokens = self._rows(arrays, q, "q", s.heads_q, s.dim_qk, True)
         keys = self._rows(arrays, k, "k", s.heads_kv, s.dim_qk, True, tokens)[0]
         values = self._rows(arrays, v, "v", s.heads_kv, s.dim_v, True, tokens)[0]
-        expected = F.attn_kv_cache_step_tokens(self._handle)
+        expected = self.step_tokens
         if tokens != expected:
             raise ValueError(f"q has {tokens} tokens; the step has begun with {expected}")
         o, out = _new(q, tokens, s.heads_q, s.dim_v)
         args = S.attn_kv_cache_args(layer=layer, tokens=0, q=address, k=keys, v=values, o=out)
         check(F.attn_kv_cache_attend(self._handle, ctypes.byref(args)))
         return o
+
+    @property
+    def step_tokens(self) -> int:
+        """New tokens of the step that has begun, of all sequences together."""
+        return F.attn_kv_cache_step_tokens(self._handle)
 
     @property
     def lengths(self) -> list[int]:

@@ -193,6 +193,62 @@ SIZES = {"MultiHeadAttention": (lambda **o: layers.MultiHeadAttention(w_q=draw(8
          "positions": (lambda **o: layers.sinusoidal_positions(like=draw(1), **o), {"rows": 3, "width": 4, "first": 0})}
 
 
+def steps_of(step, cache, x, counts):
+    """y of x [batch, seq, width] by steps of counts [batch] new tokens each."""
+    y = np.zeros_like(x)
+    for new in counts:
+        first = cache.lengths
+        cache.begin(new)
+        places = [(b, first[b] + i) for b in range(len(new)) for i in range(new[b])]
+        for place, row in zip(places, step(np.stack([x[place] for place in places]))):
+            y[place] = row
+    return y
+
+
+STEPS = [[4, 1], [0, 3], [1, 0], [2, 3]]  # 7 tokens of each sequence
+CACHED = {"batch": 2, "heads": 4, "dim_qk": 8, "capacity": 7, "num_layers": 2, "kernel": "flash_c"}
+
+
+def test_layers_in_steps_have_the_bits_of_one_call():
+    x, w = draw(2, 7, 32), weights_of(32, 32, 32)
+    layer = layers.MultiHeadAttention(batch=2, heads=4, seq=7, width=32, causal=True, kernel="flash_c", **w)
+    cache = layers.KVCache(**CACHED)
+    assert np.array_equal(steps_of(lambda new: layer.step(new, cache, layer=1), cache, x, STEPS), layer(x))
+    cache.truncate(0)
+    cache.begin([2, 0])
+    with pytest.raises(ValueError, match=r"x has shape \(3, 32\); it must have \(2, 32\)"):
+        layer.step(draw(3, 32), cache)
+    with pytest.raises(ValueError, match="layer is 2; it must be in 0..1"):
+        layer.step(draw(2, 32), cache, layer=2)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_blocks_in_steps_have_the_bits_of_one_call(pre_norm):
+    x, memory = draw(2, 7, 32), draw(2, 9, 24)
+    shape = {"batch": 2, "heads": 4, "width": 32, "self_weights": weights_of(32, 32, 32), "w1": draw(48, 32),
+             "w2": draw(32, 48), "pre_norm": pre_norm, "kernel": "flash_c"}
+    block, cache = layers.Block(seq=7, causal=True, **shape), layers.KVCache(**CACHED)
+    whole = block(x)
+    assert np.array_equal(steps_of(lambda new: block.step(new, cache), cache, x, STEPS), whole)
+    close(whole[:, :1], layers.Block(seq=1, **shape)(np.ascontiguousarray(x[:, :1])))  # causal: the first sees itself alone
+
+    cross = {"memory": (9, 24), "cross_weights": weights_of(32, 32, 32, 24), "cross_uses": ("kv_len",)}
+    lengths = {"kv_len": [9, 5]}
+    decoder, one = (layers.Block(seq=seq, **shape, **cross) for seq in (7, 1))
+    whole, projected = decoder(x, memory, cross=lengths), one.project_memory(memory, cross=lengths)
+    for brought in (memory, projected):
+        cache.truncate(0)
+        y = steps_of(lambda new: one.step(new, cache, brought, cross=lengths), cache, x, [[1, 1]] * 7)  # noqa: B023
+        assert np.array_equal(y, whole)
+    assert np.array_equal(decoder(x, projected, cross=lengths), whole)
+    cache.truncate(0)
+    cache.begin([1, 0])
+    with pytest.raises(ValueError, match="sequence 1 has 0 new tokens in this step; it must have 1"):
+        one.step(draw(1, 32), cache, memory, cross=lengths)
+    with pytest.raises(ValueError, match="memory is given; it must be None"):
+        block.project_memory(memory)
+
+
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name in SIZES for size in SIZES[name][1]])
 def test_sizes_that_are_no_integers(name, size):
     make, sizes = SIZES[name]
