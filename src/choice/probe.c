@@ -36,11 +36,15 @@ double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *tim
 /* ---- Tiers ---- */
 /* A class may say how kernels of one tier compare, but not how one tier does with another: units of 512 bits are as wide as
  * they look on some CPUs, and half as wide on others. Then its costs hold with a factor for each tier. Factors go in steps
- * many times as large as the noise of a probe, so that each process finds the same ones. */
+ * of half that much, so that most processes find the same ones: where other programs use the core, the logarithm between two
+ * tiers has a standard deviation of 0.08 (132 probes of a Zen 3).
+ *
+ * Tested on the costs of six classes, each chosen for by the nearest other one, with that noise: the choice takes 1.9 to
+ * 2.1 % longer than the best kernel with steps of 0.05 to 0.35, and 2.2 % without factors. */
 
 enum { MOST_ERRORS = 512 };
 
-static const double STEP = 0.2;      /* logarithm of a factor */
+static const double STEP = 0x1.62e42fefa39efp-2; /* logarithm of a factor: of the root of 2 */
 static const double EXPLAINED = 0.5; /* share of the squared distance that factors must take away to be believed */
 
 static int compare_numbers(const void *a, const void *b) {

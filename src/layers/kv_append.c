@@ -25,7 +25,8 @@ enum {
   TABLE_FLOATS = 2048 /* sines of a block, and as many cosines: on the stack */
 };
 
-/* Nanoseconds of one element on one thread, a copy's: for the number of threads that pay. */
+/* Nanoseconds of one element on one thread, for the number of threads that pay. Tested on a Zen 3, 16 to 1,024 tokens: 0.08
+ * where 16 bits are copied, 0.2 in float32, 0.3 to 0.6 where types differ. What threads cost is data of the class of CPU. */
 #define ELEMENT_NS 0.3
 
 /* One of q, k and v: rows that go from one tensor to another. */

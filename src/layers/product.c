@@ -491,7 +491,8 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
 /* Columns shorter than a cache line are gathered as quickly by rows. A library always gets rows, so that its bits do not
  * depend on how X lies. */
 static bool lies_transposed(const attn_product_kernel *kernel, const attn_product_args *args) {
-  return args->x_stride.s == 1 && args->x_stride.d != 1 && args->rows >= 16 && !kernel->rows_by_place;
+  const int64_t line_floats = ATTN_MEMORY_ALIGN / sizeof(float);
+  return args->x_stride.s == 1 && args->x_stride.d != 1 && args->rows >= line_floats && !kernel->rows_by_place;
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
