@@ -39,6 +39,7 @@ typedef struct bench_expected {
   double *o, *m, *w; /* [rows][dim_v]; M and W of docs/numerics.md */
   double *mean_v;    /* [rows][dim_v]: plain mean of V over the row's allowed keys, the answer of a kernel without softmax */
   bench_reference *reference;
+  double *const *given; /* [BENCH_TENSORS] values in place of the oracle's, in the order of the output; NULL = none */
 } bench_expected;
 
 /* Rows: all of them up to 1e8 multiply-adds, beyond that the edge rows and 64 seeded ones per head; or one. NULL if memory
@@ -127,6 +128,10 @@ static inline const bench_output *bench_outputs_of(const attn_problem *problem) 
 
 /* Row n of attention. */
 void bench_expected_attend(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
+
+/* The right value of row n and column d: the oracle's, or the one that is given. */
+bench_right bench_right_of(const bench_expected *expected, const attn_args *args, const bench_output *output,
+                           const attn_operand *operand, int64_t n, int64_t d);
 
 /* Column d of a row: where it stands, in elements from the first; and its value in args. */
 int64_t bench_output_place(const attn_problem *problem, const attn_args *args, const attn_operand *output,

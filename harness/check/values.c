@@ -68,6 +68,14 @@ double bench_output_value(const attn_problem *p, const attn_args *args, const at
   return attn_oracle_load(attn_operand_at(output, args), output->dtype, bench_output_place(p, args, output, row, d));
 }
 
+bench_right bench_right_of(const bench_expected *e, const attn_args *args, const bench_output *output,
+                           const attn_operand *operand, int64_t n, int64_t d) {
+  bench_right right = output->right(e, n, d);
+  const double *given = e->given ? e->given[output->tensor] : NULL;
+  if (given) right.value = given[bench_output_place(&e->problem, args, operand, &e->row[n], d)];
+  return right;
+}
+
 /* ---- Comparison --------------------------------------------------------------------------------------------------- */
 
 typedef struct comparison {
@@ -99,7 +107,7 @@ static void compare_output(comparison *c, int64_t n, const bench_output *output,
   const bench_expected *e = c->expected;
   const attn_operand operand = attn_operand_of(&e->problem, (attn_operand_id)output->tensor);
   for (int64_t d = 0; operand.present && d < operand.extent[3]; d++) {
-    const bench_right right = output->right(e, n, d);
+    const bench_right right = bench_right_of(e, c->args, output, &operand, n, d);
     const double got = bench_output_value(&e->problem, c->args, &operand, &e->row[n], d);
     compare_value(c, &e->row[n], &operand, d, got, right.value, output->ratio(limits, right, got));
   }

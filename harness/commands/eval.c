@@ -71,8 +71,8 @@ static const cli_option options[] = {
     {CLI_STRING, 0, "expect", "FILE", "someone else's o: must be within the same error limits; f64 is best",
      &problem.path[EVAL_EXPECT]},
     {CLI_STRING, 0, "expect-lse", "FILE", "someone else's log-sum-exp [batch, heads, seq]", &problem.path[EVAL_EXPECT_LSE]},
-    {CLI_STRING, 0, "save-o", "FILE", "o of the first kernel that ran, laid out like q", &task.save_o},
-    {CLI_STRING, 0, "save-lse", "FILE", "its log-sum-exp [batch, heads, seq], float32", &task.save_lse},
+    {CLI_STRING, 0, "save-o", "FILE", "o of the first kernel that ran, laid out like q", &task.save[0]},
+    {CLI_STRING, 0, "save-lse", "FILE", "its log-sum-exp [batch, heads, seq], float32", &task.save[1]},
     CLI_END,
 };
 
@@ -116,6 +116,7 @@ int bench_eval_main(int argc, char **argv) {
     return cli_usage_error("eval", "--threads '%s': should be 1 to %d, or all", threads, CLI_MOST_THREADS);
   if (task.time && bench_refuses_to_time("eval --time")) return BENCH_EXIT_UNFIT;
   task.threads = (int)count;
-  problem.lse = task.save_lse != NULL;
+  for (int i = 0; i < EVAL_OUTPUTS; i++)
+    if (task.save[i]) problem.uses |= eval_outputs[i].use;
   return run_eval(&selection);
 }

@@ -9,7 +9,8 @@
 #include "check/check.h"
 #include "data/npy.h"
 
-/* Every file that eval reads: constant, option, the tensor that it fills. */
+/* Every file that eval reads: constant, option, the tensor that it fills, or at the end the output that it is compared with.
+ */
 #define EVAL_FILE_LIST(FILE)                               \
   FILE(Q, "--q", BENCH_Q)                                  \
   FILE(K, "--k", BENCH_K)                                  \
@@ -25,8 +26,8 @@
   FILE(OFFSET, "--offset", BENCH_OFFSETS)                  \
   FILE(ALIBI, "--alibi", BENCH_ALIBI_SLOPES)               \
   FILE(SINKS, "--sinks", BENCH_SINKS)                      \
-  FILE(EXPECT, "--expect", BENCH_TENSORS)                  \
-  FILE(EXPECT_LSE, "--expect-lse", BENCH_TENSORS)
+  FILE(EXPECT, "--expect", BENCH_O)                        \
+  FILE(EXPECT_LSE, "--expect-lse", BENCH_LSE)
 
 typedef enum eval_file {
 #define FILE_CONSTANT(constant, ...) EVAL_##constant,
@@ -34,6 +35,18 @@ typedef enum eval_file {
 #undef FILE_CONSTANT
       EVAL_FILES
 } eval_file;
+
+/* An output of some operation: its files, and which option of the problem asks the kernels for it. */
+typedef struct eval_output {
+  bench_tensor tensor;
+  eval_file expect;
+  const char *save; /* "--save-o" */
+  uint32_t use;     /* 0: it is always there */
+  double unused;    /* the value of a row without keys, for tokens of no sequence, which kernels don't write */
+} eval_output;
+
+enum { EVAL_OUTPUTS = EVAL_FILES - EVAL_EXPECT };
+extern const eval_output eval_outputs[EVAL_OUTPUTS];
 
 typedef struct eval_options {
   const char *path[EVAL_FILES];      /* NULL = not given; EVAL_OFFSET may have a whole number instead of a file */
@@ -44,15 +57,15 @@ typedef struct eval_options {
   double scale;                      /* NaN = the default */
   double softcap;                    /* 0 = off */
   int64_t window_left, window_right; /* -1 = open */
-  bool lse;                          /* ask the kernels for it */
+  uint32_t uses;                     /* ATTN_USE_... of the outputs that the kernels are asked for */
 } eval_options;
 
 /* A problem and its data. */
 typedef struct eval_input {
-  bench_tensors tensors;       /* holds the problem as well; outputs are not written yet */
-  int rank;                    /* dimensions of q, and so of o: 2, 3 or 4 */
-  bool sequence_first;         /* o is [..., seq, heads, dim] */
-  double *expect, *expect_lse; /* in the order of o and lse; NULL = not given */
+  bench_tensors tensors;        /* holds the problem as well; outputs are not written yet */
+  int rank;                     /* dimensions of q, and so of o: 2, 3 or 4 */
+  bool sequence_first;          /* o is [..., seq, heads, dim] */
+  double *given[BENCH_TENSORS]; /* the --expect files in the order of their outputs; NULL = not given */
   int exit_code; /* after a failure: BENCH_EXIT_USAGE for what does not fit, BENCH_EXIT_INTERNAL for unreadable files */
   char error[800];
 } eval_input;
@@ -63,13 +76,13 @@ void eval_unload(eval_input *input);
 
 /* The work on the input: which outputs are saved, on how many threads, and whether it is timed. */
 typedef struct eval_task {
-  const char *save_o, *save_lse; /* NULL = not saved */
+  const char *save[EVAL_OUTPUTS]; /* NULL = not saved */
   int threads;
   bool time;
   double budget_s; /* for timing */
 } eval_task;
 
-/* 0, or an exit code after a sentence on stderr: an output that is also an input or the other output, or that cannot be
+/* 0, or an exit code after a sentence on stderr: an output that is also an input or another output, or that cannot be
  * written. Reads and writes nothing, so ask before eval_load(). */
 int eval_check_outputs(const eval_options *options, const eval_task *task);
 
@@ -118,19 +131,14 @@ bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t 
 /* Sizes and strides of q, k, v and o. */
 bool eval_load_shape(eval_loader *loader);
 
-/* Sets the shape of o in the layout of q's file and returns the number of dimensions. dim < 0: of the LSE, where heads come
- * before queries. */
-int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]);
+/* Sets the shape of an output in the layout of q's file and returns the number of dimensions. Where rows are single numbers,
+ * heads come before queries. */
+int eval_output_shape(const eval_input *input, const attn_operand *output, int64_t shape[NPY_MAX_DIMS]);
 
-/* The oracle's rows and limits with the values of the --expect files; it shares what else the oracle has. NULL if memory is
- * short. */
-bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input);
-void eval_forget(bench_expected *expected); /* NULL is fine */
+/* Checks the values of the --expect files against the oracle. Overwrites the outputs. */
+bench_verdict eval_check_given(const bench_expected *oracle, const bench_expected *given, const eval_input *input);
 
-/* Checks the values of the --expect files against the oracle. Overwrites o and lse. */
-bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input);
-
-/* Writes o and the LSE where the task asks for it, as .npy in q's layout; bfloat16 as uint16. False after an error, said on
+/* Writes the outputs that the task asks for, as .npy in q's layout; bfloat16 as uint16. False after an error, said on
  * stderr. */
 bool eval_save(const eval_input *input, const eval_task *task);
 

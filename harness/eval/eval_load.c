@@ -178,20 +178,36 @@ static bool load_optional(eval_loader *l) {
   return true;
 }
 
-static bool load_expectation(eval_loader *l, eval_file which, int64_t dim, double **values) {
+static bool load_given(eval_loader *l, const eval_output *output) {
+  const eval_file which = output->expect;
   npy_array *array = &l->file[which];
-  int64_t shape[NPY_MAX_DIMS];
-  const int dims = eval_output_shape(l->input, dim, shape);
   if (!eval_has(l, which)) return true;
+  int64_t shape[NPY_MAX_DIMS];
+  const attn_operand operand = attn_operand_of(&l->problem, (attn_operand_id)output->tensor);
+  const int dims = eval_output_shape(l->input, &operand, shape);
   if (array->dims != dims || memcmp(array->shape, shape, (size_t)dims * sizeof *shape) != 0) {
     char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 40];
     snprintf(wanted, sizeof wanted, "this problem's output has shape %s", eval_shape_text(shape, dims, text));
     return eval_fail_shape(l, which, wanted);
   }
   if (!eval_to_doubles(l, which)) return false;
-  *values = array->data;
+  l->input->given[output->tensor] = array->data;
   array->data = NULL;
   return true;
+}
+
+static bool load_all_given(eval_loader *l) {
+  bool fine = true;
+  for (int i = 0; fine && i < EVAL_OUTPUTS; i++) fine = load_given(l, &eval_outputs[i]);
+  return fine;
+}
+
+/* Outputs that are saved or compared. */
+static uint32_t wanted_outputs(const eval_loader *l) {
+  uint32_t uses = l->options->uses;
+  for (int i = 0; i < EVAL_OUTPUTS; i++)
+    if (eval_has(l, eval_outputs[i].expect)) uses |= eval_outputs[i].use;
+  return uses;
 }
 
 /* ---- Together ---------------------------------------------------------------------------------------------------- */
@@ -231,9 +247,8 @@ bool eval_load(const eval_options *options, eval_input *input) {
   eval_loader loader = {.options = options, .input = input}, *l = &loader;
   bool fine = eval_read_files(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) &&
               load_position(l) && load_optional(l);
-  if (options->lse || options->path[EVAL_EXPECT_LSE]) l->problem.uses |= ATTN_USE_LSE;
-  fine = fine && validate(l) && fill_tensors(l) && load_expectation(l, EVAL_EXPECT, l->problem.dim_v, &input->expect) &&
-         load_expectation(l, EVAL_EXPECT_LSE, -1, &input->expect_lse);
+  l->problem.uses |= wanted_outputs(l);
+  fine = fine && validate(l) && fill_tensors(l) && load_all_given(l);
   eval_free_files(l);
   if (!fine) eval_unload(input);
   return fine;
@@ -241,7 +256,6 @@ bool eval_load(const eval_options *options, eval_input *input) {
 
 void eval_unload(eval_input *input) {
   bench_tensors_destroy(&input->tensors);
-  free(input->expect);
-  free(input->expect_lse);
-  input->expect = input->expect_lse = NULL;
+  for (int i = 0; i < BENCH_TENSORS; i++) free(input->given[i]);
+  memset(input->given, 0, sizeof input->given);
 }

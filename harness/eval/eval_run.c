@@ -26,7 +26,8 @@ typedef struct eval_row {
 typedef struct eval_rows {
   const eval_task *task;
   eval_input *input;
-  bench_expected *oracle, *expected;   /* expected: NULL without --expect */
+  bench_expected *oracle;
+  bench_expected given;                /* the same with the values of the --expect files; given.given: NULL without any */
   eval_row row[BENCH_MAX_KERNELS + 2]; /* the --expect files, the automatic choice and the kernels */
   int count;
   double flops; /* one call's */
@@ -60,7 +61,7 @@ static bool prepare(const eval_rows *rows, bench_trial *t) {
 /* A kernel that is right by the oracle must also agree with the --expect files. */
 static void compare_with_files(const eval_rows *rows, bench_trial *t) {
   bench_verdict *verdict = &t->verdict;
-  const bench_verdict given = bench_check_values(rows->expected, &t->tensors->args, &t->kernel->numerics);
+  const bench_verdict given = bench_check_values(&rows->given, &t->tensors->args, &t->kernel->numerics);
   if (given.status == BENCH_FAIL) {
     verdict->status = BENCH_FAIL;
     snprintf(verdict->reason, sizeof verdict->reason, "right by the oracle, but not as --expect has it: %.340s",
@@ -76,7 +77,7 @@ static void check_eval(const eval_rows *rows, bench_trial *t) {
   const attn_numerics *numerics = &t->kernel->numerics;
   t->verdict = bench_check(t->plan, t->tensors, rows->oracle, numerics, t->workspace, t->workspace_bytes);
   const bool right = t->verdict.status == BENCH_PASS || t->verdict.status == BENCH_DEGENERATE;
-  if (right && rows->expected) compare_with_files(rows, t);
+  if (right && rows->given.given) compare_with_files(rows, t);
 }
 
 /* Runs and checks one kernel, or the library's own choice. */
@@ -96,13 +97,19 @@ static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
 
 /* ---- Answers and times ------------------------------------------------------------------------------------------- */
 
+static bench_expected given_of(const bench_expected *oracle, const eval_input *input) {
+  bench_expected given = *oracle;
+  for (int i = 0; i < BENCH_TENSORS; i++)
+    if (input->given[i]) given.given = input->given;
+  return given;
+}
+
 static bool prepare_answers(eval_rows *rows) {
   const eval_input *input = rows->input;
-  const bool files = input->expect || input->expect_lse;
   rows->flops = bench_work_flops(&input->tensors.problem, bench_work_pairs(&input->tensors.problem, &input->tensors.args));
   rows->oracle = bench_expected_create(&input->tensors.problem, &input->tensors.args, 1, false);
-  if (rows->oracle && files) rows->expected = eval_expect(rows->oracle, input);
-  return rows->oracle && (!files || rows->expected);
+  if (rows->oracle) rows->given = given_of(rows->oracle, input);
+  return rows->oracle;
 }
 
 /* Times the kernels that passed, as `attnbench run` does with a case. */
@@ -210,8 +217,8 @@ static int conclude_eval(const eval_rows *rows) {
 
 static int run_eval(eval_rows *rows, const bench_selection *selection) {
   if (!prepare_answers(rows)) return cli_fail(BENCH_EXIT_INTERNAL, "eval", "no memory for the oracle's answer");
-  if (rows->expected) /* tells a wrong file, or another problem, from a wrong kernel */
-    add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
+  if (rows->given.given) /* tells a wrong file, or another problem, from a wrong kernel */
+    add_row(rows, "--expect")->trial.verdict = eval_check_given(rows->oracle, &rows->given, rows->input);
   if (selection->automatic) run_kernel(rows, &bench_automatic);
   for (int i = 0; i < selection->count; i++) run_kernel(rows, selection->kernel[i]);
   if (rows->task->time) time_rows(rows);
@@ -226,7 +233,6 @@ static void clear(eval_rows *rows) {
     attn_aligned_free(row->trial.workspace);
   }
   bench_expected_destroy(rows->oracle);
-  eval_forget(rows->expected);
 }
 
 int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection) {
@@ -240,107 +246,69 @@ int eval_run(const eval_task *task, eval_input *input, const bench_selection *se
   return code;
 }
 
-int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]) {
-  const attn_problem *p = &input->tensors.problem;
-  const bool sequence_first = dim >= 0 && input->sequence_first;
+/* ---- Outputs ----------------------------------------------------------------------------------------------------- */
+
+const eval_output eval_outputs[EVAL_OUTPUTS] = {{BENCH_O, EVAL_EXPECT, "--save-o", 0, 0.0},
+                                                {BENCH_LSE, EVAL_EXPECT_LSE, "--save-lse", ATTN_USE_LSE, -INFINITY}};
+
+int eval_output_shape(const eval_input *input, const attn_operand *output, int64_t shape[NPY_MAX_DIMS]) {
+  const bool sequence_first = !output->single && input->sequence_first;
   int dims = 0;
-  if (input->rank == 4) shape[dims++] = p->batch;
-  if (input->rank > 2 && !sequence_first) shape[dims++] = p->heads_q;
-  shape[dims++] = p->uses & ATTN_USE_VARLEN ? p->total_q : p->seq_q;
-  if (input->rank > 2 && sequence_first) shape[dims++] = p->heads_q;
-  if (dim >= 0) shape[dims++] = dim;
+  if (input->rank == 4) shape[dims++] = input->tensors.problem.batch;
+  if (input->rank > 2 && !sequence_first) shape[dims++] = output->extent[1];
+  shape[dims++] = output->extent[2];
+  if (input->rank > 2 && sequence_first) shape[dims++] = output->extent[1];
+  if (!output->single) shape[dims++] = output->extent[3];
   return dims;
 }
 
-/* ---- Expectations ------------------------------------------------------------------------------------------------ */
-
-static void *copy(const void *from, size_t bytes) {
-  void *to = malloc(bytes + 1);
-  return to && bytes ? memcpy(to, from, bytes) : to; /* without bytes, from may be NULL */
+/* Writes the values of the files to an output, in its type. */
+static void store_given(const bench_expected *given, const bench_output *output, const attn_args *args) {
+  const attn_problem *p = &given->problem;
+  const attn_operand operand = attn_operand_of(p, (attn_operand_id)output->tensor);
+  for (int64_t n = 0; operand.present && n < given->rows; n++)
+    for (int64_t d = 0; d < operand.extent[3]; d++)
+      bench_store(attn_operand_at(&operand, args), operand.dtype, bench_output_place(p, args, &operand, &given->row[n], d),
+                  bench_right_of(given, args, output, &operand, n, d).value);
 }
 
-static void set_row(bench_expected *expected, int64_t n, const eval_input *input) {
-  const attn_problem *p = &expected->problem;
-  bench_expected_row *row = &expected->row[n];
-  const int64_t at = bench_row_place(p, &input->tensors.args, &p->o_stride, row);
-  for (int64_t d = 0; input->expect && d < p->dim_v; d++)
-    expected->o[n * p->dim_v + d] = input->expect[at + d * p->o_stride.d];
-  if (input->expect_lse) row->facts.lse = input->expect_lse[bench_row_place(p, &input->tensors.args, &p->lse_stride, row)];
-}
-
-bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input) {
-  bench_expected *expected = copy(oracle, sizeof *oracle);
-  if (!expected) return NULL;
-  expected->reference = NULL; /* the oracle's own; files are compared in the oracle's rows */
-  expected->row = copy(oracle->row, (size_t)oracle->rows * sizeof *oracle->row);
-  expected->o = copy(oracle->o, (size_t)(oracle->rows * oracle->problem.dim_v) * sizeof *oracle->o);
-  if (!expected->row || !expected->o) return eval_forget(expected), NULL;
-  for (int64_t n = 0; n < expected->rows; n++) set_row(expected, n, input);
-  return expected;
-}
-
-void eval_forget(bench_expected *expected) {
-  if (!expected) return;
-  free(expected->row);
-  free(expected->o);
-  free(expected);
-}
-
-/* Writes a row of the files to o and lse, in their types. */
-static void store_row(const bench_expected *expected, int64_t n, const eval_input *input, const attn_args *args) {
-  const attn_problem *p = &expected->problem;
-  const bench_expected_row *row = &expected->row[n];
-  const int64_t at = bench_row_place(p, &input->tensors.args, &p->o_stride, row);
-  for (int64_t d = 0; d < p->dim_v; d++)
-    bench_store(args->o, p->dtype_o, at + d * p->o_stride.d, expected->o[n * p->dim_v + d]);
-  if (p->uses & ATTN_USE_LSE) args->lse[bench_row_place(p, args, &p->lse_stride, row)] = (float)row->facts.lse;
-}
-
-bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
+bench_verdict eval_check_given(const bench_expected *oracle, const bench_expected *given, const eval_input *input) {
   static const attn_numerics exact = {0};
-  for (int64_t n = 0; n < expected->rows; n++) store_row(expected, n, input, &input->tensors.args);
+  const bench_output *output = bench_outputs_of(&given->problem);
+  for (; output->right; output++) store_given(given, output, &input->tensors.args);
   return bench_check_values(oracle, &input->tensors.args, &exact);
 }
 
-/* ---- Files ------------------------------------------------------------------------------------------------------- */
-
-/* One output to save. */
-typedef struct saved_output {
-  const void *data;
-  attn_dtype dtype;
-  attn_strides stride;
-  int64_t dim;   /* -1: the LSE */
-  double unused; /* for tokens of no sequence, which kernels don't write: the value of a row without keys */
-} saved_output;
-
-static void fill_unused_tokens(const eval_input *input, const saved_output *output, void *data) {
+static void fill_unused_tokens(const eval_input *input, const attn_operand *output, double value, void *data) {
   const attn_problem *p = &input->tensors.problem;
   const int32_t *cu = input->tensors.args.cu_seqlens_q;
   for (int64_t t = 0; (p->uses & ATTN_USE_VARLEN) && t < p->total_q; t++)
-    for (int64_t h = 0; (t < cu[0] || t >= cu[p->batch]) && h < p->heads_q; h++)
-      for (int64_t d = 0; d < (output->dim < 0 ? 1 : output->dim); d++)
-        bench_store(data, output->dtype, t * output->stride.s + h * output->stride.h + d, output->unused);
+    for (int64_t h = 0; (t < cu[0] || t >= cu[p->batch]) && h < output->extent[1]; h++)
+      for (int64_t d = 0; d < output->extent[3]; d++)
+        bench_store(data, output->dtype, t * output->stride[2] + h * output->stride[1] + d, value);
 }
 
 /* Saves a copy, because later checks need the output as the kernel wrote it. */
-static bool save(const eval_input *input, const saved_output *output, const char *path) {
-  npy_array array = {.type = npy_type_of(output->dtype), .count = 1};
-  if (!path) return true;
-  array.dims = eval_output_shape(input, output->dim, array.shape);
+static bool save(const eval_input *input, const eval_output *output, const char *path) {
+  const attn_operand operand = attn_operand_of(&input->tensors.problem, (attn_operand_id)output->tensor);
+  npy_array array = {.type = npy_type_of(operand.dtype), .count = 1};
+  if (!path || !operand.present) return true;
+  array.dims = eval_output_shape(input, &operand, array.shape);
   for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
-  array.data = copy(output->data, (size_t)attn_elements_bytes(output->dtype, array.count));
+  const size_t bytes = (size_t)attn_elements_bytes(operand.dtype, array.count);
+  array.data = malloc(bytes + 1);
   if (!array.data) return fprintf(stderr, "attnbench eval: %s: no memory for a copy of the output\n", path), false;
-  fill_unused_tokens(input, output, array.data);
+  if (bytes) memcpy(array.data, attn_operand_at(&operand, &input->tensors.args), bytes);
+  fill_unused_tokens(input, &operand, output->unused, array.data);
   const bool saved = npy_write(path, &array);
   npy_free(&array);
   return saved;
 }
 
 bool eval_save(const eval_input *input, const eval_task *task) {
-  const attn_problem *p = &input->tensors.problem;
-  const saved_output o = {input->tensors.args.o, p->dtype_o, p->o_stride, p->dim_v, 0.0};
-  const saved_output lse = {input->tensors.args.lse, ATTN_F32, p->lse_stride, -1, -INFINITY};
-  return save(input, &o, task->save_o) && save(input, &lse, task->save_lse);
+  bool saved = true;
+  for (int i = 0; saved && i < EVAL_OUTPUTS; i++) saved = save(input, &eval_outputs[i], task->save[i]);
+  return saved;
 }
 
 /* ---- Before anything is read ------------------------------------------------------------------------------------- */
@@ -351,16 +319,18 @@ static bool is_same_file(const char *a, const char *b) {
   return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static int check_output(const eval_options *options, const char *name, const char *path) {
+static int check_output(const eval_options *options, const eval_task *task, int n) {
+  const char *name = eval_outputs[n].save, *path = task->save[n], *other = NULL;
+  for (int i = 0; path && i < n; i++)
+    if (task->save[i] && is_same_file(path, task->save[i])) other = eval_outputs[i].save;
   for (eval_file which = 0; path && which < EVAL_FILES; which++)
-    if (options->path[which] && is_same_file(path, options->path[which]))
-      return cli_usage_error("eval", "%s %s is also %s; outputs go to files of their own", name, path, eval_option(which));
+    if (options->path[which] && is_same_file(path, options->path[which])) other = eval_option(which);
+  if (other) return cli_usage_error("eval", "%s %s is also %s; outputs go to files of their own", name, path, other);
   return path && !bench_file_writable(path) ? BENCH_EXIT_INTERNAL : 0;
 }
 
 int eval_check_outputs(const eval_options *options, const eval_task *task) {
-  if (task->save_o && task->save_lse && is_same_file(task->save_o, task->save_lse))
-    return cli_usage_error("eval", "--save-lse %s is also --save-o; outputs go to files of their own", task->save_lse);
-  const int code = check_output(options, "--save-o", task->save_o);
-  return code ? code : check_output(options, "--save-lse", task->save_lse);
+  int code = 0;
+  for (int n = 0; !code && n < EVAL_OUTPUTS; n++) code = check_output(options, task, n);
+  return code;
 }

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* A second operation, from its plan to its times: the log-sum-exp alone. It reads no V and writes no O. The tables of
- * operations below take the place of the library's and the harness's; all else is what forward runs through. */
+/* A second operation, from its plan to its times and files: the log-sum-exp alone. It reads no V and writes no O. The tables
+ * of operations below take the place of the library's and the harness's; all else is what forward runs through. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check/structure.h"
+#include "eval/eval.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
 #include "src/choice/tuning.h"
@@ -314,4 +316,47 @@ TEST(what_passes_is_timed) {
   assert_true(row.bytes == (4 * 19 + 2 * 37) * 24 * sizeof(float)); /* Q and K */
   assert_true(row.peak_gbs > 0);
   bench_row_clear(&row);
+}
+
+/* ---- attnbench eval -------------------------------------------------------------------------------------------------- */
+
+/* The exit code of eval on the case with one kernel; the LSE of the oracle plus `wrong` is an --expect file. */
+static int eval_of(const bench_case *bench, const char *kernel, double wrong, const char *path) {
+  eval_input input = {.rank = 4};
+  const eval_task task = {.threads = 1, .save = {[1] = path}};
+  const bench_selection selection = {.kernel = {attn_kernel_find(kernel)}, .count = 1};
+  assert_true(bench_tensors_create(bench, &input.tensors));
+  const attn_problem *p = &input.tensors.problem;
+  const attn_operand lse = attn_operand_of(p, ATTN_OPERAND_LSE);
+  bench_expected *right = bench_expected_create(p, &input.tensors.args, 1, false);
+  double *given = calloc((size_t)(p->batch * p->heads_q * p->seq_q), sizeof *given);
+  assert_true(right && right->complete && given);
+  for (int64_t n = 0; n < right->rows; n++)
+    given[bench_output_place(p, &input.tensors.args, &lse, &right->row[n], 0)] = right->row[n].facts.lse + wrong;
+  bench_expected_destroy(right);
+  input.given[BENCH_LSE] = given;
+  const int code = eval_run(&task, &input, &selection);
+  eval_unload(&input);
+  return code;
+}
+
+TEST(eval_compares_and_saves_the_outputs_of_the_operation) {
+  char folder[] = "/tmp/operation_XXXXXX", path[sizeof folder + 10], error[200];
+  const bench_case bench = norm_case(ids[0]);
+  npy_array saved;
+  assert_non_null(mkdtemp(folder));
+  snprintf(path, sizeof path, "%s/lse.npy", folder);
+  assert_int_equal(eval_of(&bench, "norm_c", 0, path), BENCH_EXIT_OK);
+  assert_int_equal(eval_of(&bench, "norm_c", 1e-3, NULL), BENCH_EXIT_FAILED);
+  assert_int_equal(eval_of(&bench, "norm_wrong", 0, NULL), BENCH_EXIT_FAILED);
+  assert_int_equal(npy_read(path, &saved, error, sizeof error), 0);
+  assert_true(saved.dims == 3 && saved.shape[0] == 1 && saved.shape[1] == 4 && saved.shape[2] == 19);
+  bench_tensors t;
+  assert_true(bench_tensors_create(&bench, &t));
+  const attn_sequence seq = attn_sequence_of(&bench.problem, &t.args, 0);
+  const float norm = norm_of_row(&bench.problem, &t.args, &seq, 3, 7);
+  assert_true(((const float *)saved.data)[3 * 19 + 7] == norm);
+  bench_tensors_destroy(&t);
+  npy_free(&saved);
+  assert_true(!unlink(path) && !rmdir(folder));
 }
