@@ -280,7 +280,8 @@ class Random(FolderTest):
                     for side in (0, 1))
             pairs, left = self.model(a, b, across)
             names = [",".join(run["path"] for run in side) for side in (a, b)]
-            options = [*names, *["--across"] * across]
+            margin = chance.choice([1, 5, 30])
+            options = [*names, *["--across"] * across, "--margin", f"{margin}%"]
             files = [self.folder / f"{seed}.{kind}" for kind in ("json", "csv", "md")]
             done = run([ATTNBENCH, "compare", *options, "--json", files[0], "--csv", files[1], "--markdown", files[2]])
             with self.subTest(seed=seed):
@@ -292,6 +293,8 @@ class Random(FolderTest):
                 ratio = (lambda each: round(each["ratio"], 6)) if len(a) == len(b) == 1 else lambda each: "of runs"
                 self.assertEqual(sorted((*(each[key] for key in keys), ratio(each)) for each in found), pairs)
                 self.assertEqual([(each["kernel"], each["case_id"], each["reason"]) for each in read["not_compared"]], left)
+                for each in found + [read["geometric_mean"]] * bool(found):
+                    self.assertEqual(each["verdict"], self.verdict(each, math.log1p(margin / 100)), each)
                 order = [(VERDICTS.index(each["verdict"]), each["ratio"]) for each in found]
                 self.assertEqual(order, sorted(order))
                 self.check_texts(found, left, done.stdout, files[2].read_text(encoding="utf-8"))
@@ -299,6 +302,16 @@ class Random(FolderTest):
                                   found + [read["geometric_mean"]] * bool(found)],
                                  [{key: self.same(cell) for key, cell in line.items() if cell not in ("", "geometric mean")}
                                   for line in read_csv(files[1])])
+
+    @staticmethod
+    def verdict(each, limit):
+        """The verdict of p, the ratio and its interval; differences up to the limit do not count."""
+        if each["ratio_ci_lo"] is None:
+            return "INCONCLUSIVE"
+        ratio, lowest, highest = (math.log(each[key]) for key in ("ratio", "ratio_ci_lo", "ratio_ci_hi"))
+        if each["p"] <= 0.05 and abs(ratio) > limit:
+            return "SLOWER" if ratio < 0 else "FASTER"
+        return "SAME" if -limit < lowest and highest < limit else "INCONCLUSIVE"
 
     @staticmethod
     def same(text):
