@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/cli.h"
+#include "src/api/text.h"
 
 enum { WORDS = 200 };
 
@@ -98,19 +99,11 @@ void bench_goals_clear(bench_goal_list *list) {
 
 /* ---- Verdicts ------------------------------------------------------------------------------------------------------ */
 
-/* Whether `word` is one of the words of `text`, which blanks separate. */
-static bool has_word(const char *text, const char *word) {
-  const size_t length = strlen(word);
-  for (const char *at = text; (at = strstr(at, word)); at += length)
-    if ((at == text || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
-  return false;
-}
-
 /* Whether one word of a condition holds. */
 static bool holds(const char *word, const char *vendor, const char *tiers) {
   if (!strcmp(word, "AMD")) return !strcmp(vendor, "AuthenticAMD");
   if (!strcmp(word, "Intel")) return !strcmp(vendor, "GenuineIntel");
-  return !strcmp(word, "any") || has_word(tiers, word);
+  return !strcmp(word, "any") || attn_has_word(tiers, word);
 }
 
 bool bench_goal_applies(const char *cpu, const char *vendor, const char *tiers) {

@@ -157,18 +157,10 @@ static void adjust_tiers(int index, int slot, attn_class *class) {
   *class = (attn_class){.costs = costs, .distance = distance_of(costs), .adjusted = true};
 }
 
-static bool lists_tier(const attn_tuning *costs, const char *isa) {
-  const char *tiers = attn_tuning_tiers(costs);
-  const size_t length = strlen(isa);
-  for (const char *at = strstr(tiers, isa); at; at = strstr(at + 1, isa))
-    if ((at == tiers || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
-  return false;
-}
-
 /* Whether a class can say everything of this CPU: it knows its highest tier. */
 static bool is_eligible(int index, const char *without) {
   const attn_tuning *costs = &machine.costs[index];
-  return strcmp(files[index].name, LAST_RESORT) != 0 && lists_tier(costs, attn_tier_best()) &&
+  return strcmp(files[index].name, LAST_RESORT) != 0 && attn_has_word(attn_tuning_tiers(costs), attn_tier_best()) &&
          !(without && strcmp(files[index].name, without) == 0);
 }
 
