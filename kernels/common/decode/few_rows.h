@@ -36,11 +36,16 @@ typedef struct key_rows {
   int64_t first, stride;
 } key_rows;
 
-/* Pieces of a block of keys: `keys` each, which lie at one stride. */
-typedef struct key_pieces {
-  const int64_t *first; /* the element of each one's first key */
-  int64_t count, keys;
-} key_pieces;
+/* K or V of a block: two runs of RUN_KEYS keys. */
+typedef struct block_rows {
+  key_rows rows;
+  int64_t gap; /* elements from the end of the first run to the second one; 0 if they adjoin */
+} block_rows;
+
+/* Elements from key `key`, a multiple of `keys`, of a block to the key `keys` behind it. */
+static ALWAYS_INLINE int64_t step_over(const block_rows block, int64_t key, const int keys) {
+  return keys * block.rows.stride + (key + keys == RUN_KEYS ? block.gap : 0);
+}
 
 /* Rows that are scored and summed together, and the block's keys. */
 typedef struct few_rows {
@@ -63,6 +68,7 @@ typedef struct few_kind {
   int rows;
   attn_dtype dtype; /* type of K and V */
   prefetch_policy policy;
+  bool paged; /* streams: runs of keys lie anywhere, not at one stride */
 } few_kind;
 
 #define DTYPE(constant, name, element, ...) \

@@ -100,10 +100,11 @@ enum { DIMS_WHOLE = 0 /* whole vectors */, DIMS_PARTS = -1 /* with a part of a v
 /* Whether a line of group_rows.def is for this tier. */
 #define HAS_GROUP(dim, type) (((dim) != DIMS_PARTS || LOADS_PARTS) && LANES_TAKE(type))
 
-/* The queries as tile_queries() leaves them, and the keys of a vector of scores, of which the first begins at k.first. */
+/* The queries as tile_queries() leaves them, and the keys of a vector of scores, of which the first begins at k.rows.first.
+ */
 typedef struct group_operands {
   const float *q;
-  key_rows k;
+  block_rows k;
 } group_operands;
 
 /* sum[j * rows + r] += products of the elements [d, d + n) of row r and of key j. */
@@ -117,7 +118,7 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   vec x[VEC_LANES];
   UNROLL
   for (int j = 0; j < keys; j++)
-    x[j] = load_lanes(attn_storage_as(of.k.from, kind.dtype), of.k.first + j * of.k.stride + d, n);
+    x[j] = load_lanes(attn_storage_as(of.k.rows.from, kind.dtype), of.k.rows.first + j * of.k.rows.stride + d, n);
   UNROLL
   for (int r = 0; r < kind.rows; r++) {
     vec query = vec_load(of.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
@@ -127,14 +128,13 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   }
 }
 
-/* S of a block of keys, whose runs begin at elements first[0] .. of K. Returns the largest score of each lane. */
-static ALWAYS_INLINE vec score_group(group_operands of, const int64_t *first, float factor, int64_t dim, const int fixed,
-                                     const few_kind kind, float *score, prefetch_lines *next) {
+/* S of a block of keys. Returns the largest score of each lane. */
+static ALWAYS_INLINE vec score_group(group_operands of, float factor, int64_t dim, const int fixed, const few_kind kind,
+                                     float *score, prefetch_lines *next) {
   const int keys = keys_of_vector(kind.rows);
   vec best = vec_set1(-INFINITY);
   NO_UNROLL
-  for (int at = 0; at < DECODE_KEYS; at += keys, of.k.first += keys * of.k.stride) {
-    if (at % RUN_KEYS == 0) of.k.first = first[at / RUN_KEYS];
+  for (int at = 0; at < DECODE_KEYS; at += keys) {
     vec sum[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
@@ -147,6 +147,7 @@ static ALWAYS_INLINE vec score_group(group_operands of, const int64_t *first, fl
     const vec s = scores_of(vec_sum_each(sum), factor);
     best = vec_max(s, best);
     vec_store(score + at * kind.rows, s);
+    of.k.rows.first += step_over(of.k, at, keys);
   }
   return best;
 }
@@ -205,16 +206,15 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
   const int64_t dim_qk = fixed > 0 ? fixed : p->dim_qk, dim_v = fixed > 0 ? fixed : p->dim_v;
   const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
-  const key_rows k = {attn_k_storage(p, block->args), 0, p->k_stride.s},
-                 v = {attn_v_storage(p, block->args), 0, p->v_stride.s};
+  const key_rows k = first_keys(attn_k_storage(p, block->args), p->k_stride.s, &runs->k, key - runs->begin),
+                 v = first_keys(attn_v_storage(p, block->args), p->v_stride.s, &runs->v, key - runs->begin);
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
-  const run_places k_places = places_of(runs->k, runs->k_ahead, k, kind),
-                   v_places = places_of(runs->v, runs->v_ahead, v, kind);
+  const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
   for (; key < end; key += DECODE_KEYS) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
     prefetch_beside_scores(&next, kind, k_places, v_places, run);
-    const vec best = score_group((group_operands){stream->q, k}, runs->k + run, score_factor(p), dim_qk, fixed, kind,
-                                 block->score, &next);
+    const vec best = score_group((group_operands){stream->q, rows_of_block(k, &runs->k, run, kind)}, score_factor(p), dim_qk,
+                                 fixed, kind, block->score, &next);
     if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
@@ -222,8 +222,8 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
     }
     softmax_group(kind.rows, block->score, state);
     prefetch_beside_sums(&next, kind, k_places, v_places, run);
-    const wide_work w = {.v = v,
-                         .pieces = pieces_of(runs->v + run, v.stride),
+    const wide_work w = {.v = rows_of_block(v, &runs->v, run, kind),
+                         .keys = DECODE_KEYS,
                          .p = weights_of(block->score, kind.rows),
                          .row_step = 1,
                          .lane_step = kind.rows,
@@ -234,28 +234,32 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
 }
 
 /* The functions of group_rows.def. */
-#define GROUP_ROWS(name, rows, dim, policy, type)                                                  \
-  static NO_INLINE void name(row_stream *stream, const key_runs *runs, int64_t key, int64_t end) { \
-    stream_group(stream, runs, key, end, dim, (few_kind){rows, ATTN_##type, policy});              \
+#define GROUP_ROWS(name, paged_name, rows, dim, policy, type)                                            \
+  static NO_INLINE void name(row_stream *stream, const key_runs *runs, int64_t key, int64_t end) {       \
+    stream_group(stream, runs, key, end, dim, (few_kind){rows, ATTN_##type, policy, false});             \
+  }                                                                                                      \
+  static NO_INLINE void paged_name(row_stream *stream, const key_runs *runs, int64_t key, int64_t end) { \
+    stream_group(stream, runs, key, end, dim, (few_kind){rows, ATTN_##type, policy, true});              \
   }
 #include "group_rows.def"
 #undef GROUP_ROWS
 
 /* NULL if rows of K or V end within a vector, unless the tier loads parts of vectors; not where it would prefetch twice,
  * because beyond the caches few_rows.h is quicker then. rows: 2, 4 or 8. */
-static stream_function *group_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
+static const stream_functions *group_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
   enum { WHOLE, PARTS, DIMS_64, DIMS_128, DIMS };
-  static stream_function *const functions[ATTN_DTYPE_COUNT][3][DIMS][2] = {
+  static const stream_functions functions[ATTN_DTYPE_COUNT][3][DIMS][2] = {
 #define INDEX_OF(dim) ((dim) == 64 ? DIMS_64 : (dim) == 128 ? DIMS_128 : (dim) == DIMS_PARTS ? PARTS : WHOLE)
-#define GROUP_ROWS(name, rows, dim, policy, type) \
-  [ATTN_##type][(rows) / 4][INDEX_OF(dim)][(policy) == PREFETCH_TWICE] = HAS_GROUP(dim, ATTN_##type) ? name : NULL,
+#define GROUP_ROWS(name, paged_name, rows, dim, policy, type)            \
+  [ATTN_##type][(rows) / 4][INDEX_OF(dim)][(policy) == PREFETCH_TWICE] = \
+      STREAM_FUNCTIONS(HAS_GROUP(dim, ATTN_##type), name, paged_name),
 #include "group_rows.def"
 #undef GROUP_ROWS
   };
   const bool whole = (p->dim_qk | p->dim_v) % VEC_VALUES == 0;
   const int dims = !whole ? PARTS : p->dim_qk == p->dim_v ? INDEX_OF(p->dim_qk) : WHOLE;
 #undef INDEX_OF
-  return functions[p->dtype_kv][rows / 4][dims][policy == PREFETCH_TWICE];
+  return &functions[p->dtype_kv][rows / 4][dims][policy == PREFETCH_TWICE];
 }
 
 #endif

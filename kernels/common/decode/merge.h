@@ -21,25 +21,24 @@ static void merge_row(const row_block *first, const row_block *later, int64_t i)
   first->row_max[i] = (float)weights.reference;
 }
 
-/* The rows' state before the first split: that split's own, or what pieces of keys before have left. */
-static row_block first_state(const decode_task *t) {
-  row_block first = decode_rows(t, attn_uses(t->problem, ATTN_USE_STATE) ? t->splits : 0);
-  for (int64_t i = 0; i < first.rows; i++)
-    first.range[i] = attn_allowed_keys(t->problem, t->args, &t->seq, first.b, problem_row_of(&first, i).query);
-  if (!attn_uses(t->problem, ATTN_USE_STATE)) return first;
-  memset(first.acc, 0, (size_t)(first.rows * first.acc_stride) * sizeof(float));
-  memset(first.row_sum, 0, (size_t)(first.rows * VEC_LANES) * sizeof(float));
-  for (int64_t i = 0; i < first.rows; i++) first.row_max[i] = -INFINITY;
-  load_states(&first);
-  return first;
+/* Where pieces of keys came before: the rows go on from the state that they have left. */
+static NO_INLINE void carry_states(const row_block *first) {
+  memset(first->acc, 0, (size_t)(first->rows * first->acc_stride) * sizeof(float));
+  memset(first->row_sum, 0, (size_t)(first->rows * VEC_LANES) * sizeof(float));
+  for (int64_t i = 0; i < first->rows; i++) first->row_max[i] = -INFINITY;
+  load_states(first);
 }
 
 /* False if a row of the first try is not finite (finish_rows). */
 static bool merge_splits(const decode_task *t, bool careful) {
   if (t->seq.rows == 0) return true;
-  row_block whole = first_state(t);
+  const bool carries = attn_uses(t->problem, ATTN_USE_STATE);
+  row_block whole = decode_rows(t, carries ? t->splits : 0);
   whole.first_try = !careful;
-  for (int64_t split = attn_uses(t->problem, ATTN_USE_STATE) ? 0 : 1; split < t->splits; split++) {
+  for (int64_t i = 0; i < whole.rows; i++)
+    whole.range[i] = attn_allowed_keys(t->problem, t->args, &t->seq, whole.b, problem_row_of(&whole, i).query);
+  if (carries) carry_states(&whole);
+  for (int64_t split = carries ? 0 : 1; split < t->splits; split++) {
     const row_block later = decode_rows(t, split);
     for (int64_t i = 0; i < whole.rows; i++) merge_row(&whole, &later, i);
   }

@@ -37,7 +37,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
 enum { STREAMS = DECODE_ROWS / MOST_TILE_ROWS + 2 /* whole tiles, and 5 rows more: 4 and 1 */ };
 
 /* NULL if the tier has no function for them. */
-static stream_function *stream_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
+static const stream_functions *stream_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
   (void)policy;
 #ifdef ATTN_COMMON_DECODE_ONE_ROW_H
   if (rows == 1) return one_row_of(p, policy);
@@ -58,7 +58,7 @@ static int64_t streams_of(const row_block *block, const products *work, row_stre
     row_stream *stream = &streams[count];
     stream->rows = rows_at_once(block->rows - row);
     stream->run = stream_of(p, stream->rows, work->policy);
-    if (!stream->run) return 0;
+    if (!stream->run || !stream->run->dense) return 0;
     stream->policy = work->policy;
     stream->block = row > 0 ? &stream->part : block;
     stream->q = work->q_tiles + row * lanes_of(p->dim_qk);
@@ -97,12 +97,13 @@ static int64_t run_streams(const row_block *block, row_stream *streams, int64_t 
   }
   end -= (end - key) % DECODE_KEYS;
   if (end <= key) return key;
-  key_runs runs;
-  find_runs(block, key, end, block->range[0].end, &runs);
+  run_tables tables;
+  const key_runs runs = find_runs(block, key, end, block->range[0].end, &tables);
   start_groups(streams, count);
   const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
   for (; key < end; key += step)
-    for (row_stream *s = streams; s < streams + count; s++) s->run(s, &runs, key, key + step);
+    for (row_stream *s = streams; s < streams + count; s++)
+      (runs.paged ? s->run->paged : s->run->dense)(s, &runs, key, key + step);
   store_groups(streams, count);
   return key;
 }

@@ -16,12 +16,24 @@ enum {
 };
 _Static_assert(BLOCK_RUNS == 2 && RUN_KEYS % VEC_LANES == 0, "blocks are two runs, and a vector of scores lies in one");
 
-/* RUN_KEYS keys each, so that loops cross the borders of pages as if there were none. */
+/* Where the runs of K or V of a split begin, RUN_KEYS keys each: elements. Tables let loops cross the borders of pages as if
+ * there were none; keys that lie at one stride need none. */
+typedef struct run_list {
+  int64_t first;        /* the split's first run */
+  const int64_t *table; /* the place of each run, if they are paged */
+  int64_t ahead;        /* runs from what is read to what is prefetched */
+} run_list;
+
 typedef struct key_runs {
-  int64_t begin, count;               /* the first key; runs of the split's whole blocks */
-  int64_t k_ahead, v_ahead;           /* runs from what is read to what is prefetched */
-  int64_t k[MOST_RUNS], v[MOST_RUNS]; /* where each begins: elements */
+  int64_t begin; /* the first key */
+  bool paged;
+  run_list k, v;
 } key_runs;
+
+/* Memory for the tables of pages. */
+typedef struct run_tables {
+  int64_t k[MOST_RUNS], v[MOST_RUNS];
+} run_tables;
 
 /* Runs to cover LEAST_DISTANCE: whole blocks, at least one. */
 static int64_t runs_ahead(int64_t block_bytes) {
@@ -29,45 +41,69 @@ static int64_t runs_ahead(int64_t block_bytes) {
   return blocks * BLOCK_RUNS;
 }
 
-/* Finds the runs from `key` on up to `end`, and those to prefetch behind them. No row sees keys from `seen` on. */
-static void find_runs(const row_block *block, int64_t key, int64_t end, int64_t seen, key_runs *runs) {
+/* Where `count` runs from key `key` on lie. No row sees keys from `seen` on. */
+static void look_up_runs(const row_block *block, int64_t key, int64_t count, int64_t seen, run_tables *tables) {
   const attn_problem *p = block->problem;
-  runs->begin = key;
-  runs->count = (end - key) / RUN_KEYS;
-  runs->k_ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->k_stride.s));
-  runs->v_ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->v_stride.s));
-  const int64_t count = runs->count + max64(runs->k_ahead, runs->v_ahead);
   attn_key_run at = {0};
   for (int64_t i = 0; i < count; i++, key += RUN_KEYS) {
     if (at.keys <= 0 && key < seen) at = attn_key_run_at(p, block->args, block->seq, block->head, key);
-    runs->k[i] = at.k;
-    runs->v[i] = at.v;
+    tables->k[i] = at.k;
+    tables->v[i] = at.v;
     at.k += RUN_KEYS * p->k_stride.s;
     at.v += RUN_KEYS * p->v_stride.s;
     at.keys -= RUN_KEYS;
   }
 }
 
-/* A block's runs; as one piece if they adjoin, which saves loops their second start. */
-static ALWAYS_INLINE key_pieces pieces_of(const int64_t first[BLOCK_RUNS], int64_t stride) {
-  const bool adjoin = first[1] - first[0] == RUN_KEYS * stride;
-  return (key_pieces){first, adjoin ? 1 : BLOCK_RUNS, adjoin ? DECODE_KEYS : RUN_KEYS};
+/* The same from `key` up to `end`, with the runs to prefetch behind them. */
+static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables,
+                                 key_runs *runs) {
+  const attn_problem *p = block->problem;
+  runs->paged = true;
+  runs->k.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->k_stride.s));
+  runs->v.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->v_stride.s));
+  look_up_runs(block, key, (end - key) / RUN_KEYS + max64(runs->k.ahead, runs->v.ahead), seen, tables);
+  runs->k.table = tables->k;
+  runs->v.table = tables->v;
 }
 
-/* Where the runs of K or V begin, for prefetches, and bytes of one. */
+/* The runs from `key` on up to `end`. No row sees keys from `seen` on. */
+static key_runs find_runs(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables) {
+  const attn_key_run first = attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
+  key_runs runs = {.begin = key, .k.first = first.k, .v.first = first.v};
+  if (first.keys < end - key) find_pages(block, key, end, seen, tables, &runs);
+  return runs;
+}
+
+/* K or V from the key on that is `keys` behind the first one; of pages, wherever. */
+static key_rows first_keys(attn_storage from, int64_t stride, const run_list *list, int64_t keys) {
+  return (key_rows){from, list->first + keys * stride, stride};
+}
+
+/* K or V of the block that begins at run `run`. */
+static ALWAYS_INLINE block_rows rows_of_block(key_rows rows, const run_list *list, int64_t run, const few_kind kind) {
+  if (!kind.paged) {
+    rows.first = list->first + run * RUN_KEYS * rows.stride;
+    return (block_rows){rows, 0};
+  }
+  rows.first = list->table[run];
+  return (block_rows){rows, list->table[run + 1] - rows.first - RUN_KEYS * rows.stride};
+}
+
+/* Where the runs of pages of K or V begin, for prefetches, and bytes of one. */
 typedef struct run_places {
   attn_storage from;
-  const int64_t *first;
-  int64_t ahead, bytes;
+  run_list runs;
+  int64_t bytes;
 } run_places;
 
-static ALWAYS_INLINE run_places places_of(const int64_t *first, int64_t ahead, const key_rows rows, const few_kind kind) {
-  return (run_places){attn_storage_as(rows.from, kind.dtype), first, ahead,
+static ALWAYS_INLINE run_places places_of(const run_list *runs, const key_rows rows, const few_kind kind) {
+  return (run_places){attn_storage_as(rows.from, kind.dtype), *runs,
                       attn_elements_bytes(kind.dtype, RUN_KEYS * rows.stride)};
 }
 
 static ALWAYS_INLINE uintptr_t place_of(const run_places at, int64_t run) {
-  return (uintptr_t)attn_element_at(at.from.data, at.from.dtype, at.first[run]);
+  return (uintptr_t)attn_element_at(at.from.data, at.from.dtype, at.runs.table[run]);
 }
 
 /* From the end of a run to the next one. */
@@ -75,14 +111,15 @@ static ALWAYS_INLINE uintptr_t gap_behind(const run_places at, int64_t run) {
   return place_of(at, run + 1) - place_of(at, run) - (uintptr_t)at.bytes;
 }
 
-/* Aims at what is prefetched while `used`, K or V of a block, is read: of a later block, K and V of the run that lies as far
- * ahead of run `run`. Twice: as well both runs of `again` from run `again_run` on; or, where lines that are nearer are
- * prefetched instead, one run ahead of `run`, and half a run more before that. */
+/* Over pages, aims at what is prefetched while `used`, K or V of a block, is read: of a later block, K and V of the run that
+ * lies as far ahead of run `run`. Twice: as well both runs of `again` from run `again_run` on; or, where lines that are
+ * nearer are prefetched instead, one run ahead of `run`, and half a run more before that. */
 static ALWAYS_INLINE void aim_prefetches(prefetch_lines *next, const few_kind kind, const run_places k, const run_places v,
                                          int64_t run, const run_places used, const run_places again, int64_t again_run,
                                          lines_again *lines) {
-  next->k = place_of(k, run + k.ahead);
-  next->v = place_of(v, run + v.ahead);
+  if (!kind.paged || kind.policy == PREFETCH_NONE) return;
+  next->k = place_of(k, run + k.runs.ahead);
+  next->v = place_of(v, run + v.runs.ahead);
   next->left = next->row;
   if (kind.policy != PREFETCH_TWICE && next->policy != PREFETCH_TWICE) return;
   next->left = 0;
@@ -127,8 +164,16 @@ typedef struct row_stream row_stream;
 /* The blocks from `key` up to `end`. */
 typedef void stream_function(row_stream *stream, const key_runs *runs, int64_t key, int64_t end);
 
+/* Keys at one stride, and in pages; NULL if the tier has none. */
+typedef struct stream_functions {
+  stream_function *dense, *paged;
+} stream_functions;
+
+#define STREAM_FUNCTIONS(has, dense, paged) \
+  { (has) ? (dense) : NULL, (has) ? (paged) : NULL }
+
 struct row_stream {
-  stream_function *run;
+  const stream_functions *run;
   const row_block *block; /* the whole block if they are its first, else `part` */
   row_block part;
   const float *q; /* from tile_queries() */

@@ -12,8 +12,8 @@
 /* V and P of whole lanes, none of which lacks a key, and where their product is added. P of row r and lane j is
  * p[r * row_step + j * lane_step]; steps are constants at every call. */
 typedef struct wide_work {
-  key_rows v; /* but where the pieces begin */
-  key_pieces pieces;
+  block_rows v;
+  int64_t keys;
   const float *p;
   int row_step, lane_step;
   float *acc;
@@ -49,33 +49,32 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
     vec sum[MOST_WIDE_SUMS];
     UNROLL
     for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES);
+    int64_t at[LANE_VALUES];
+    UNROLL
+    for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.rows.first + i * w.v.rows.stride + column;
     NO_UNROLL
-    for (int64_t piece = 0; piece < w.pieces.count; piece++) {
-      int64_t at[LANE_VALUES];
+    for (int64_t j = 0; j < w.keys; j += at_once * LANE_VALUES) {
+      for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
       UNROLL
-      for (int i = 0; i < LANE_VALUES; i++) at[i] = w.pieces.first[piece] + i * w.v.stride + column;
-      NO_UNROLL
-      for (int64_t j = 0; j < w.pieces.keys; j += at_once * LANE_VALUES) {
-        for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
+      for (int i = 0; i < at_once; i++, weights += w.lane_step) {
+        vec x[WIDE_VECS];
         UNROLL
-        for (int i = 0; i < at_once; i++, weights += w.lane_step) {
-          vec x[WIDE_VECS];
+        for (int c = 0; c < vecs; c += LANE_VALUES)
+          load_columns(x + c, attn_storage_as(w.v.rows.from, kind.dtype), at, c * VEC_LANES,
+                       c < vecs - LANE_VALUES ? VEC_VALUES : last);
+        UNROLL
+        for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
+        UNROLL
+        for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * w.v.rows.stride;
+        UNROLL
+        for (int r = 0; r < tile; r++) {
+          const vec_factor weight = vec_factor_at(weights + r * w.row_step);
           UNROLL
-          for (int c = 0; c < vecs; c += LANE_VALUES)
-            load_columns(x + c, attn_storage_as(w.v.from, kind.dtype), at, c * VEC_LANES,
-                         c < vecs - LANE_VALUES ? VEC_VALUES : last);
-          UNROLL
-          for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
-          UNROLL
-          for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * w.v.stride;
-          UNROLL
-          for (int r = 0; r < tile; r++) {
-            const vec_factor weight = vec_factor_at(weights + r * w.row_step);
-            UNROLL
-            for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
-          }
+          for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
         }
       }
+      UNROLL
+      for (int l = 0; l < LANE_VALUES; l++) at[l] += j + at_once * LANE_VALUES == RUN_KEYS ? w.v.gap : 0;
     }
     UNROLL
     for (int i = 0; i < tile * vecs; i++) vec_store(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES, sum[i]);
@@ -85,8 +84,7 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
 /* accumulate_vecs() in wide tiles. */
 static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column, const few_kind kind, const int vecs,
                                                prefetch_lines *next) {
-  const key_pieces all = {&t.keys.first, 1, t.lanes * LANE_VALUES};
-  const wide_work w = {t.keys, all, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
+  const wide_work w = {{t.keys, 0}, t.lanes * LANE_VALUES, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
   for (; *column + vecs * VEC_LANES <= t.acc_stride; *column += vecs * VEC_LANES) {
     const int64_t last = LOADS_PARTS ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
     accumulate_wide(w, *column, last, kind, vecs, 1, next);

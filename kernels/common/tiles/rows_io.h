@@ -325,7 +325,7 @@ static void store_carried(const row_block *block, int64_t i) {
 }
 
 /* finish_rows where keys come in pieces: a row that is not finite after the second try keeps what the arithmetic gave. */
-static bool finish_states(const row_block *block) {
+static NO_INLINE bool finish_states(const row_block *block) {
   for (int64_t i = 0; block->first_try && i < block->rows; i++)
     if (!acc_is_finite(block, i)) return false;
   for (int64_t i = 0; i < block->rows; i++) {
