@@ -112,7 +112,8 @@ static int64_t offset_in_cache(const job *j, const attn_strides *stride, int64_t
 typedef struct block {
   int64_t count, index[BLOCK_TOKENS];
   token at[BLOCK_TOKENS];
-  float cosine[TABLE_FLOATS], sine[TABLE_FLOATS];
+  _Alignas(64) float cosine[TABLE_FLOATS];
+  _Alignas(64) float sine[TABLE_FLOATS];
 } block;
 
 static int64_t tokens_per_block(const job *j) {

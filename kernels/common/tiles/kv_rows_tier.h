@@ -16,12 +16,15 @@
 #include "rope_angles.h"
 
 enum {
-  CHUNK = ROPE_MOST_DIM,    /* elements of a row that are floats at a time: the rotated ones are in the first */
-  STAGE_STRIDE = CHUNK + 16 /* a line more, so that rows do not share cache sets */
+  CHUNK = ROPE_MOST_DIM, /* elements of a row that are floats at a time: the rotated ones are in the first */
+  STAGE_FLOATS = 4608,   /* rows of a transposed page as floats: 32 of 128 elements, a line of 16-bit ones in each column */
+  STAGE_GAP = 16,        /* floats between them, so that rows do not share cache sets */
+  LINE_BYTES = 64
 };
 
 /* ---- Vectors from and to memory ---- */
 
+typedef float lane_floats __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint32_t lane_bits __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t lane_halves __attribute__((vector_size(VEC_LANES * 2)));
 
@@ -37,10 +40,12 @@ static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype d
   } else if (dtype == ATTN_F16) {
     vec_store_f16((uint16_t *)data + at, x);
   } else { /* like attn_bf16_of_f32 */
+    lane_floats floats;
     lane_bits bits;
+    memcpy(&floats, &x, sizeof floats);
     memcpy(&bits, &x, sizeof bits);
-    const lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u), quiet = bits >> 16 | 0x0040u;
-    const lane_bits rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const lane_bits is_nan = (lane_bits)(floats != floats), quiet = bits >> 16 | 0x0040u;
+    const lane_bits rounded = (bits + (0x7fffu + (bits >> 16 & 1u))) >> 16;
     const lane_halves halves = __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), lane_halves);
     memcpy((uint16_t *)data + at, &halves, sizeof halves);
   }
@@ -63,9 +68,9 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
     case ATTN_F16: call(__VA_ARGS__, ATTN_F16); break;   \
     case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break; \
   }
-#define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, row, ATTN_F32)
-#define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, row, ATTN_F16)
-#define FROM_BF16(function, row) WITH_TYPE((row)->to_dtype, function, row, ATTN_BF16)
+#define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
+#define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)
+#define FROM_BF16(function, row) WITH_TYPE((row)->to_dtype, function, *(row), ATTN_BF16)
 #define WITH_TYPES(function, row)                    \
   switch ((row)->from_dtype) {                       \
     case ATTN_F32: FROM_F32(function, row); break;   \
@@ -73,94 +78,120 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
     case ATTN_BF16: FROM_BF16(function, row); break; \
   }
 
-/* ---- One row ---- */
+/* ---- The rows of one token ---- */
 
-/* One row: from element `from_at` to element `to_at`, `dim` elements, of which the first `turned` are rotated. */
-typedef struct one_row {
+/* Rows of one token: `heads` of them, `from_head` and `to_head` apart, each from element `from_at` to element `to_at`, `dim`
+ * elements, of which the first `turned` are rotated. */
+typedef struct token_rows {
   const void *from;
   void *to;
   attn_dtype from_dtype, to_dtype;
+  int64_t heads, from_head, to_head;
   int64_t from_at, from_element, to_at, to_element, dim, turned;
   attn_rope_pairing pairing;
   const float *cosine, *sine;
-} one_row;
+} token_rows;
 
-static one_row row_at(const attn_kv_rows *r, int64_t t, int64_t head) {
+static token_rows rows_at(const attn_kv_rows *r, int64_t t, int64_t head, int64_t heads) {
   const int64_t turned = r->turns ? r->turns->dim : 0;
-  return (one_row){.from = r->from.data,
-                   .to = r->to,
-                   .from_dtype = r->from.dtype,
-                   .to_dtype = r->to_dtype,
-                   .from_at = r->from_at[t] + head * r->from_head,
-                   .from_element = r->from_element,
-                   .to_at = r->to_at[t] + head * r->to_head,
-                   .to_element = r->to_element,
-                   .dim = r->dim,
-                   .turned = turned,
-                   .pairing = r->turns ? r->turns->pairing : ATTN_ROPE_HALVES,
-                   .cosine = r->cosine + t * turned,
-                   .sine = r->sine + t * turned};
+  return (token_rows){.from = r->from.data,
+                      .to = r->to,
+                      .from_dtype = r->from.dtype,
+                      .to_dtype = r->to_dtype,
+                      .heads = heads,
+                      .from_head = r->from_head,
+                      .to_head = r->to_head,
+                      .from_at = r->from_at[t] + head * r->from_head,
+                      .from_element = r->from_element,
+                      .to_at = r->to_at[t] + head * r->to_head,
+                      .to_element = r->to_element,
+                      .dim = r->dim,
+                      .turned = turned,
+                      .pairing = r->turns ? r->turns->pairing : ATTN_ROPE_HALVES,
+                      .cosine = r->cosine + t * turned,
+                      .sine = r->sine + t * turned};
 }
 
-static float element(const one_row *r, int64_t d) {
+static float element(const token_rows *r, int64_t d) {
   return attn_load_f32((attn_storage){r->from, r->from_dtype}, r->from_at + d * r->from_element);
 }
 
-static void put(const one_row *r, int64_t d, float x) {
+static void put(const token_rows *r, int64_t d, float x) {
   attn_store_f32(r->to, r->to_dtype, r->to_at + d * r->to_element, x);
 }
 
-/* Elements [first, end), each as it is. */
-static NO_INLINE void put_elements(const one_row *r, int64_t first, int64_t end) {
-  for (int64_t d = first; d < end; d++) put(r, d, element(r, d));
+/* Elements [first, end) of the first row, each as it is. */
+static NO_INLINE void put_elements(token_rows r, int64_t first, int64_t end) {
+  for (int64_t d = first; d < end; d++) put(&r, d, element(&r, d));
 }
 
-/* Pairs [first, end), both elements of each: the row may be rotated where it is. */
-static NO_INLINE void put_pairs(const one_row *r, int64_t first, int64_t end) {
-  const int64_t half = r->turned / 2;
+/* Pairs [first, end) of the first row, both elements of each: the row may be rotated where it is. */
+static NO_INLINE void put_pairs(token_rows r, int64_t first, int64_t end) {
+  const int64_t half = r.turned / 2;
   for (int64_t i = first; i < end; i++) {
-    const int64_t a = r->pairing == ATTN_ROPE_HALVES ? i : 2 * i, b = r->pairing == ATTN_ROPE_HALVES ? half + i : a + 1;
-    const float x = element(r, a), y = element(r, b);
-    put(r, a, x * r->cosine[a] + y * r->sine[a]);
-    put(r, b, y * r->cosine[b] + x * r->sine[b]);
+    const int64_t a = r.pairing == ATTN_ROPE_HALVES ? i : 2 * i, b = r.pairing == ATTN_ROPE_HALVES ? half + i : a + 1;
+    const float x = element(&r, a), y = element(&r, b);
+    put(&r, a, x * r.cosine[a] + y * r.sine[a]);
+    put(&r, b, y * r.cosine[b] + x * r.sine[b]);
   }
 }
 
-/* The three ways of a row whose elements lie side by side. Whole vectors here, what is left above. */
+static ALWAYS_INLINE void next_head(token_rows *r) {
+  r->from_at += r->from_head;
+  r->to_at += r->to_head;
+}
 
-static ALWAYS_INLINE void turn_halves(const one_row *r, const attn_dtype from, const attn_dtype to) {
-  const int64_t half = r->turned / 2;
-  int64_t i = 0;
-  for (; i + VEC_LANES <= half; i += VEC_LANES) {
-    const vec x = load_lanes(r->from, r->from_at + i, from), y = load_lanes(r->from, r->from_at + half + i, from);
-    const vec cosine = vec_load(r->cosine + i);
-    store_lanes(r->to, r->to_at + i, to, vec_add(vec_mul(x, cosine), vec_mul(y, vec_load(r->sine + i))));
-    store_lanes(r->to, r->to_at + half + i, to, vec_add(vec_mul(y, cosine), vec_mul(x, vec_load(r->sine + half + i))));
+/* The three ways of rows whose elements lie side by side. Whole vectors here, what is left above. The rows are passed on by
+ * value: were a pointer to them known elsewhere, each store might change them, and they would be read again for each vector.
+ */
+
+static ALWAYS_INLINE void turn_halves(token_rows r, const attn_dtype from, const attn_dtype to) {
+  const int64_t half = r.turned / 2;
+  for (int64_t h = 0; h < r.heads; h++, next_head(&r)) {
+    int64_t i = 0;
+    for (; i + VEC_LANES <= half; i += VEC_LANES) {
+      const vec x = load_lanes(r.from, r.from_at + i, from), y = load_lanes(r.from, r.from_at + half + i, from);
+      const vec cosine = vec_load(r.cosine + i);
+      const vec first = vec_add(vec_mul(x, cosine), vec_mul(y, vec_load(r.sine + i)));
+      const vec second = vec_add(vec_mul(y, cosine), vec_mul(x, vec_load(r.sine + half + i)));
+      store_lanes(r.to, r.to_at + i, to, first);
+      store_lanes(r.to, r.to_at + half + i, to, second);
+    }
+    if (i < half) put_pairs(r, i, half);
   }
-  if (i < half) put_pairs(r, i, half);
 }
 
-static ALWAYS_INLINE void turn_neighbours(const one_row *r, const attn_dtype from, const attn_dtype to) {
-  int64_t i = 0;
-  for (; i + VEC_LANES <= r->turned; i += VEC_LANES) {
-    const vec x = load_lanes(r->from, r->from_at + i, from);
-    const vec turned = vec_mul(swap_neighbours(x), vec_load(r->sine + i));
-    store_lanes(r->to, r->to_at + i, to, vec_add(vec_mul(x, vec_load(r->cosine + i)), turned));
+static ALWAYS_INLINE void turn_neighbours(token_rows r, const attn_dtype from, const attn_dtype to) {
+  for (int64_t h = 0; h < r.heads; h++, next_head(&r)) {
+    int64_t i = 0;
+    for (; i + VEC_LANES <= r.turned; i += VEC_LANES) {
+      const vec x = load_lanes(r.from, r.from_at + i, from);
+      const vec turned = vec_mul(swap_neighbours(x), vec_load(r.sine + i));
+      store_lanes(r.to, r.to_at + i, to, vec_add(vec_mul(x, vec_load(r.cosine + i)), turned));
+    }
+    if (i < r.turned) put_pairs(r, i / 2, r.turned / 2);
   }
-  if (i < r->turned) put_pairs(r, i / 2, r->turned / 2);
 }
 
-static ALWAYS_INLINE void convert(const one_row *r, const attn_dtype from, const attn_dtype to) {
-  int64_t i = r->turned;
-  for (; i + VEC_LANES <= r->dim; i += VEC_LANES)
-    store_lanes(r->to, r->to_at + i, to, load_lanes(r->from, r->from_at + i, from));
-  if (i < r->dim) put_elements(r, i, r->dim);
+static ALWAYS_INLINE void convert(token_rows r, const attn_dtype from, const attn_dtype to) {
+  for (int64_t h = 0; h < r.heads; h++, next_head(&r)) {
+    int64_t i = r.turned;
+    for (; i + VEC_LANES <= r.dim; i += VEC_LANES)
+      store_lanes(r.to, r.to_at + i, to, load_lanes(r.from, r.from_at + i, from));
+    if (i < r.dim) put_elements(r, i, r.dim);
+  }
 }
 
-static void write_row(const one_row *r) {
+static void write_elements(token_rows r) {
+  for (int64_t h = 0; h < r.heads; h++, next_head(&r)) {
+    put_pairs(r, 0, r.turned / 2);
+    put_elements(r, r.turned, r.dim);
+  }
+}
+
+static void write_token_rows(const token_rows *r) {
   if (r->from_element != 1 || r->to_element != 1) {
-    put_pairs(r, 0, r->turned / 2);
-    put_elements(r, r->turned, r->dim);
+    write_elements(*r);
     return;
   }
   if (r->turned > 0 && r->pairing == ATTN_ROPE_HALVES) {
@@ -203,58 +234,81 @@ static void copy_rows(const attn_kv_rows *r, bool heads_inside) {
   }
 }
 
+static int64_t stage_stride(const attn_kv_rows *r) { return min64(CHUNK, r->dim) + STAGE_GAP; }
+
+/* Rows of some tokens as floats. */
+typedef struct staged_rows {
+  const float *data;
+  int64_t stride, tokens, count; /* count: elements of a row */
+} staged_rows;
+
 /* A square of floats: to[d][t] = rows[t][d]. */
-static ALWAYS_INLINE void store_square(const attn_kv_rows *r, const float *rows, int64_t at, const attn_dtype dtype) {
+static ALWAYS_INLINE void store_square(const attn_kv_rows *r, const float *rows, int64_t stride, int64_t at,
+                                       const attn_dtype dtype) {
   vec square[VEC_LANES];
   UNROLL
-  for (int t = 0; t < VEC_LANES; t++) square[t] = vec_load(rows + t * STAGE_STRIDE);
+  for (int t = 0; t < VEC_LANES; t++) square[t] = vec_load(rows + t * stride);
   vec_transpose(square);
   UNROLL
   for (int i = 0; i < VEC_LANES; i++) store_lanes(r->to, at + i * r->to_element, dtype, square[i]);
 }
 
-static ALWAYS_INLINE void store_squares(const attn_kv_rows *r, const float *rows, int64_t count, int64_t at,
-                                        const attn_dtype dtype) {
-  for (int64_t d = 0; d + VEC_LANES <= count; d += VEC_LANES) store_square(r, rows + d, at + d * r->to_element, dtype);
+/* A column's squares are stored one behind the other, so that lines of the cache are written whole. */
+static ALWAYS_INLINE void store_squares(const attn_kv_rows *r, staged_rows rows, int64_t at, const attn_dtype dtype) {
+  for (int64_t d = 0; d + VEC_LANES <= rows.count; d += VEC_LANES)
+    for (int64_t t = 0; t < rows.tokens; t += VEC_LANES)
+      store_square(r, rows.data + t * rows.stride + d, rows.stride, at + d * r->to_element + t, dtype);
 }
 
-/* VEC_LANES tokens from t on, which lie side by side in a transposed page: their rows as floats, then squares of them. */
-static void write_columns(const attn_kv_rows *r, int64_t t, int64_t head) {
-  float rows[VEC_LANES * STAGE_STRIDE];
-  for (int64_t first = 0, count; first < r->dim; first += count) {
-    count = min64(CHUNK, r->dim - first);
-    const int64_t at = r->to_at[t] + head * r->to_head + first * r->to_element;
-    for (int i = 0; i < VEC_LANES; i++) {
-      one_row row = row_at(r, t + i, head);
-      row.from_at += first * row.from_element;
-      row.to = rows + i * STAGE_STRIDE;
-      row.to_dtype = ATTN_F32;
-      row.to_at = 0;
-      row.to_element = 1;
-      row.dim = count;
-      if (first > 0) row.turned = 0;
-      write_row(&row);
-    }
-    WITH_TYPE(r->to_dtype, store_squares, r, rows, count, at)
-    for (int64_t d = round_down(count, VEC_LANES); d < count; d++)
-      for (int i = 0; i < VEC_LANES; i++)
-        attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, rows[i * STAGE_STRIDE + d]);
+/* Columns are far apart, so the CPU does not foresee their lines. */
+static void prefetch_columns(const attn_kv_rows *r, int64_t at, int64_t tokens, int64_t count) {
+  const int64_t bytes = attn_elements_bytes(r->to_dtype, tokens);
+  for (int64_t d = 0; d < count; d++) {
+    const char *column = attn_element_at(r->to, r->to_dtype, at + d * r->to_element);
+    for (int64_t line = 0; line < bytes; line += LINE_BYTES) __builtin_prefetch(column + line, 1);
   }
 }
 
-static void write_token(const attn_kv_rows *r, int64_t t, int64_t head) {
-  const one_row row = row_at(r, t, head);
-  write_row(&row);
+/* `tokens` (a multiple of VEC_LANES) from t on, which lie side by side in a transposed page: their rows as floats, then
+ * squares of them. */
+static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int64_t head) {
+  float floats[STAGE_FLOATS];
+  staged_rows rows = {.data = floats, .stride = stage_stride(r), .tokens = tokens};
+  for (int64_t first = 0; first < r->dim; first += rows.count) {
+    rows.count = min64(CHUNK, r->dim - first);
+    const int64_t at = r->to_at[t] + head * r->to_head + first * r->to_element;
+    prefetch_columns(r, at, tokens, rows.count);
+    for (int64_t i = 0; i < tokens; i++) {
+      token_rows row = rows_at(r, t + i, head, 1);
+      row.from_at += first * row.from_element;
+      row.to = floats + i * rows.stride;
+      row.to_dtype = ATTN_F32;
+      row.to_at = 0;
+      row.to_element = 1;
+      row.dim = rows.count;
+      if (first > 0) row.turned = 0;
+      write_token_rows(&row);
+    }
+    WITH_TYPE(r->to_dtype, store_squares, r, rows, at)
+    for (int64_t d = round_down(rows.count, VEC_LANES); d < rows.count; d++)
+      for (int64_t i = 0; i < tokens; i++)
+        attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, floats[i * rows.stride + d]);
+  }
+}
+
+static void write_token(const attn_kv_rows *r, int64_t t, int64_t head, int64_t heads) {
+  const token_rows rows = rows_at(r, t, head, heads);
+  write_token_rows(&rows);
 }
 
 static void write_head(const attn_kv_rows *r, int64_t head) {
-  for (int64_t t = 0; t < r->tokens;) {
-    if (r->to_element != 1 && tokens_in_step(r->to_at, t, min64(t + VEC_LANES, r->tokens), 1) == VEC_LANES) {
-      write_columns(r, t, head);
-      t += VEC_LANES;
-    } else {
-      write_token(r, t++, head);
-    }
+  const int64_t most = r->to_element == 1 ? 1 : STAGE_FLOATS / stage_stride(r);
+  for (int64_t t = 0, tokens; t < r->tokens; t += tokens) {
+    tokens = round_down(tokens_in_step(r->to_at, t, min64(t + most, r->tokens), 1), VEC_LANES);
+    if (tokens > 0)
+      write_columns(r, t, tokens, head);
+    else
+      write_token(r, t, head, tokens = 1);
   }
 }
 
@@ -265,8 +319,7 @@ static void write_rows(const attn_kv_rows *r) {
   if (as_they_are)
     copy_rows(r, heads_inside);
   else if (heads_inside && r->to_element == 1)
-    for (int64_t t = 0; t < r->tokens; t++)
-      for (int64_t h = 0; h < r->heads; h++) write_token(r, t, h);
+    for (int64_t t = 0; t < r->tokens; t++) write_token(r, t, 0, r->heads);
   else
     for (int64_t h = 0; h < r->heads; h++) write_head(r, h);
 }

@@ -38,8 +38,8 @@ static void rope_pair_angles(const attn_rope_turns *turns, double position, doub
     c = c * z + 1.0 / 24.0;
     s = s * z * x + x;
     c = (c * z - 0.5) * z + 1.0;
-    const double square = q * q, odd = square * (4.0 - square) / 3.0; /* 1 for q = +-1, else 0 */
-    const double even = (1.0 - 0.5 * square) * (1.0 - odd);           /* 1 for q = 0, -1 for +-2, 0 for +-1 */
+    const double square = q * q, odd = square * (4.0 - square) * (1.0 / 3.0); /* exactly 1 for q = +-1, else 0 */
+    const double even = (1.0 - 0.5 * square) * (1.0 - odd);                   /* 1 for q = 0, -1 for +-2, 0 for +-1 */
     cosine[i] = magnitude * (even * c - odd * q * s);
     sine[i] = magnitude * (even * s + odd * q * c);
   }
