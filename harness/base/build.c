@@ -19,6 +19,13 @@ const bench_build bench_own_build = {.version = attn_version,
                                      .plan_run = attn_plan_run,
                                      .plan_destroy = attn_plan_destroy};
 
+attn_status bench_build_plan(const bench_build *build, const attn_problem *problem, const attn_options *options,
+                             attn_plan **plan) {
+  attn_problem own = *problem;
+  if (!(own.uses & ATTN_USE_STATE)) own.state_stride = (attn_strides){0};
+  return build->plan_create(&own, options, plan);
+}
+
 void bench_build_kernel(const bench_build *build, const bench_build *other, const char *kernel,
                         char name[BENCH_BUILD_KERNEL]) {
   const int base = (int)(strlen(kernel) - strlen(other->suffix));

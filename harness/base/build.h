@@ -35,6 +35,11 @@ typedef struct bench_copies {
  * error. */
 bool bench_copies_load(const char *path, bench_copies *copies, char *error, size_t error_bytes);
 
+/* A plan of that build. The strides of a state that the problem does not use are left out, because builds from before states
+ * refuse what they do not know. */
+attn_status bench_build_plan(const bench_build *build, const attn_problem *problem, const attn_options *options,
+                             attn_plan **plan);
+
 /* The name in `build` of the kernel that `other` calls `kernel`. */
 enum { BENCH_BUILD_KERNEL = 80 };
 void bench_build_kernel(const bench_build *build, const bench_build *other, const char *kernel,

@@ -65,7 +65,7 @@ static bool draw_plan(const bench_trial *t, bench_place *place, int index, const
   bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = t->threads);
   void *gap = malloc(LINE + draw(from, MOST_PLAN_GAP));
-  const bool made = place->build->plan_create(problem, &options, &place->plan) == ATTN_OK;
+  const bool made = bench_build_plan(place->build, problem, &options, &place->plan) == ATTN_OK;
   free(gap);
   return made && place->build->plan_workspace(place->plan) <= t->workspace_bytes;
 }

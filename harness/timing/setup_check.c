@@ -39,7 +39,7 @@ static double time_plan(const bench_build *build, const attn_problem *problem, c
   for (int i = 0; i < PLAN_REPEATS; i++) {
     attn_plan *plan;
     const double start = bench_now_ns();
-    if (build->plan_create(problem, options, &plan) != ATTN_OK) return 0;
+    if (bench_build_plan(build, problem, options, &plan) != ATTN_OK) return 0;
     best = fmin(best, bench_now_ns() - start);
     build->plan_destroy(plan);
   }
@@ -58,7 +58,7 @@ static bool open_workspace(bench_trial *t, size_t bytes) {
 static bool open_plan(bench_setup *s, bench_trial *t) {
   const attn_options options = options_of(s, t);
   const bench_build *build = bench_trial_build(t);
-  if (build->plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK)
+  if (bench_build_plan(build, &s->bench->problem, &options, &t->plan) != ATTN_OK)
     return bench_conclude(t, BENCH_ERROR, "%s", build->last_error());
   if (s->settings->timed) t->plan_ns = time_plan(build, &s->bench->problem, &options);
   name_choice(s, t);
