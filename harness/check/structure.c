@@ -76,6 +76,7 @@ static bench_outcome (*const tests[])(bench_structure *) = {
     [BENCH_STRUCTURE_permutation] = bench_structure_permutation,
     [BENCH_STRUCTURE_heads] = bench_structure_heads,
     [BENCH_STRUCTURE_partition] = bench_structure_partition,
+    [BENCH_STRUCTURE_pieces] = bench_structure_pieces,
 };
 
 /* A sequence with queries and keys, by seed; false if the case has none. */

@@ -20,7 +20,8 @@
   STRUCTURE_TEST(convex, "outputs lie between the least and the largest allowed value")                         \
   STRUCTURE_TEST(permutation, "keys in another order give the same answer")                                     \
   STRUCTURE_TEST(heads, "KV heads repeated for each query head give the answer of grouped heads")               \
-  STRUCTURE_TEST(partition, "partial answers over disjoint keys merge into the whole")
+  STRUCTURE_TEST(partition, "partial answers over disjoint keys merge into the whole")                          \
+  STRUCTURE_TEST(pieces, "keys in pieces, one after the other, give the bits of one call")
 
 #define BENCH_STRUCTURE_ENUM(name, what) BENCH_STRUCTURE_##name,
 typedef enum bench_structure_test { BENCH_STRUCTURE_LIST(BENCH_STRUCTURE_ENUM) BENCH_STRUCTURE_TESTS } bench_structure_test;

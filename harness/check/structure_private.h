@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Declarations that the files of the structural tests share. structure.c has the tests on other sizes, on reordered and
  * divided keys, and the loop over all tests. structure_inputs.c has those with poison, NaN and equal scores in the inputs.
- * structure_view.c makes, runs and compares views. */
+ * structure_pieces.c has the one with keys in pieces. structure_view.c makes, runs and compares views. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 
@@ -118,5 +118,8 @@ bench_outcome bench_structure_convex(bench_structure *s);
 bench_outcome bench_structure_permutation(bench_structure *s);
 bench_outcome bench_structure_heads(bench_structure *s);
 bench_outcome bench_structure_partition(bench_structure *s);
+
+/* structure_pieces.c */
+bench_outcome bench_structure_pieces(bench_structure *s);
 
 #endif

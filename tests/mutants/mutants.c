@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/partial.h"
 
 #define MUTANT(name, what)           FAULT_##name,
 #define GUARD_MUTANT(name, what)     FAULT_##name,
@@ -213,16 +214,36 @@ static void finish_row(const head *t, const row *r) {
     t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->h, r->i)] = log_sum_exp(t, r);
 }
 
+/* Where keys come in pieces: what the row has seen of them. */
+static void load_state(const head *t, row *r) {
+  const float *state = t->args->state + attn_state_offset(&t->problem, &t->seq, t->b, t->h, r->i);
+  const double reference = kept_reference(state, t->problem.dim_v);
+  if (t->fault == FAULT_forgets_state || reference == -INFINITY) return;
+  r->max = (float)(LN_2 * reference);
+  r->sum = state[t->problem.dim_v];
+  memcpy(r->acc, state, (size_t)t->problem.dim_v * sizeof(float));
+}
+
+static void store_state(const head *t, const row *r) {
+  float *state = t->args->state + attn_state_offset(&t->problem, &t->seq, t->b, t->h, r->i);
+  memcpy(state, r->acc, (size_t)t->problem.dim_v * sizeof(float));
+  keep_sums(state, t->problem.dim_v, 1, &r->sum);
+  keep_reference(state, t->problem.dim_v, LOG2_E_DOUBLE * (double)r->max);
+}
+
 static void run_row(const head *t, int64_t i, float *acc) {
   float tile[KEY_BLOCK];
+  const bool carries = attn_uses(&t->problem, ATTN_USE_STATE);
   row r = {.i = i, .keys = allowed_keys(t, i), .max = -INFINITY, .acc = acc};
   if (t->fault != FAULT_stale_accumulator) memset(acc, 0, (size_t)t->problem.dim_v * sizeof *acc);
+  if (carries) load_state(t, &r);
   for (int64_t first = r.keys.begin / t->key_block * t->key_block; first < r.keys.end; first += t->key_block) {
     score_tile(t, &r, first, tile);
     softmax_tile(t, &r, tile);
     if (t->fault == FAULT_faint_leak && r.sum > 0) leak(t, &r, first, tile);
     accumulate_tile(t, &r, first, tile);
   }
+  if (carries) store_state(t, &r);
   finish_row(t, &r);
 }
 
@@ -255,6 +276,7 @@ static int64_t broken_key_block(fault f, const attn_schedule *schedule) {
   static int calls;
   if (f == FAULT_bits_by_call) return KEY_BLOCK - calls++ % 3;
   if (f == FAULT_bits_by_threads) return schedule->key_block;
+  if (f == FAULT_bits_by_piece && attn_uses(&schedule->problem, ATTN_USE_STATE)) return KEY_BLOCK - 3;
   return f == FAULT_bits_by_batch && schedule->problem.batch > 1 ? KEY_BLOCK - 3 : KEY_BLOCK;
 }
 

@@ -40,6 +40,8 @@ static pair pairs[] = {
     {.test = BENCH_STRUCTURE_partition, .kernel = "lse_base_two"},
     {.test = BENCH_STRUCTURE_partition, .kernel = "lse_with_sink"},
     {.test = BENCH_STRUCTURE_partition, .kernel = "misses_first_key"},
+    {.test = BENCH_STRUCTURE_pieces, .kernel = "forgets_state"},
+    {.test = BENCH_STRUCTURE_pieces, .kernel = "bits_by_piece"},
 };
 enum { PAIRS = sizeof pairs / sizeof *pairs };
 
