@@ -81,7 +81,8 @@ bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *vie
 /* Runs the view, compares it, and clears it. */
 bench_outcome bench_view_check(bench_structure *s, bench_view *view, bench_likeness likeness, const char *what);
 
-/* SAME_BITS, but for the kernels of libraries on a problem of another size: they choose their code by it. */
+/* SAME_BITS. Kernels of libraries are the exception where the view has another size than the case: they choose their code by
+ * it. */
 bench_likeness bench_likeness_of(const bench_structure *s, const bench_view *view);
 
 /* Makes a plan and runs it in a poisoned workspace. */

@@ -224,7 +224,7 @@ ANY_BODY(biased_body_many, 3, false, true)
 /* How softmax takes scores: PLAIN as they are, MASKED without those of hidden keys, BIASED with the bias added. */
 typedef enum score_kind { PLAIN, MASKED, BIASED, SCORE_KINDS } score_kind;
 
-/* With 12 steps or more, 3 pairs of keys a step are enough; with the fewest, 4, it takes 8. */
+/* Few steps take more pairs of keys each: 8 where there are 4 steps, 3 from 12 steps on. */
 static body_function *body_for(int depth_v, int depth_qk, score_kind kind) {
   static body_function *const of_2[] = {body_2, masked_body_2, biased_body_2};
   static body_function *const of_4[] = {body_4, masked_body_4, biased_body_4};

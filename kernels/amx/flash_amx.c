@@ -494,7 +494,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
     compute(schedule, args, task, unit_memory, scratch);
 }
 
-/* A tile of 32 queries; K and V are packed. */
+/* Counts for the costs: tiles have 32 queries, and K and V are packed. */
 static void terms_of(const attn_problem *p, double *terms) {
   const tile_walk steps = {.width = DEPTH,
                            .keys = KEY_BLOCK,

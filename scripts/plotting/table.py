@@ -25,7 +25,7 @@ RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
 EXTRA = ("layer", "other_axes", "level")  # text; "" in a Row if the file does not have the column
 SHARES = ("projections_pct", "attention_pct", "rest_pct")  # layers' shares; None in a Row if the file lacks the column
-MEASURES = ("flops", "bytes", "noise", "max_err_ratio")  # likewise; max_err_ratio may be infinite
+MEASURES = ("flops", "bytes", "noise", "max_err_ratio")  # None in a Row without a value; max_err_ratio may be infinite
 INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 

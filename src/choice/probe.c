@@ -44,7 +44,7 @@ double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *tim
 
 enum { MOST_ERRORS = 512 };
 
-static const double STEP = 0x1.62e42fefa39efp-2; /* logarithm of a factor: of the root of 2 */
+static const double STEP = 0x1.62e42fefa39efp-2; /* the logarithm of the root of 2 */
 static const double EXPLAINED = 0.5; /* share of the squared distance that factors must take away to be believed */
 
 static int compare_numbers(const void *a, const void *b) {

@@ -155,7 +155,8 @@ TEST(every_case_runs_with_every_kernel) {
   assert_true(!s.io_failed && fabs(s.guess_left_s) < 1e-12);
 }
 
-/* On how many cases each structural test ran: columns are as wide as their names, but five letters. */
+/* Each structural test has a column: on how many cases it ran. A column is as wide as its name, but at least five letters.
+ */
 TEST(structural_runs_are_counted) {
   char *text = NULL;
   size_t bytes = 0;

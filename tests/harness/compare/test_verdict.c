@@ -232,13 +232,14 @@ TEST(equal_times_are_the_same) {
 
 /* ---- What errors are made of ----------------------------------------------------------------------------------------- */
 
-/* A table of one run a side without errors within the runs: row i is of kernel i / each, with this ratio and noise. */
+/* A table that compares two runs, whose rounds do not differ. */
 typedef struct kernel_table {
   bench_row row[MOST_ROWS];
   bench_comparison item[MOST_ROWS];
   bench_comparisons table;
 } kernel_table;
 
+/* Row i has ratio i and noise i; `each` rows that follow each other are of one kernel. */
 static void fill_kernels(kernel_table *t, const double *ratios, const double *noises, int count, int each) {
   *t = (kernel_table){.table = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = t->item, .count = count}};
   for (int i = 0; i < count; i++) {

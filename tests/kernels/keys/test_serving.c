@@ -53,7 +53,8 @@ static attn_problem chunk_of(const serving *s, int64_t b, int64_t first, int64_t
   return p;
 }
 
-/* The sequence alone, all of its queries at once, or as many of the last as the kernel takes. */
+/* Runs the sequence alone: all of its queries at once or, where the kernel refuses these, as many of the last ones as it
+ * takes. */
 static bool run_cold(serving *s, int64_t b) {
   const int64_t tries[] = {lengths[b], 16, 8, 1};
   attn_args args;
