@@ -15,7 +15,6 @@ import libattn.transformers as lt
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 KINDS = ["bert", "llama", "mistral", "gemma2", "t5", "vit"]
-DECODERS = ["llama", "mistral", "gemma2"]
 
 
 def configuration(kind, sizes):

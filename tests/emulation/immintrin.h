@@ -57,13 +57,9 @@ EMULATED emulated_ps emulated_set1_ps(float x) { return (emulated_ps){{_mm256_se
 EMULATED emulated_ps emulated_setzero_ps(void) { return emulated_set1_ps(0.0f); }
 EMULATED emulated_si emulated_setzero_si512(void) { return (emulated_si){{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
 
-#define EMULATE_TERNARY(name, operation)                                                                            \
-  EMULATED emulated_ps emulated_##name(emulated_ps a, emulated_ps b, emulated_ps c) {                               \
-    return (emulated_ps){{operation(a.half[0], b.half[0], c.half[0]), operation(a.half[1], b.half[1], c.half[1])}}; \
-  }
-EMULATE_TERNARY(fmadd_ps, _mm256_fmadd_ps)
-EMULATE_TERNARY(fmsub_ps, _mm256_fmsub_ps)
-#undef EMULATE_TERNARY
+EMULATED emulated_ps emulated_fmadd_ps(emulated_ps x, emulated_ps y, emulated_ps z) {
+  return (emulated_ps){{_mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]), _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1])}};
+}
 
 EMULATED emulated_ps emulated_abs_ps(emulated_ps x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
@@ -163,10 +159,6 @@ EMULATED void emulated_storeu_ps(float *p, emulated_ps x) {
   _mm256_storeu_ps(p, x.half[0]);
   _mm256_storeu_ps(p + 8, x.half[1]);
 }
-EMULATED emulated_si emulated_load_si512(const void *p) {
-  const __m256i *from = (const __m256i *)p;
-  return (emulated_si){{_mm256_load_si256(from), _mm256_load_si256(from + 1)}};
-}
 EMULATED emulated_ps emulated_setr_ps(float a, float b, float c, float d, float e, float f, float g, float h, float i,
                                       float j, float k, float l, float m, float n, float o, float p) {
   return (emulated_ps){{_mm256_setr_ps(a, b, c, d, e, f, g, h), _mm256_setr_ps(i, j, k, l, m, n, o, p)}};
@@ -213,13 +205,6 @@ EMULATED __m256i emulated_maskz_loadu_epi16_256(__mmask16 mask, const void *p) {
     if (mask >> i & 1) memcpy(&lanes[i], (const uint16_t *)p + i, sizeof lanes[i]);
   return _mm256_loadu_si256((const __m256i *)(const void *)lanes);
 }
-EMULATED emulated_si emulated_maskz_loadu_epi8_512(__mmask64 mask, const void *p) {
-  uint8_t bytes[64] = {0};
-  for (int i = 0; i < 64; i++)
-    if (mask >> i & 1) bytes[i] = ((const uint8_t *)p)[i];
-  return emulated_loadu_si512(bytes);
-}
-
 EMULATED void emulated_mask_storeu_epi16(void *p, __mmask32 mask, emulated_si x) {
   uint16_t values[32];
   memcpy(values, &x, sizeof x);
@@ -298,8 +283,6 @@ EMULATED emulated_si emulated_maskz_and_epi32(__mmask16 mask, emulated_si a, emu
 
 /* ---- Across lanes ---- */
 
-EMULATED float emulated_cvtss_f32(emulated_ps x) { return _mm256_cvtss_f32(x.half[0]); }
-
 /* Quarters of 128 bits: two of a, then two of b. */
 EMULATED emulated_ps emulated_shuffle_f32x4(emulated_ps a, emulated_ps b, int which) {
   float from[2][4][4], to[4][4];
@@ -361,12 +344,6 @@ EMULATED emulated_ps emulated_permutex2var_ps(emulated_ps a, emulated_si which, 
 EMULATE_REDUCE(reduce_add_ps, _mm256_add_ps, _mm_add_ps)
 EMULATE_REDUCE(reduce_max_ps, _mm256_max_ps, _mm_max_ps)
 #undef EMULATE_REDUCE
-
-EMULATED int64_t emulated_reduce_or_epi64(emulated_si x) {
-  const __m256i a = _mm256_or_si256(x.half[0], x.half[1]);
-  const __m128i b = _mm_or_si128(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-  return _mm_extract_epi64(b, 0) | _mm_extract_epi64(b, 1);
-}
 
 /* ---- Numbers ---- */
 
@@ -468,7 +445,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_cvtph_ps         emulated_cvtph_ps
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph  emulated_cvtps_ph
-#define _mm512_cvtss_f32 emulated_cvtss_f32
 #define _mm512_div_ps    emulated_div_ps
 #define _mm512_dpbf16_ps emulated_dpbf16_ps
 #undef _mm512_extractf32x4_ps
@@ -476,8 +452,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_extracti64x4_epi64
 #define _mm512_extracti64x4_epi64    emulated_extracti64x4_epi64
 #define _mm512_fmadd_ps              emulated_fmadd_ps
-#define _mm512_fmsub_ps              emulated_fmsub_ps
-#define _mm512_load_si512            emulated_load_si512
 #define _mm512_loadu_ps              emulated_loadu_ps
 #define _mm512_loadu_si512           emulated_loadu_si512
 #define _mm512_mask_add_ps           emulated_mask_add_ps
@@ -492,7 +466,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_maskz_and_epi32       emulated_maskz_and_epi32
 #define _mm512_maskz_loadu_epi16     emulated_maskz_loadu_epi16
 #define _mm256_maskz_loadu_epi16     emulated_maskz_loadu_epi16_256
-#define _mm512_maskz_loadu_epi8      emulated_maskz_loadu_epi8_512
 #define _mm512_maskz_loadu_ps        emulated_maskz_loadu_ps
 #define _mm512_max_ps                emulated_max_ps
 #define _mm512_min_epu32             emulated_min_epu32
@@ -501,7 +474,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_or_si512              emulated_or_si512
 #define _mm512_reduce_add_ps         emulated_reduce_add_ps
 #define _mm512_reduce_max_ps         emulated_reduce_max_ps
-#define _mm512_reduce_or_epi64       emulated_reduce_or_epi64
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps emulated_reduce_ps
 #undef _mm512_roundscale_ps
