@@ -22,11 +22,9 @@ def cpu_attn_get_scheduler_metadata(**_options):
 def cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, isa, k_scale=1.0, v_scale=1.0,
                                kv_cache_dtype="auto"):
     """Token i of key and value [tokens, kv_heads, dim] goes to slot slot_mapping[i] of the caches [pages, kv_heads,
-    page_tokens, dim]. The layout is plain: libattn reads pages where they lie, with any strides."""
+    page_tokens, dim]. The layout is plain: libattn writes and reads pages where they lie, with any strides."""
     refuse_8_bit(kv_cache_dtype)
-    page, at = slot_mapping // key_cache.shape[2], slot_mapping % key_cache.shape[2]
-    key_cache[page, :, at] = key
-    value_cache[page, :, at] = value
+    libattn.kv_append(key, value, key_cache, value_cache, slots=slot_mapping, cu_seqlens=[0, len(key)])
 
 
 def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_start_loc, seq_lens, scale, causal,
@@ -39,9 +37,20 @@ def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_sta
         pytest.skip("libattn has one mask for all sequences (dynamic_causal)")
     if isinstance(sliding_window, int):
         sliding_window = (max(sliding_window - 1, -1),) * 2
+    if sliding_window != (-1, -1):
+        key_cache, value_cache, block_table = give_pages(key_cache, value_cache, block_table)
     libattn.sdpa(query, key_cache, value_cache, out=output, cu_seqlens_q=query_start_loc, kv_len=seq_lens,
                  page_table=block_table, scale=scale, causal=causal, align="bottom_right", window=sliding_window,
                  alibi=alibi_slopes, softcap=softcap, sinks=None if s_aux is None else s_aux.float())
+
+
+def give_pages(key_cache, value_cache, block_table):
+    """A page of its own for every entry, where a sequence names one twice. The tests draw tables so; libattn takes a page
+    that comes again within a window for a ring, and refuses one that is shorter than the keys that are seen."""
+    if all(len(set(row)) == len(row) for row in block_table.tolist()):
+        return key_cache, value_cache, block_table
+    pages = block_table.flatten().long().clamp(max=len(key_cache) - 1)  # entries behind a length may name no page
+    return key_cache[pages], value_cache[pages], torch.arange(len(pages), dtype=torch.int32).view_as(block_table)
 
 
 def refuse_8_bit(kv_cache_dtype):
