@@ -12,7 +12,8 @@ has their options; stats() counts them, and all others that are passed on.
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
 autocast. Their gradients come from PyTorch's operations in float32, which compute the scores again, in time and memory
 proportional to queries times keys; so do those of options that PyTorch's function lacks (softcap, sinks, ALiBi). Gradients
-of gradients work there; vmap, jvp and the transforms of torch.func are refused.
+of gradients work there; vmap, jvp and the transforms of torch.func are refused. sdpa_state goes on from libattn.new_state(),
+in place, over a piece of the keys; it has no gradients.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -45,7 +46,8 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "str align='top_left', int window_left=-1, int window_right=-1, float? scale=None, float softcap=0., "
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
-              "Tensor? page_table=None, int window_first=0, int key_begin=0, int key_end=0, int shared_prefix=0)")
+              "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
+              "int shared_prefix=0)")
 
 
 def _refuse_tangents(*tensors):
@@ -79,22 +81,28 @@ class _Library(torch.library.Library):
 _library = _Library("libattn", "DEF")
 _library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+_library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor(a!) state,") + " -> Tensor",
+                tags=torch.Tag.pt2_compliant_tag)
 
 
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
-         max_seqlen_k=0, layout="bhsd", page_table=None, window_first=0, key_begin=0, key_end=0,
-         shared_prefix=0, lse=False):
+         max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
+         shared_prefix=0, lse=False, state=None):
     _refuse_tangents(q, k, v, bias, alibi, sinks)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
-                    layout=layout, page_table=page_table, window_first=window_first, keys=(key_begin, key_end or None),
-                    shared_prefix=shared_prefix, return_lse=lse)
+                    layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
+                    keys=(key_begin, key_end or None), shared_prefix=shared_prefix, return_lse=lse, state=state)
 
 
 def _run_lse(*args, **options):
     return _run(*args, **options, lse=True)
+
+
+def _run_state(q, k, v, state, *args, **options):
+    return _run(q, k, v, *args, **options, state=state)
 
 
 def _fake(q, k, v, *args, **options):
@@ -110,7 +118,7 @@ def _fake_lse(q, k, v, *args, **options):
 
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
-          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "window_first",
+          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
           "key_begin", "key_end", "shared_prefix")
 _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, **dict.fromkeys(_NAMES[-4:], 0)}
 
@@ -125,6 +133,8 @@ def _allowed(q, k, o):
     lengths = lengths.view(-1, 1, 1, 1)
     j, i = torch.arange(keys), torch.arange(queries)[:, None]
     position = i + (lengths - queries if o["align"] == "bottom_right" else 0)
+    if o["offsets"] is not None:
+        position = i + o["offsets"].view(-1, 1, 1, 1)
     allowed = j < lengths
     right = 0 if o["causal"] else o["window_right"]
     if o["window_left"] >= 0:
@@ -223,6 +233,8 @@ def _register():
         torch.library.register_fake(f"libattn::{name}", fake, lib=_library)
         torch.library.register_autograd(f"libattn::{name}", _backward, setup_context=_remember, lib=_library)
         torch.library.register_vmap(f"libattn::{name}", _no_vmap, lib=_library)
+    _library.impl("sdpa_state", _run_state, "CPU")
+    torch.library.register_fake("libattn::sdpa_state", _fake, lib=_library)
 
 
 _register()

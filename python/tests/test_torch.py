@@ -421,7 +421,9 @@ def test_operator_with_pieces_of_keys(long):
     window = {"causal": True, "align": "bottom_right", "window_left": 3, "window_first": 2}
     piece = {"key_begin": 4, "key_end": 11}
     cases = [(window, (j <= position) & ((j >= position - 3) | (j < 2))), (piece, ((j >= 4) & (j < 11)).expand(9, 13)),
-             ({"key_begin": 4}, j.expand(9, 13) >= 4)]
+             ({"key_begin": 4}, j.expand(9, 13) >= 4),
+             ({"causal": True, "offsets": torch.tensor([2, 3], dtype=torch.int32)},
+              j <= torch.arange(9)[:, None] + torch.tensor([2, 3])[:, None, None, None])]
     for options, mask in cases:
         outs = [operator(q, k, v, **options), operator(q, k, v, mask=mask)]
         close(*outs)
@@ -465,6 +467,21 @@ def test_state():
     assert torch.equal(out, libattn.sdpa(q, k, v, kernel="flash_c"))
     with pytest.raises(ValueError, match="state is a lazy view"):
         libattn.sdpa(q, k, v, state=torch._neg_view(state))
+
+
+def test_operator_with_state(long):
+    """The same by torch.ops.libattn.sdpa_state, which torch.compile takes as one that writes its state."""
+    q, k, v = draw((2, 4, 9, 32), (2, 2, 200, 32), (2, 2, 200, 32))
+    states = [libattn.new_state(q, v) for _ in range(2)]
+    for first in (0, 128):
+        piece = [x[:, :, first:first + 128].contiguous() for x in (k, v)]
+        at = torch.tensor([191 - first, 150 - first], dtype=torch.int32)
+        out = torch.ops.libattn.sdpa_state(q, *piece, states[0], causal=True, offsets=at)
+        right = libattn.sdpa(q, *piece, state=states[1], causal=True, offsets=at)
+        assert torch.equal(out, right)
+        assert torch.equal(*states)
+    torch.library.opcheck(torch.ops.libattn.sdpa_state.default, (q, k, v, libattn.new_state(q, v)), {"causal": True},
+                          test_utils=None if long else ("test_schema", "test_faketensor"))
 
 
 def test_flash_attn_in_pages():
