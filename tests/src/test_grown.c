@@ -24,6 +24,27 @@ static _Alignas(64) char workspace[1 << 20];
   grown.known.struct_size = sizeof grown;                 \
   assert_int_equal(sizeof grown, sizeof(type) + 2 * sizeof(int64_t))
 
+/* Gives the struct `name` to the function that creates an object. */
+#define CREATE(name, object, create, ...)         \
+  static attn_status give_##name(int64_t added) { \
+    attn_##object *made;                          \
+    GROW(attn_##name, __VA_ARGS__);               \
+    const attn_status status = create;            \
+    attn_##object##_destroy(made);                \
+    return status;                                \
+  }
+
+/* Gives the struct `name` to a run of an object. */
+#define RUN(name, object, create, run, ...)       \
+  static attn_status give_##name(int64_t added) { \
+    attn_##object *made;                          \
+    test_ok(create);                              \
+    GROW(attn_##name, __VA_ARGS__);               \
+    const attn_status status = run;               \
+    attn_##object##_destroy(made);                \
+    return status;                                \
+  }
+
 /* ---- attn.h ---- */
 
 static attn_problem a_problem(void) {
@@ -108,23 +129,11 @@ static attn_status give_mha_args(int64_t added) {
 static const attn_product_weights product_weights = {
     .struct_size = sizeof product_weights, .depth = 4, .columns = 5, .weight = in, .stride_depth = 5, .stride_column = 1};
 
-static attn_status give_product_weights(int64_t added) {
-  attn_product *product;
-  GROW(attn_product_weights, product_weights);
-  const attn_status status = attn_product_create(&grown.known, NULL, &product);
-  attn_product_destroy(product);
-  return status;
-}
+CREATE(product_weights, product, attn_product_create(&grown.known, NULL, &made), product_weights)
 
-static attn_status give_product_args(int64_t added) {
-  attn_product *product;
-  test_ok(attn_product_create(&product_weights, NULL, &product));
-  GROW(attn_product_args,
-       {.batch = 1, .rows = 2, .x = in, .x_stride = {.s = 4, .d = 1}, .y = out, .y_stride = {.s = 5, .d = 1}});
-  const attn_status status = attn_product_run(product, &grown.known, workspace, sizeof workspace);
-  attn_product_destroy(product);
-  return status;
-}
+RUN(product_args, product, attn_product_create(&product_weights, NULL, &made),
+    attn_product_run(made, &grown.known, workspace, sizeof workspace),
+    {.batch = 1, .rows = 2, .x = in, .x_stride = {.s = 4, .d = 1}, .y = out, .y_stride = {.s = 5, .d = 1}})
 
 /* ---- nn.h ---- */
 
@@ -142,22 +151,12 @@ static attn_status give_regression(int64_t added) {
   return attn_kernel_regression(&grown.known, NULL);
 }
 
-static attn_status give_rope_config(int64_t added) {
-  attn_rope *rope;
-  GROW(attn_rope_config, {.pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000});
-  const attn_status status = attn_rope_create(&grown.known, &rope);
-  attn_rope_destroy(rope);
-  return status;
-}
+CREATE(rope_config, rope, attn_rope_create(&grown.known, &made), {.pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000})
 
-static attn_status give_rope_args(int64_t added) {
-  attn_rope *rope;
-  test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000), &rope));
-  GROW(attn_rope_args, {.batch = BATCH, .tokens = SEQ, .heads = HEADS, .dim = DIM, .x = in, .out = out});
-  const attn_status status = attn_rope_run(rope, &grown.known, NULL);
-  attn_rope_destroy(rope);
-  return status;
-}
+RUN(rope_args, rope,
+    attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = DIM, .base = 10000), &made),
+    attn_rope_run(made, &grown.known, NULL),
+    {.batch = BATCH, .tokens = SEQ, .heads = HEADS, .dim = DIM, .x = in, .out = out})
 
 static attn_status give_kv_append_args(int64_t added) {
   GROW(attn_kv_append_args, {.batch = BATCH,
@@ -173,13 +172,8 @@ static attn_status give_kv_append_args(int64_t added) {
   return attn_kv_append(&grown.known, NULL);
 }
 
-static attn_status give_kv_pool_shape(int64_t added) {
-  attn_kv_pool *pool;
-  GROW(attn_kv_pool_shape, {.pages = 2, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM});
-  const attn_status status = attn_kv_pool_create(&grown.known, &pool);
-  attn_kv_pool_destroy(pool);
-  return status;
-}
+CREATE(kv_pool_shape, kv_pool, attn_kv_pool_create(&grown.known, &made),
+       {.pages = 2, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM})
 
 static attn_status give_kv_cache_args(int64_t added) {
   attn_kv_cache *cache;
@@ -193,23 +187,11 @@ static attn_status give_kv_cache_args(int64_t added) {
   return status;
 }
 
-static attn_status give_kv_cache_shape(int64_t added) {
-  attn_kv_cache *cache;
-  GROW(attn_kv_cache_shape,
-       {.batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM, .capacity = 16});
-  const attn_status status = attn_kv_cache_create(&grown.known, NULL, &cache);
-  attn_kv_cache_destroy(cache);
-  return status;
-}
+CREATE(kv_cache_shape, kv_cache, attn_kv_cache_create(&grown.known, NULL, &made),
+       {.batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM, .capacity = 16})
 
-static attn_status give_feed_forward_config(int64_t added) {
-  attn_feed_forward *layer;
-  GROW(attn_feed_forward_config,
-       {.width = WIDTH, .hidden = HIDDEN, .first = {.weight = in, .bias = in}, .second = {.weight = in, .bias = in}});
-  const attn_status status = attn_feed_forward_create(&grown.known, NULL, &layer);
-  attn_feed_forward_destroy(layer);
-  return status;
-}
+CREATE(feed_forward_config, feed_forward, attn_feed_forward_create(&grown.known, NULL, &made),
+       {.width = WIDTH, .hidden = HIDDEN, .first = {.weight = in, .bias = in}, .second = {.weight = in, .bias = in}})
 
 static const attn_additive_config additive = {.struct_size = sizeof additive,
                                               .batch = BATCH,
@@ -223,22 +205,10 @@ static const attn_additive_config additive = {.struct_size = sizeof additive,
                                               .key = {.weight = in},
                                               .score_weight = in};
 
-static attn_status give_additive_config(int64_t added) {
-  attn_additive *layer;
-  GROW(attn_additive_config, additive);
-  const attn_status status = attn_additive_create(&grown.known, NULL, &layer);
-  attn_additive_destroy(layer);
-  return status;
-}
+CREATE(additive_config, additive, attn_additive_create(&grown.known, NULL, &made), additive)
 
-static attn_status give_additive_args(int64_t added) {
-  attn_additive *layer;
-  test_ok(attn_additive_create(&additive, NULL, &layer));
-  GROW(attn_additive_args, {.q = in, .k = in, .v = in, .o = out});
-  const attn_status status = attn_additive_run(layer, &grown.known, workspace, sizeof workspace);
-  attn_additive_destroy(layer);
-  return status;
-}
+RUN(additive_args, additive, attn_additive_create(&additive, NULL, &made),
+    attn_additive_run(made, &grown.known, workspace, sizeof workspace), {.q = in, .k = in, .v = in, .o = out})
 
 static const attn_synthesizer_config synthesizer = {.struct_size = sizeof synthesizer,
                                                     .kind = ATTN_SYNTHESIZER_RANDOM,
@@ -252,22 +222,10 @@ static const attn_synthesizer_config synthesizer = {.struct_size = sizeof synthe
                                                     .value = {.weight = in},
                                                     .output = {.weight = in}};
 
-static attn_status give_synthesizer_config(int64_t added) {
-  attn_synthesizer *layer;
-  GROW(attn_synthesizer_config, synthesizer);
-  const attn_status status = attn_synthesizer_create(&grown.known, NULL, &layer);
-  attn_synthesizer_destroy(layer);
-  return status;
-}
+CREATE(synthesizer_config, synthesizer, attn_synthesizer_create(&grown.known, NULL, &made), synthesizer)
 
-static attn_status give_synthesizer_args(int64_t added) {
-  attn_synthesizer *layer;
-  test_ok(attn_synthesizer_create(&synthesizer, NULL, &layer));
-  GROW(attn_synthesizer_args, {.x = in, .y = out});
-  const attn_status status = attn_synthesizer_run(layer, &grown.known, workspace, sizeof workspace);
-  attn_synthesizer_destroy(layer);
-  return status;
-}
+RUN(synthesizer_args, synthesizer, attn_synthesizer_create(&synthesizer, NULL, &made),
+    attn_synthesizer_run(made, &grown.known, workspace, sizeof workspace), {.x = in, .y = out})
 
 static attn_block_config a_block(void) {
   attn_block_config config;
@@ -277,13 +235,7 @@ static attn_block_config a_block(void) {
   return config;
 }
 
-static attn_status give_block_config(int64_t added) {
-  attn_block *block;
-  GROW(attn_block_config, a_block());
-  const attn_status status = attn_block_create(&grown.known, NULL, &block);
-  attn_block_destroy(block);
-  return status;
-}
+CREATE(block_config, block, attn_block_create(&grown.known, NULL, &made), a_block())
 
 static attn_status give_block_args(int64_t added) {
   const attn_block_config config = a_block();

@@ -65,7 +65,8 @@ double attn_tile_keys(const attn_problem *p, int64_t tile_rows) {
 
 /* ---- Caches ---- */
 
-/* 0 up to 2^from bytes, 1 from 2^to on, and a line over their logarithm between. */
+/* 0 up to 2^from bytes, 1 from 2^to on, and a line over their logarithm between. The borders are sizes that caches come in;
+ * how much each of them costs is fitted for a class of CPU. */
 static double beyond(double log2_bytes, double from, double to) {
   return fmin(fmax((log2_bytes - from) / (to - from), 0), 1);
 }
