@@ -145,13 +145,21 @@ static void build_masks(bench_case *bench) {
   if (is(bench, AXIS_BIAS, "row")) p->bias_stride = per_key;
 }
 
-/* Each sequence has pages of its own for seq_k keys; all of them are used. bench_layout_apply() sets strides. */
+/* Pages that hold all keys which some query of a sequence sees, wherever they begin within a page. */
+static int64_t ring_pages(const attn_problem *p) {
+  const int64_t keys = p->seq_q - 1 + p->window_left + p->window_right + 1;
+  return keys > 0 && keys < p->seq_k ? (keys + p->page_tokens - 2) / p->page_tokens + 1 : p->page_table_stride;
+}
+
+/* Each sequence has pages of its own for seq_k keys, or in a ring for those of its window; all of them are used.
+ * bench_layout_apply() sets strides. */
 static void build_pages(bench_case *bench) {
   attn_problem *p = &bench->problem;
   if (is(bench, AXIS_PAGE_TOKENS, "none")) return;
   const int64_t tokens = bench_spec_int(&bench->spec, AXIS_PAGE_TOKENS);
   attn_problem_set_pages(p, tokens, 0);
-  p->pages = p->batch * p->page_table_stride;
+  const int64_t all = p->page_table_stride, ring = is(bench, AXIS_PAGE_ORDER, "ring") ? ring_pages(p) : all;
+  p->pages = p->batch * (ring < all ? ring : all);
 }
 
 /* Whether queries are packed. */
@@ -214,6 +222,12 @@ static const char *contradiction(const bench_case *bench) {
     return "a chunk says how many queries a sequence has: lengths must be full, kv_len or mixed";
   if (bench->problem.uses & ATTN_USE_PAGES && is(bench, AXIS_LAYOUT, "broadcast"))
     return "layout=broadcast has one K for all sequences; page_tokens gives each its own pages: leave one of them out";
+  if (is(bench, AXIS_PAGE_ORDER, "ring")) {
+    if (bench->problem.window_left < 0 || bench->problem.window_right < 0)
+      return "page_order=ring needs a window with both sides, or causal and a window: only its keys are kept";
+    if (bench->problem.window_first > 0 || bench->problem.shared_prefix > 0)
+      return "page_order=ring keeps a window's keys alone: window_first and shared_prefix must be 0";
+  }
   return prefix_contradiction(bench);
 }
 

@@ -8,6 +8,7 @@
 #include "data/generate.h"
 #include "data/lengths.h"
 #include "data/tensors.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/pieces.h"
 
 /* The keys that the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
@@ -61,11 +62,12 @@ static bool page_needed(const attn_problem *p, const attn_args *args, int64_t b,
   return false;
 }
 
-/* Every sequence has its own pages of the pool, but for those of a prefix that they share. Entries of pages whose keys no
- * query needs keep the poison: they name no page. */
+/* Every sequence has its own pages of the pool, but for those of a prefix that they share; in a ring it takes them in turns.
+ * Entries of pages whose keys no query needs keep the poison: they name no page. */
 static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn_args *args) {
   const attn_problem *p = &bench->problem;
-  const int64_t of_each = p->page_table_stride;
+  const int64_t of_each = p->page_table_stride,
+                ring = is(bench, AXIS_PAGE_ORDER, "ring") ? p->pages / max64(p->batch, 1) : 0;
   int32_t *page = (int32_t *)t->data;
   if (!t->present) return;
   for (int64_t n = 0; n < p->pages; n++) { /* Fisher-Yates, inside out */
@@ -77,6 +79,7 @@ static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn
   for (int64_t b = p->batch - 1; b >= 0; b--)
     for (int64_t at = 0; at < of_each; at++) {
       if ((at + 1) * p->page_tokens <= p->shared_prefix) page[b * of_each + at] = page[at];
+      if (ring > 0) page[b * of_each + at] = (int32_t)(b * ring + at % ring);
       if (!page_needed(p, args, b, at)) memset(&page[b * of_each + at], BENCH_INPUT_POISON, sizeof *page);
     }
 }
