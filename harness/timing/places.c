@@ -7,6 +7,7 @@
 
 #include "data/generate.h"
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/pieces.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 
@@ -56,14 +57,16 @@ static bool draw_workspace(bench_trial *t, bench_place *place, source *from) {
   return place->memory;
 }
 
-/* The plan that was checked, made again: by another copy of its build, if there are some. */
+/* The plan that was checked, made again: by another copy of its build, if there are some. By the kernel's name, because a
+ * copy may choose another one; but the automatic choice may take another kernel for a prefix that sequences share. */
 static bool draw_plan(const bench_trial *t, bench_place *place, int index, const attn_problem *problem, source *from) {
   const bench_build *own = bench_trial_build(t);
   place->build = t->copies ? &t->copies->build[index % t->copies->count] : own;
   if (!t->plan) return true; /* a layer keeps its own */
   char name[BENCH_BUILD_KERNEL];
   bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
-  const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = t->threads);
+  const bool by_name = !t->automatic || !attn_shares_prefix(problem);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = by_name ? name : NULL, .threads = t->threads);
   void *gap = malloc(LINE + draw(from, MOST_PLAN_GAP));
   const bool made = bench_build_plan(place->build, problem, &options, &place->plan) == ATTN_OK;
   free(gap);

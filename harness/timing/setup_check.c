@@ -9,6 +9,7 @@
 #include "cases/case.h"
 #include "check/structure.h"
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/pieces.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
 #include "timing/setup.h"
@@ -97,6 +98,7 @@ static attn_status create_plan_by_name(const void *name, const attn_problem *pro
 static void check_structure(const bench_setup *s, bench_trial *t) {
   if (!s->settings->structure || bench_multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
   if (t->verdict.status != BENCH_PASS && t->verdict.status != BENCH_DEGENERATE) return;
+  if (t->automatic && attn_shares_prefix(&s->bench->problem)) return; /* two kernels: one by name has other bits */
   const char *kernel = attn_plan_kernel(t->plan);
   const bench_subject subject = {.create_plan = create_plan_by_name,
                                  .context = kernel,

@@ -223,6 +223,23 @@ TEST(structural_tests_run_on_small_cases) {
   }
 }
 
+/* The automatic choice may take one kernel for a prefix that sequences share and another for the keys behind it. No kernel
+ * by name has the same bits, in the structural tests or in other placements. */
+TEST(the_automatic_choice_has_two_kernels_for_a_prefix) {
+  const bench_case bench = case_of(
+      "batch:32/heads:8/heads_kv:2/seq_q:1/seq_k:300/head_dim:64/causal:bottom-right"
+      "/shared_prefix:256/layout:bshd");
+  const attn_kernel_info *kernel = &bench_automatic;
+  bench_case_settings settings = timed;
+  settings.structure = true;
+  settings.rounds = 5;
+  bench_row row;
+  assert_true(bench_run_case(&bench, &kernel, 1, &settings, &row));
+  if (row.verdict.status != BENCH_PASS) fail_msg("%s", row.verdict.reason);
+  assert_int_equal(row.time.n, 5);
+  bench_row_clear(&row);
+}
+
 /* Where not even the case can be opened, each of its rows says so. */
 TEST(rows_without_memory_say_so) {
   const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")};
