@@ -14,6 +14,7 @@ import unittest
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "dev"))
@@ -205,6 +206,14 @@ class Runs(unittest.TestCase):
     def test_faults_of_the_shared_library_reach_its_programs(self):
         _, said, rows = self.run_sample("old_program", "--sample", "8", files="src/plan/plan.c")
         self.assertIn("old_program", [row["test"].split(" ")[0] for row in rows if row["outcome"] == "killed"], said)
+
+    def test_what_other_load_delays_is_no_kill(self):
+        place = SimpleNamespace(choose=lambda number: None, command_of=lambda test: ([], {}))
+        baseline = mutate.Baseline(place, 9)
+        baseline.seconds = {"quick": 1.0}
+        for codes, outcome in (([1], 1), ([None, 0], None), ([None, None, 1], 1), ([None] * 6, 0)):  # None is late
+            with mock.patch.object(mutate, "run_test", side_effect=codes):  # with the fault, and without it, in turn
+                self.assertEqual(mutate.run_with_fault("quick", 7, place, baseline), outcome)
 
     def test_what_cannot_be_compiled_together_is_left_to_itself(self):
         text = ("int f(int a) {\n#ifdef OTHER_SYSTEM\n  a = a + 3;\n#endif\n  return a + 2;\n}\n"
