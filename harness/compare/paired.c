@@ -59,7 +59,6 @@ bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, 
   const attn_kernel_info *const both[] = {bench_copies_kernel(&sides[0], kernel), bench_copies_kernel(&sides[1], kernel)};
   pair p = {.settings = *settings};
   rows[0] = rows[1] = bench_row_create(bench, kernel);
-  *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
   if (bench_layer_is(bench)) return refuse(rows, BENCH_SKIP, "builds are compared on attention, not on layers");
   if (!both[0] || !both[1]) return refuse(rows, BENCH_ERROR, "only one of both plug-ins has a kernel of that name");
   p.setup = bench_setup_open(bench, both, 2, &p.settings);
