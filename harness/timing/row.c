@@ -46,15 +46,22 @@ static void describe_options(bench_row *row, const bench_case *bench) {
   COPY(row->cache, bench_axis_get(AXIS_CACHE)->words[bench->cache]);
 }
 
+/* Whether an axis of the data has a column of its own. The width that is given has none: column width is d_model, given or
+ * not. */
 static bool has_column(bench_axis axis) {
   switch (axis) {
-    case AXIS_OFFSET:
-    case AXIS_SCALE:
-    case AXIS_LSE:
-    case AXIS_MAGNITUDE:
-    case AXIS_VALUES:
-    case AXIS_WIDTH: return false; /* column width is d_model, given or not */
-    default: return true;
+    case AXIS_ALIGN:
+    case AXIS_WINDOW:
+    case AXIS_MASK:
+    case AXIS_BIAS:
+    case AXIS_ALIBI:
+    case AXIS_SOFTCAP:
+    case AXIS_SCORE:
+    case AXIS_SINKS:
+    case AXIS_LENGTHS:
+    case AXIS_LAYOUT:
+    case AXIS_LAYER: return true;
+    default: return false;
   }
 }
 

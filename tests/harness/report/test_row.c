@@ -95,6 +95,23 @@ TEST(test_rows_describe_their_case) {
   assert_string_equal(row.layer, "");
 }
 
+/* Cases that differ in axes without a column differ in other_axes all the same: figures tell them apart by it. */
+TEST(axes_without_a_column_stand_together) {
+  static const char *const ids[] = {"page_tokens:16/page_order:shuffled", "chunk:4/page_tokens:32", "shared_prefix:8",
+                                    "window_first:3", "key_begin:2/key_end:9"};
+  for (size_t i = 0; i < COUNT(ids); i++) {
+    char id[120];
+    snprintf(id, sizeof id, "batch:2/heads:2/seq_q:5/seq_k:40/head_dim:8/causal:bottom-right/window:20..0/%s", ids[i]);
+    bench_spec spec;
+    bench_case bench;
+    char error[300];
+    if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+    bench_case_build(&spec, 1, &bench);
+    const bench_row row = bench_row_create(&bench, attn_kernel_find("naive_c"));
+    assert_string_equal(row.other_axes, ids[i]);
+  }
+}
+
 /* Keys to the left and to the right; a causal mask alone is no window. */
 TEST(test_windows_are_named) {
   static const struct {
