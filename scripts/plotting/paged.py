@@ -10,7 +10,8 @@ from . import style, svg, views
 from .axes import from_zero, label_ends, power_of_two_axis
 from .page import Frame, Page, columns_for
 
-ORDERS = {"ordered": ("#0072B2", "o", "-"), "shuffled": ("#D55E00", "s", "--")}  # colours as in style.py
+ORDERS = {"ordered": ("#0072B2", "o", "-"), "shuffled": ("#D55E00", "s", "--"),
+          "ring": ("#009E73", "^", ":")}  # colours as in style.py
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ def paged_page(panels, header, notes):
     frame = Frame(width=2.6 if len(panels) > 1 else 4.4, height=2.4, left=0.62, right=1.35)
     lines = [*header, "Line: median of the kernel that is fastest on dense keys; band: 95 % interval; percentages: of the "
                       "rate on dense keys, at the line's right end"]
+    drawn = {order for panel in panels for order in panel.curves}
     legend = [[*((Line2D([], [], color=colour, marker=marker, ls=line, ms=6), f"pages {order}")
-                 for order, (colour, marker, line) in ORDERS.items()),
+                 for order, (colour, marker, line) in ORDERS.items() if order in drawn),
                (Line2D([], [], color=style.FAINT, lw=0.9), "dense keys")]]
     titles = [", ".join(filter(None, (title, panel.kernel))) for title, panel in zip(views.titles(panels), panels)]
     page = Page("Keys and values in pages", lines, titles, columns_for(panels), frame, legend, notes)

@@ -493,6 +493,13 @@ def test_pages_stand_beside_dense_keys(tmp_path):
         paged_panels(read_results([write(tmp_path / "one", in_pages()[:4])]).rows)
 
 
+def test_rings_of_pages_are_drawn(tmp_path):
+    ring = [cells | {key: cells[key].replace("shuffled", "ring") for key in ("case_id", "other_axes")}
+            for cells in in_pages()]
+    words = [text for text, _ in page_texts(pages_of("pages", write(tmp_path / "run", ring))[0])]
+    assert "ring 51 %" in words and "pages ring" in words and "pages shuffled" not in words
+
+
 def test_bar_numbers_stay_in_their_panel(run):
     for page in pages_of("speedup", run):
         renderer = page.figure.canvas.get_renderer()
