@@ -33,8 +33,8 @@ PEERS = {peer.name: peer for peer in (
     Peer("torch", "PyTorch", "torch_sdpa.py", ("torch_flash", "torch_math"), "scripts/peers/setup.sh torch", ("torch",)),
     Peer("onnxruntime", "ONNX Runtime", "onnxruntime_attention.py", ("ort_mha", "ort_attention", "ort_gqa"),
          "scripts/peers/setup.sh onnxruntime", ("onnxruntime", "onnx")),
-    Peer("openvino", "OpenVINO", "openvino_sdpa.py", ("openvino_sdpa",), "scripts/peers/setup.sh openvino",
-         ("openvino",)),
+    Peer("openvino", "OpenVINO", "openvino_sdpa.py", ("openvino_sdpa", "openvino_paged"),
+         "scripts/peers/setup.sh openvino", ("openvino",)),
     Peer("vllm", "vLLM", "vllm_paged.py", ("vllm_cpu",), "scripts/peers/setup.sh vllm", ("torch", "vllm")),
     Peer("onednn", "oneDNN", "onednn_kernels.py", ("matmul_onednn", "graph_onednn"), "scripts/peers/setup.sh onednn"),
     Peer("ggml", "ggml", "ggml_flash_attn.py", ("ggml_flash_attn_ext",),
@@ -44,6 +44,7 @@ PEERS = {peer.name: peer for peer in (
 # Kernel -> title.
 WORDS = {"torch_flash": "PyTorch flash", "torch_math": "PyTorch math", "ort_mha": "ONNX Runtime MultiHeadAttention",
          "ort_attention": "ONNX Runtime Attention-23", "ort_gqa": "ONNX Runtime GroupQueryAttention",
-         "openvino_sdpa": "OpenVINO ScaledDotProductAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",
+         "openvino_sdpa": "OpenVINO ScaledDotProductAttention",
+         "openvino_paged": "OpenVINO PagedAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",
          "vllm_cpu": "vLLM CPU attention",
          "matmul_onednn": "oneDNN matmul + softmax + matmul", "graph_onednn": "oneDNN graph SDPA"}
