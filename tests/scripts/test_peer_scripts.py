@@ -178,10 +178,12 @@ def test_installed_peers_give_the_right_answer(script, name):
     peer, own = PEERS[name], ROOT / ".venv-peers" / name / "bin" / "python"
     if not own.exists():
         pytest.skip(f"{peer.title} is not installed: {peer.install}")
-    done, rows = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05",
-                        *(["-a", "page_tokens=32", "-a", "page_order=shuffled"] if name == "vllm" else []), interpreter=own)
-    assert done.returncode == 0, done.stderr + done.stdout
-    rows = [row for row in rows if row["kernel"] != "auto"]
+    in_pages, rows = ["-a", "page_tokens=32", "-a", "page_order=shuffled"], []
+    for more in {"vllm": [in_pages], "openvino": [[], in_pages]}.get(name, [[]]):
+        done, found = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", *more,
+                             interpreter=own)
+        assert done.returncode == 0, done.stderr + done.stdout
+        rows += [row for row in found if row["kernel"] != "auto"]
     assert {row["status"] for row in rows} <= {"PASS", "SKIP"}
     for kernel in peer.kernels:
         timed = [row for row in rows if row["kernel"] == kernel and row["status"] == "PASS"]
