@@ -70,8 +70,9 @@ bool bench_view_sees_but_for_bias(const bench_view *view, int64_t h, int64_t i, 
 bench_outcome bench_view_run(bench_structure *s, bench_view *view);
 
 /* The same answer as the case's output in the view's heads and rows: in every bit, or within the limits, which with MERGED
- * have room for weights that went through rounded LSEs. BROKEN names the first difference: "with <what>". */
-typedef enum bench_likeness { BENCH_SAME_BITS, BENCH_WITHIN_LIMITS, BENCH_MERGED } bench_likeness;
+ * have room for weights that went through rounded LSEs. SAME_VALUES: in every bit but the sign of a zero. BROKEN names the
+ * first difference: "with <what>". */
+typedef enum bench_likeness { BENCH_SAME_BITS, BENCH_SAME_VALUES, BENCH_WITHIN_LIMITS, BENCH_MERGED } bench_likeness;
 bench_outcome bench_view_compare(bench_structure *s, const bench_view *view, bench_likeness likeness, const char *what);
 
 /* Compares within the limits, without the rows that have a byte in leave_out[head][row]. */

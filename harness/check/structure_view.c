@@ -374,12 +374,18 @@ static bool same_element(const bench_view *v, const bench_structure *s, output_p
                  own.element_bytes);
 }
 
-static bench_outcome same_bits(bench_structure *s, const bench_view *v, int64_t h, int64_t i, const char *what) {
+/* Alike in every bit, or, where that is asked for, both zeros. */
+static bool is_alike(const bench_view *v, const bench_structure *s, bench_likeness likeness, output_place at) {
+  return same_element(v, s, at) || (likeness == BENCH_SAME_VALUES && view_value(v, at) == 0 && case_value(s, at) == 0);
+}
+
+static bench_outcome same_row(bench_structure *s, const bench_view *v, bench_likeness likeness, int64_t h, int64_t i,
+                              const char *what) {
   for (const bench_output *output = bench_outputs_of(&v->problem); output->right; output++) {
     output_place at = {output, v->head + h, v->row + i, 0};
     const attn_operand whole = operand_of(&s->tensors->problem, at);
     for (; whole.present && at.d < whole.extent[3]; at.d++)
-      if (!same_element(v, s, at)) return broken(s, what, at, view_value(v, at), case_value(s, at));
+      if (!is_alike(v, s, likeness, at)) return broken(s, what, at, view_value(v, at), case_value(s, at));
   }
   return BENCH_HOLDS;
 }
@@ -391,10 +397,10 @@ bench_likeness bench_likeness_of(const bench_structure *s, const bench_view *vie
 }
 
 bench_outcome bench_view_compare(bench_structure *s, const bench_view *v, bench_likeness likeness, const char *what) {
-  if (likeness != BENCH_SAME_BITS) return bench_view_within_limits(s, v, NULL, likeness == BENCH_MERGED, what);
+  if (likeness > BENCH_SAME_VALUES) return bench_view_within_limits(s, v, NULL, likeness == BENCH_MERGED, what);
   bench_outcome outcome = BENCH_HOLDS;
   for (int64_t h = 0; h < v->problem.heads_q && outcome == BENCH_HOLDS; h++)
-    for (int64_t i = 0; i < v->problem.seq_q && outcome == BENCH_HOLDS; i++) outcome = same_bits(s, v, h, i, what);
+    for (int64_t i = 0; i < v->problem.seq_q && outcome == BENCH_HOLDS; i++) outcome = same_row(s, v, likeness, h, i, what);
   return outcome;
 }
 
