@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "attn/extend.h"
 #include "attn/kernel.h"
 #include "base/cli.h"
 #include "base/files.h"
@@ -15,6 +16,7 @@ const bench_build bench_own_build = {.version = attn_version,
                                      .last_error = attn_last_error,
                                      .plan_create = attn_plan_create,
                                      .plan_kernel = attn_plan_kernel,
+                                     .plan_kernel_of = attn_plan_kernel_of,
                                      .plan_workspace = attn_plan_workspace,
                                      .plan_run = attn_plan_run,
                                      .plan_destroy = attn_plan_destroy};
@@ -80,6 +82,7 @@ static bool load(const char *path, bench_build *build, char *error, size_t bytes
     *(void **)symbols[i].function = dlsym(library, symbols[i].name);
     if (!*(void **)symbols[i].function) return bench_say(error, bytes, "%s has no %s()", path, symbols[i].name);
   }
+  *(void **)(void *)&build->plan_kernel_of = dlsym(library, "attn_plan_kernel_of");
   return true;
 }
 

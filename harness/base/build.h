@@ -14,6 +14,7 @@ typedef struct bench_build {
   const char *(*last_error)(void);
   attn_status (*plan_create)(const attn_problem *problem, const attn_options *options, attn_plan **plan);
   const char *(*plan_kernel)(const attn_plan *plan);
+  const char *(*plan_kernel_of)(const attn_plan *plan, int64_t queries); /* NULL: a build before it */
   size_t (*plan_workspace)(const attn_plan *plan);
   attn_status (*plan_run)(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
   void (*plan_destroy)(attn_plan *plan);

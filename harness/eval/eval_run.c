@@ -53,6 +53,7 @@ static bool prepare(const eval_rows *rows, bench_trial *t) {
   t->kernel = attn_kernel_find(attn_plan_kernel(t->plan));
   t->tensors = &rows->input->tensors;
   t->tensor_count = 1;
+  bench_trial_declare(t);
   t->workspace_bytes = attn_plan_workspace(t->plan);
   t->workspace = attn_aligned_alloc(64, t->workspace_bytes + 64);
   return t->workspace || bench_conclude(t, BENCH_ERROR, "no memory for the workspace");
@@ -61,7 +62,7 @@ static bool prepare(const eval_rows *rows, bench_trial *t) {
 /* A kernel that is right by the oracle must also agree with the --expect files. */
 static void compare_with_files(const eval_rows *rows, bench_trial *t) {
   bench_verdict *verdict = &t->verdict;
-  const bench_verdict given = bench_check_values(&rows->given, &t->tensors->args, &t->kernel->numerics);
+  const bench_verdict given = bench_check_values(&rows->given, &t->tensors->args, &t->numerics);
   if (given.status == BENCH_FAIL) {
     verdict->status = BENCH_FAIL;
     snprintf(verdict->reason, sizeof verdict->reason, "right by the oracle, but not as --expect has it: %.340s",
@@ -74,8 +75,7 @@ static void compare_with_files(const eval_rows *rows, bench_trial *t) {
 }
 
 static void check_eval(const eval_rows *rows, bench_trial *t) {
-  const attn_numerics *numerics = &t->kernel->numerics;
-  t->verdict = bench_check(t->plan, t->tensors, rows->oracle, numerics, t->workspace, t->workspace_bytes);
+  t->verdict = bench_check(t->plan, t->tensors, rows->oracle, &t->numerics, t->workspace, t->workspace_bytes);
   const bool right = t->verdict.status == BENCH_PASS || t->verdict.status == BENCH_DEGENERATE;
   if (right && rows->given.given) compare_with_files(rows, t);
 }

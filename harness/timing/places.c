@@ -58,14 +58,15 @@ static bool draw_workspace(bench_trial *t, bench_place *place, source *from) {
 }
 
 /* The plan that was checked, made again: by another copy of its build, if there are some. By the kernel's name, because a
- * copy may choose another one; but the automatic choice may take another kernel for a prefix that sequences share. */
+ * copy may choose another one; but the automatic choice may take several kernels for packed sequences, or for a prefix that
+ * they share. */
 static bool draw_plan(const bench_trial *t, bench_place *place, int index, const attn_problem *problem, source *from) {
   const bench_build *own = bench_trial_build(t);
   place->build = t->copies ? &t->copies->build[index % t->copies->count] : own;
   if (!t->plan) return true; /* a layer keeps its own */
   char name[BENCH_BUILD_KERNEL];
   bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
-  const bool by_name = !t->automatic || !attn_shares_prefix(problem);
+  const bool by_name = !t->automatic || !(attn_shares_prefix(problem) || attn_uses(problem, ATTN_USE_VARLEN));
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = by_name ? name : NULL, .threads = t->threads);
   void *gap = malloc(LINE + draw(from, MOST_PLAN_GAP));
   const bool made = bench_build_plan(place->build, problem, &options, &place->plan) == ATTN_OK;

@@ -27,11 +27,17 @@ static attn_options options_of(const bench_setup *s, const bench_trial *t) {
 
 /* The row of the automatic choice keeps the name "auto" and says what was chosen. */
 static void name_choice(const bench_setup *s, bench_trial *t) {
-  if (!t->automatic) return;
   const char *chosen = t->layer ? t->layer->kernel : bench_trial_build(t)->plan_kernel(t->plan);
   const attn_kernel_info *kernel = attn_kernel_find(chosen);
-  if (kernel) t->kernel = kernel;
-  if (bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) bench_warn(t, "chose %s", chosen);
+  if (t->automatic && kernel) t->kernel = kernel;
+  bench_trial_declare(t);
+  if (!t->automatic || !bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) return;
+  const char *(*kernel_of)(const attn_plan *, int64_t) = bench_trial_build(t)->plan_kernel_of;
+  const char *of_one = t->plan && kernel_of ? kernel_of(t->plan, 1) : chosen;
+  if (strcmp(of_one, chosen) == 0)
+    bench_warn(t, "chose %s", chosen);
+  else
+    bench_warn(t, "chose %s, and %s for single queries", chosen, of_one);
 }
 
 /* Nanoseconds of the quickest of a few creations: the first one also fills caches of the library. */
@@ -102,7 +108,7 @@ static void check_structure(const bench_setup *s, bench_trial *t) {
   const char *kernel = attn_plan_kernel(t->plan);
   const bench_subject subject = {.create_plan = create_plan_by_name,
                                  .context = kernel,
-                                 .numerics = &t->kernel->numerics,
+                                 .numerics = &t->numerics,
                                  .rows_stand_alone = !attn_kernel_find(kernel)->library[0]};
   const bench_verdict structure =
       bench_structure_check(&subject, &t->tensors[0], s->expected, s->bench->seed, ~0u, &t->verdict.structure);
@@ -121,15 +127,14 @@ static void guess_call_time(bench_trial *t) {
 }
 
 static void check_output(bench_setup *s, bench_trial *t) {
-  const attn_numerics *numerics = &t->kernel->numerics;
   t->tensors = s->tensors;
   t->tensor_count = 1;
   t->zero_mean = s->expected && s->expected->zero_mean;
   if (!(s->layer ? open_layer(s, t) : open_plan(s, t))) return;
   if (t->layer) {
-    t->verdict = bench_layer_check(t->layer, numerics, t->workspace, t->workspace_bytes);
+    t->verdict = bench_layer_check(t->layer, &t->numerics, t->workspace, t->workspace_bytes);
   } else {
-    t->verdict = bench_check_build(bench_trial_build(t), t->plan, &t->tensors[0], s->expected, numerics, t->workspace,
+    t->verdict = bench_check_build(bench_trial_build(t), t->plan, &t->tensors[0], s->expected, &t->numerics, t->workspace,
                                    t->workspace_bytes);
     check_structure(s, t);
   }

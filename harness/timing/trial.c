@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/float_mode.h"
 #include "data/generate.h"
+#include "kernels/common/problem/indexing.h"
 #include "machine/affinity.h"
 #include "timing/core_share.h"
 #include "timing/stats.h"
@@ -32,6 +33,24 @@ static const char DIFFERS[] = "an output of the timed runs differs from the one 
 static bench_tensors *tensors_of(const bench_trial *t, int64_t turn) { return &t->tensors[turn % t->tensor_count]; }
 
 const bench_build *bench_trial_build(const bench_trial *t) { return t->build ? t->build : &bench_own_build; }
+
+static void widen(attn_numerics *to, const attn_numerics *by) {
+  to->exp_error = fmax(to->exp_error, by->exp_error);
+  to->p_rounding = fmax(to->p_rounding, by->p_rounding);
+  to->input_flush = fmax(to->input_flush, by->input_flush);
+}
+
+void bench_trial_declare(bench_trial *t) {
+  const bench_build *build = bench_trial_build(t);
+  t->numerics = t->kernel->numerics;
+  if (t->layer || !t->automatic || !build->plan_kernel_of) return;
+  const attn_problem *p = &t->tensors->problem;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const int64_t queries = attn_sequence_of(p, &t->tensors->args, b).len_q;
+    const attn_kernel_info *kernel = attn_kernel_find(build->plan_kernel_of(t->plan, queries));
+    if (kernel) widen(&t->numerics, &kernel->numerics);
+  }
+}
 
 attn_status bench_trial_call(const bench_trial *t, int64_t turn) {
   if (t->layer) return bench_layer_call(t->layer, t->workspace, t->workspace_bytes);
@@ -77,8 +96,7 @@ const char *bench_trial_look(const bench_trial *t, int64_t turn) {
 const char *bench_trial_look_closely(const bench_trial *t, int64_t turn, uint64_t random, char *text, size_t bytes) {
   if (t->layer) return NULL;
   const bench_tensors *tensors = tensors_of(t, turn);
-  const bench_verdict verdict =
-      bench_check_row(&tensors->problem, &tensors->args, &t->kernel->numerics, t->zero_mean, random);
+  const bench_verdict verdict = bench_check_row(&tensors->problem, &tensors->args, &t->numerics, t->zero_mean, random);
   if (verdict.status == BENCH_PASS) return NULL;
   (void)bench_say(text, bytes, "skips work: wrong on inputs that no call has seen: %.250s", verdict.reason);
   return text;

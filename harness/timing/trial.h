@@ -36,6 +36,7 @@ typedef struct bench_place {
 typedef struct bench_trial {
   const attn_kernel_info *kernel; /* the kernel that runs; bench_automatic until the library has chosen */
   bool automatic;                 /* the library was asked to choose */
+  attn_numerics numerics;         /* those of all kernels that run (bench_trial_declare()) */
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
   bool leaves_threads;            /* there were more threads after its check, or after a sample, than before */
   int threads;                    /* the case's; the loop beside it runs on as many at once */
@@ -104,6 +105,9 @@ void bench_trial_poison(const bench_trial *trial, int64_t turn);
 void bench_trial_freshen(const bench_trial *trial, int64_t turn, uint64_t *random);
 const char *bench_trial_look(const bench_trial *trial, int64_t turn);
 const char *bench_trial_look_closely(const bench_trial *trial, int64_t turn, uint64_t random, char *text, size_t bytes);
+
+/* Fills in `numerics` once plan and tensors, or the layer, are there: the largest numbers of all kernels that run. */
+void bench_trial_declare(bench_trial *trial);
 
 /* Moves the trial to the placement of its next round. Whether it was elsewhere. */
 bool bench_place_take(bench_trial *trial);

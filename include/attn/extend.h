@@ -48,6 +48,10 @@ ATTN_API attn_status attn_struct_read(const attn_struct_layout *layout, const vo
 /** Fills in a caller's struct, as far as its struct_size reaches. Writes nothing if that is no size. */
 ATTN_API void attn_struct_write(const attn_struct_layout *layout, const void *ours, void *theirs);
 
+/** The name of the kernel that the plan runs for packed sequences (VARLEN) of so many queries: the automatic choice may take
+ * one for few queries and another for many. attn_plan_kernel() names that of the longest. Other plans have one kernel. */
+ATTN_API const char *attn_plan_kernel_of(const attn_plan *plan, int64_t queries);
+
 /** Threads to use when the caller names none: OpenMP's default, or 1. */
 ATTN_API int attn_parallel_default_threads(void);
 

@@ -18,6 +18,7 @@ typedef struct attn_choice {
   const attn_kernel *kernel;
   attn_cause cause;
   bool steady;               /* attn_options.steady */
+  bool of_range;             /* for packed sequences in one range of lengths (src/plan/by_length.h) */
   const char *cap;           /* the highest tier to use; NULL = no cap. Static text */
   const char *named_by;      /* CAUSE_NAMED: "ATTN_KERNEL". Static text */
   const attn_tuning *tuning; /* the tuning file in force; NULL = none */

@@ -28,7 +28,8 @@ static const attn_tuning *class_costs(void) {
 static double even_sequences(attn_problem *p) {
   if (!(p->uses & ATTN_USE_VARLEN) || p->seq_q == 0) return (double)p->batch;
   const double count = (double)p->total_q / (double)p->seq_q;
-  if ((double)p->total_k < count * (double)p->seq_k) p->seq_k = (int64_t)((double)p->total_k / count);
+  if (!(p->uses & ATTN_USE_PAGES) && (double)p->total_k < count * (double)p->seq_k)
+    p->seq_k = (int64_t)((double)p->total_k / count);
   return count;
 }
 

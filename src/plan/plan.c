@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attn/extend.h"
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/memory/memory.h"
 #include "src/api/error.h"
@@ -17,6 +18,7 @@
 #include "src/choice/dispatch.h"
 #include "src/choice/paying_threads.h"
 #include "src/choice/tuning.h"
+#include "src/plan/by_length.h"
 #include "src/plan/parallel.h"
 #include "src/plan/pieces.h"
 #include "src/registry/cpu.h"
@@ -34,6 +36,7 @@ struct attn_plan {
   size_t workspace_bytes;
   attn_choice choice;
   attn_pieces *pieces;         /* plans of pieces, which run instead of the schedule; NULL = none */
+  attn_by_length *ranges;      /* the same of ranges of lengths */
   _Atomic(char *) description; /* made when it is asked for */
 };
 
@@ -87,6 +90,10 @@ enum { DESCRIPTION_BYTES = 6000 };
 static void describe(const attn_plan *plan, char *text) {
   if (plan->pieces) {
     attn_pieces_describe(plan->pieces, text, DESCRIPTION_BYTES);
+    return;
+  }
+  if (plan->ranges) {
+    attn_by_length_describe(plan->ranges, text, DESCRIPTION_BYTES);
     return;
   }
   const attn_schedule *s = &plan->schedule;
@@ -149,17 +156,29 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   return kernel->plan(&before.problem, &fewer, &plan->schedule);
 }
 
+/* Plans of pieces or of ranges, where the problem needs them. */
+static attn_status divide(attn_plan *plan, const attn_choice *choice, const attn_options *asked) {
+  const attn_problem *p = &plan->schedule.problem;
+  const attn_status status = attn_pieces_needed(p) ? attn_pieces_create(p, choice, asked, &plan->pieces)
+                                                   : attn_by_length_create(p, choice, asked, &plan->ranges);
+  if (status != ATTN_OK) return status;
+  if (plan->pieces) {
+    plan->workspace_bytes = attn_pieces_workspace(plan->pieces);
+    plan->options.threads = attn_pieces_threads(plan->pieces);
+  }
+  if (plan->ranges) {
+    plan->workspace_bytes = attn_by_length_workspace(plan->ranges);
+    plan->options.threads = attn_by_length_threads(plan->ranges);
+  }
+  return ATTN_OK;
+}
+
 /* Tasks, library objects and memory; on failure the plan holds none of them. */
 static attn_status prepare(attn_plan *plan, const attn_choice *choice, const attn_options *asked) {
   const attn_kernel *kernel = plan->kernel;
   const bool open_threads = asked->threads == 0;
-  if (attn_pieces_needed(&plan->schedule.problem)) {
-    const attn_status status = attn_pieces_create(&plan->schedule.problem, choice, asked, &plan->pieces);
-    if (status != ATTN_OK) return status;
-    plan->workspace_bytes = attn_pieces_workspace(plan->pieces);
-    plan->options.threads = attn_pieces_threads(plan->pieces);
-    return ATTN_OK;
-  }
+  const attn_status divided = divide(plan, choice, asked);
+  if (divided != ATTN_OK || plan->pieces || plan->ranges) return divided;
   bool fits = plan_tasks(plan, choice, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
@@ -244,6 +263,8 @@ void attn_plan_destroy(attn_plan *plan) {
   if (!plan) return;
   if (plan->pieces)
     attn_pieces_destroy(plan->pieces);
+  else if (plan->ranges)
+    attn_by_length_destroy(plan->ranges);
   else
     close_library(plan);
   attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
@@ -271,6 +292,10 @@ const char *attn_plan_describe(const attn_plan *plan) {
 
 const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
 
+const char *attn_plan_kernel_of(const attn_plan *plan, int64_t queries) {
+  return attn_plan_kernel(plan && plan->ranges ? attn_by_length_plan(plan->ranges, queries) : plan);
+}
+
 int64_t attn_plan_piece_keys(const attn_plan *plan) {
   return plan && attn_uses(&plan->schedule.problem, ATTN_USE_STATE) ? plan->schedule.key_block : 0;
 }
@@ -283,31 +308,42 @@ typedef struct phase_context {
   const attn_plan *plan;
   const attn_args *args;
   char *shared, *scratch;
+  const int64_t *sequences; /* NULL: all */
   int64_t first_unit;
   int phase;
 } phase_context;
+
+/* The unit at a place in the list of all sequences or of some. */
+static int64_t unit_at(const phase_context *c, int64_t place) {
+  const int64_t heads = c->plan->schedule.problem.heads_kv;
+  return c->sequences ? c->sequences[place / heads] * heads + place % heads : place;
+}
 
 static void run_task(void *pointer, int64_t index, int worker) {
   const phase_context *c = pointer;
   const attn_schedule *s = &c->plan->schedule;
   int64_t items = s->items[c->phase], slot = index / items;
   assert(worker >= 0 && worker < c->plan->options.threads && slot < s->wave_units);
-  attn_task task = {.phase = c->phase, .unit = c->first_unit + slot, .item = index % items};
+  attn_task task = {.phase = c->phase, .unit = unit_at(c, c->first_unit + slot), .item = index % items};
   const uint64_t mode = attn_float_mode_enter();
   c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,
                        c->scratch + (size_t)worker * s->scratch_bytes);
   attn_float_mode_leave(mode);
 }
 
-static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {
+/* The units of all sequences, or of those in the list. */
+static void run_waves(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t all, char *workspace) {
   const attn_schedule *s = &plan->schedule;
   if (s->problem.seq_q == 0) return; /* there may be many units, but none has work */
-  phase_context context = {
-      .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
+  phase_context context = {.plan = plan,
+                           .args = args,
+                           .shared = workspace,
+                           .scratch = workspace + s->unit_bytes * (size_t)s->wave_units,
+                           .sequences = sequences};
   const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
   if (hooks->begin_run) hooks->begin_run();
-  for (int64_t first = 0; first < s->units; first += s->wave_units) {
-    int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
+  for (int64_t first = 0; first < all; first += s->wave_units) {
+    int64_t units = all - first < s->wave_units ? all - first : s->wave_units;
     context.first_unit = first;
     for (context.phase = 0; context.phase < s->phases; context.phase++)
       attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
@@ -318,8 +354,16 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
 void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *workspace) {
   if (plan->pieces)
     attn_pieces_run(plan->pieces, args, workspace);
+  else if (plan->ranges)
+    attn_by_length_run(plan->ranges, args, workspace);
   else
-    run_waves(plan, args, workspace);
+    run_waves(plan, args, NULL, plan->schedule.units, workspace);
+}
+
+void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
+                             void *workspace) {
+  assert(!plan->pieces && !plan->ranges);
+  run_waves(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {

@@ -18,6 +18,10 @@ attn_status attn_plan_create_chosen(const attn_problem *problem, const attn_choi
 /* Runs a plan with arguments that have been read, and a workspace that is large enough. */
 void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *workspace);
 
+/* The same over `count` packed sequences alone, of a plan without pieces and ranges. */
+void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
+                             void *workspace);
+
 /* Threads that a run uses. */
 int attn_plan_threads(const attn_plan *plan);
 

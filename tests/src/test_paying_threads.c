@@ -83,6 +83,9 @@ TEST(keys_of_uneven_sequences_are_counted) {
   assert_true(attn_call_ns(costs, decode, &p) == 10 * 10100);
   p.total_q = 0;
   assert_true(attn_call_ns(costs, decode, &p) == 0);
+  attn_problem_set_varlen(&p, 10, 0); /* keys in pages have no total: each sequence may have all of seq_k */
+  attn_problem_set_pages(&p, 16, 10);
+  assert_true(attn_call_ns(costs, decode, &p) == 10 * 10100);
 }
 
 /* The time by costs of the class: those of the kernel, or else the shortest of the kernels that can run here; the
