@@ -201,7 +201,7 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
       values > two_lines ? values / two_lines : 1; /* pairs of lines to prefetch, each time that as many have been read */
   const int between = values < two_lines ? two_lines / values : 1;
   const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
-  const int64_t last = LOADS_PARTS ? columns : VEC_VALUES;
+  const int64_t last = LOADS_PARTS_OF(kind.dtype) ? columns : VEC_VALUES;
   float *acc = t.acc + column;
   vec sum[DECODE_SUMS];
   UNROLL

@@ -98,7 +98,7 @@ _Static_assert(LANE_VALUES == 1 || DECODE_KEYS * 3 / 2 <= DECODE_SCORE_STRIDE, "
 enum { DIMS_WHOLE = 0 /* whole vectors */, DIMS_PARTS = -1 /* with a part of a vector at the end */ };
 
 /* Whether a line of group_rows.def is for this tier. */
-#define HAS_GROUP(dim, type) (((dim) != DIMS_PARTS || LOADS_PARTS) && LANES_TAKE(type))
+#define HAS_GROUP(dim, type) (((dim) != DIMS_PARTS || LOADS_PARTS_OF(type)) && LANES_TAKE(type))
 
 /* The queries as tile_queries() leaves them, and the keys of a vector of scores, of which the first begins at k.rows.first.
  */

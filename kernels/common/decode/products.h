@@ -195,7 +195,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->k = k_rows_of(block, run);
   work->v = v_rows_of(block, run);
   work->next = prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy);
-  const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
+  const bool whole = LOADS_PARTS_OF(p->dtype_kv) || p->dim_v % VEC_VALUES == 0;
   if (!whole && !picks) work->v = copy_values(work, block, -1);
 }
 

@@ -86,7 +86,8 @@ static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column
                                                prefetch_lines *next) {
   const wide_work w = {{t.keys, 0}, t.lanes * LANE_VALUES, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
   for (; *column + vecs * VEC_LANES <= t.acc_stride; *column += vecs * VEC_LANES) {
-    const int64_t last = LOADS_PARTS ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
+    const int64_t last =
+        LOADS_PARTS_OF(kind.dtype) ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
     accumulate_wide(w, *column, last, kind, vecs, 1, next);
   }
 }

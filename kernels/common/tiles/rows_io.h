@@ -4,7 +4,8 @@
  *
  * Parameters: those of register_tile.h, and
  *   VEC_LOADS_PARTS  optional: the tier loads parts of vectors as quickly as whole ones, and brings vec_load_first_f16() and
- *                    vec_load_first_bf16(); tested: set (avx512), not set (portable, avx2, neon, c) */
+ *                    vec_load_first_bf16(); tested: set (avx512), not set (portable, avx2, neon, c)
+ *   VEC_LOADS_FLOAT_PARTS  optional: so it loads floats; tested: set (avx2), not set (portable, neon, c) */
 #ifndef ATTN_COMMON_ROWS_IO_H
 #define ATTN_COMMON_ROWS_IO_H
 
@@ -40,6 +41,13 @@ static ALWAYS_INLINE vec vec_load_first_bf16(const uint16_t *from, int64_t n) {
   uint16_t padded[VEC_LANES] = {0};
   return vec_load_bf16(pad(from, n, padded));
 }
+#endif
+
+/* Whether parts of vectors of a type are loaded as quickly as whole ones: a constant. */
+#ifdef VEC_LOADS_FLOAT_PARTS
+#define LOADS_PARTS_OF(dtype) (LOADS_PARTS || (dtype) == ATTN_F32)
+#else
+#define LOADS_PARTS_OF(dtype) LOADS_PARTS
 #endif
 
 /* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
