@@ -38,9 +38,9 @@ static ALWAYS_INLINE void accumulate_keys(const few_rows *t, const few_kind kind
 /* Whether a line is for this tier. */
 #define HAS_ROWS(rows, policy, type) \
   ((rows) <= DECODE_KNOBS.tile_rows && ((policy) != PREFETCH_TWICE || DECODE_KNOBS.prefetches_twice) && LANES_TAKE(type))
-#define FEW_ROWS(rows, policy, type, scores, sums)                                                          \
-  static NO_INLINE void scores(const few_rows *t) { score_keys(t, (few_kind){rows, ATTN_##type, policy}); } \
-  static NO_INLINE void sums(const few_rows *t) { accumulate_keys(t, (few_kind){rows, ATTN_##type, policy}); }
+#define FEW_ROWS(rows, policy, type, scores, sums)                                                                 \
+  static NO_INLINE void scores(const few_rows *t) { score_keys(t, (few_kind){rows, ATTN_##type, policy, false}); } \
+  static NO_INLINE void sums(const few_rows *t) { accumulate_keys(t, (few_kind){rows, ATTN_##type, policy, false}); }
 #include "few_rows.def"
 #undef FEW_ROWS
 
