@@ -71,16 +71,16 @@ static int run_folder(const char *path) {
 
 /* ---- Random inputs ---- */
 
-static volatile sig_atomic_t running = -1;
+/* What a signal's handler writes: it may not format. */
+static char running[64];
+static volatile sig_atomic_t running_bytes;
 
 /* AddressSanitizer's findings end in abort(), too. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "abort_on_error=1"; }
 
 static void report_number(int signal_number) {
-  char line[64];
-  const int length = snprintf(line, sizeof line, "in --random %d:%d\n", (int)running, (int)running + 1);
-  if (running >= 0) (void)!write(STDERR_FILENO, line, (size_t)length);
+  (void)!write(STDERR_FILENO, running, (size_t)running_bytes);
   (void)signal(signal_number, SIG_DFL);
   (void)raise(signal_number);
 }
@@ -106,7 +106,7 @@ static bool run_random(int number) {
   for (size_t i = kept; i < bytes; i++) data[i] = (uint8_t)next(&state);
   for (uint64_t changes = next(&state) % 9; kept && changes > 0; changes--)
     data[next(&state) % kept] = (uint8_t)next(&state);
-  running = number;
+  running_bytes = snprintf(running, sizeof running, "in --random %d:%d\n", number, number + 1);
   return run(data, bytes);
 }
 
