@@ -71,7 +71,7 @@ static int run_folder(const char *path) {
 
 /* ---- Random inputs ---- */
 
-/* What a signal's handler writes: it may not format. */
+/* The line that a signal's handler writes, because it may not format one. */
 static char running[64];
 static volatile sig_atomic_t running_bytes;
 

@@ -3,7 +3,7 @@
  *
  * The loops use K and V in turns, block by block, and neither during softmax. Memory is faster if both are read side by side
  * all the time. So lines are prefetched in an order of their own, while any lines are used: one of K, one of V, and so on,
- * in the order in which they lie. Measured orders: docs/performance-log.md.
+ * in the order in which they lie. Measured orders: notebook/performance-log.md.
  *
  * Zen 5 drops prefetches that come faster than memory delivers (a quarter of them at full speed), and loads that wait for
  * memory are few beside the arithmetic of several rows. There lines are prefetched twice (prefetch_twice), into level 1: V

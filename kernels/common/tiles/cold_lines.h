@@ -12,7 +12,9 @@
 #include "rows_io.h"
 
 enum {
-  WARM_BYTES = 3 << 19, /* bytes of all tensors that stay in a level 2 of 2 MiB from task to task */
+  /* Bytes of all tensors that stay in a level 2 of 2 MiB from task to task. Tested on a Granite Rapids: without this limit
+     8 × 128 × 64 takes 2 % longer and 512 × 64 1 %; beyond it 8 × 12 × 384 × 64 takes 7 % less. */
+  WARM_BYTES = 3 << 19,
   PANEL_LINES =
       PANEL_KEYS < 16 ? 1 : PANEL_KEYS / 16, /* lines of each tensor for each panel of a tile: enough for 384 tokens */
 };
