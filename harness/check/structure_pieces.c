@@ -48,6 +48,8 @@ bench_outcome bench_structure_pieces(bench_structure *s) {
   bench_view whole = bench_view_of_sequence(s);
   attn_problem *p = &whole.problem;
   if (!s->subject->rows_stand_alone || p->window_first > 0 || p->shared_prefix > 0) return BENCH_NOT_APPLICABLE;
+  /* A sink far above a row's scores: a whole call computes the row in double precision, which pieces cannot. */
+  if (attn_uses(p, ATTN_USE_SINKS)) return BENCH_NOT_APPLICABLE;
   p->uses |= ATTN_USE_STATE;
   if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_OFFSET;
   const int64_t floats = attn_operand_set_dense(p, ATTN_OPERAND_STATE);

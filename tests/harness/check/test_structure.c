@@ -719,7 +719,7 @@ TEST(right_answers_pass) {
 TEST(pieces_have_the_bits_of_one_call) {
   static const char *const ids[] = {"heads:2/heads_kv:1/seq_q:5/seq_k:150/head_dim:8/causal:bottom-right/lse:on",
                                     "batch:2/heads:2/heads_kv:2/seq_q:7/seq_k:90/head_dim:4/lengths:row_len/bias:masking",
-                                    "heads:2/heads_kv:1/seq_q:3/seq_k:200/head_dim:8/window:30..2/sinks:on/alibi:on"};
+                                    "heads:2/heads_kv:1/seq_q:3/seq_k:200/head_dim:8/window:30..2/alibi:on/lse:on"};
   watched_kernel = &attn_flash_c;
   for (size_t c = 0; c < COUNT(ids); c++)
     for (uint64_t seed = 0; seed < 4; seed++) {
