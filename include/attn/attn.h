@@ -389,7 +389,7 @@ enum { ATTN_STATE_SUMS = 16 };
 /** Floats of a row of args.state: o [dim_v], the parts of the sum [ATTN_STATE_SUMS], and the reference as a float and the
  * rest of it. A kernel leaves as many parts as its vectors have lanes, so that it can go on with the same bits; the others
  * are 0. */
-static inline int64_t attn_state_floats(int64_t dim_v) { return dim_v + ATTN_STATE_SUMS + 2; }
+static inline int64_t attn_state_floats(int64_t dim_v) { return (int64_t)((uint64_t)dim_v + ATTN_STATE_SUMS + 2); }
 
 /** Dense rows of args.state as what attn_partial_merge() and attn_partial_finish() take. */
 static inline attn_partial attn_partial_of_state(float *state, int64_t dim_v) {

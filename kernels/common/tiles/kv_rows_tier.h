@@ -260,6 +260,11 @@ static ALWAYS_INLINE void store_squares(const attn_kv_rows *r, staged_rows rows,
       store_square(r, rows.data + t * rows.stride + d, rows.stride, at + d * r->to_element + t, dtype);
 }
 
+/* Its own function, because the stage of write_columns() fills a stack frame. */
+static NO_INLINE void store_stage(const attn_kv_rows *r, staged_rows rows, int64_t at) {
+  WITH_TYPE(r->to_dtype, store_squares, r, rows, at)
+}
+
 /* Columns are far apart, so the CPU does not foresee their lines. */
 static void prefetch_columns(const attn_kv_rows *r, int64_t at, int64_t tokens, int64_t count) {
   const int64_t bytes = attn_elements_bytes(r->to_dtype, tokens);
@@ -289,7 +294,7 @@ static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int6
       if (first > 0) row.turned = 0;
       write_token_rows(&row);
     }
-    WITH_TYPE(r->to_dtype, store_squares, r, rows, at)
+    store_stage(r, rows, at);
     for (int64_t d = round_down(rows.count, VEC_LANES); d < rows.count; d++)
       for (int64_t i = 0; i < tokens; i++)
         attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, floats[i * rows.stride + d]);

@@ -171,9 +171,9 @@ TEST(structural_runs_are_counted) {
   assert_string_equal(
       text,
       "structural tests, cases (of at most 1e8 multiply-adds) on which each ran:\n"
-      "kernel             threads batch  rows poison neighbours probe convex permutation heads partition\n"
-      "naive_c                 12     0    12      0          0     0      0           0     0         0\n"
-      "flash_c                  0    12    12      0          0     0      0           0     0         0\n\n");
+      "kernel             threads batch  rows poison neighbours probe convex permutation heads partition pieces\n"
+      "naive_c                 12     0    12      0          0     0      0           0     0         0      0\n"
+      "flash_c                  0    12    12      0          0     0      0           0     0         0      0\n\n");
   free(text);
 }
 
