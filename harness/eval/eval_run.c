@@ -321,9 +321,9 @@ static bool is_same_file(const char *a, const char *b) {
 
 static int check_output(const eval_options *options, const eval_task *task, int n) {
   const char *name = eval_outputs[n].save, *path = task->save[n], *other = NULL;
-  for (int i = 0; path && i < n; i++)
+  for (int i = 0; path && !other && i < n; i++)
     if (task->save[i] && is_same_file(path, task->save[i])) other = eval_outputs[i].save;
-  for (eval_file which = 0; path && which < EVAL_FILES; which++)
+  for (eval_file which = 0; path && !other && which < EVAL_FILES; which++)
     if (options->path[which] && is_same_file(path, options->path[which])) other = eval_option(which);
   if (other) return cli_usage_error("eval", "%s %s is also %s; outputs go to files of their own", name, path, other);
   return path && !bench_file_writable(path) ? BENCH_EXIT_INTERNAL : 0;

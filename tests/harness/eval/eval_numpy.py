@@ -381,6 +381,7 @@ def check_files(evals):
         ({"q": file["huge.npy"]}, 5, "cut short"),
         ({"save_o": folder / "q.npy"}, 2, "is also --q"),
         ({"save_lse": file["other.npy"]}, 2, "is also --q"),
+        ({"k": folder / "q.npy", "save_o": folder / "q.npy"}, 2, "is also --q;"),
         ({"save_o": folder / "new.npy", "save_lse": folder / "new.npy"}, 2, "is also --save-o"),
         ({"save_o": folder / "nowhere" / "o.npy"}, 5, "cannot write"),
         ({"save_o": folder}, 5, "cannot write"),
