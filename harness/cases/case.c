@@ -14,6 +14,7 @@
 #include "cases/case.h"
 #include "cases/cases.h"
 #include "cases/layer_info.h"
+#include "kernels/common/problem/indexing.h"
 
 int bench_cpu_count(void) {
 #ifdef _OPENMP
@@ -147,8 +148,9 @@ static void build_masks(bench_case *bench) {
 
 /* Pages that hold all keys which some query of a sequence sees, wherever they begin within a page. */
 static int64_t ring_pages(const attn_problem *p) {
-  const int64_t keys = p->seq_q - 1 + p->window_left + p->window_right + 1;
-  return keys > 0 && keys < p->seq_k ? (keys + p->page_tokens - 2) / p->page_tokens + 1 : p->page_table_stride;
+  const int64_t keys = attn_saturating_add(attn_saturating_add(p->window_left, p->window_right), p->seq_q);
+  if (keys <= 0 || keys >= p->seq_k) return p->page_table_stride;
+  return min64((keys + p->page_tokens - 2) / p->page_tokens + 1, p->page_table_stride);
 }
 
 /* Each sequence has pages of its own for seq_k keys, or in a ring for those of its window; all of them are used.
@@ -158,8 +160,7 @@ static void build_pages(bench_case *bench) {
   if (is(bench, AXIS_PAGE_TOKENS, "none")) return;
   const int64_t tokens = bench_spec_int(&bench->spec, AXIS_PAGE_TOKENS);
   attn_problem_set_pages(p, tokens, 0);
-  const int64_t all = p->page_table_stride, ring = is(bench, AXIS_PAGE_ORDER, "ring") ? ring_pages(p) : all;
-  p->pages = p->batch * (ring < all ? ring : all);
+  p->pages = p->batch * (is(bench, AXIS_PAGE_ORDER, "ring") ? ring_pages(p) : p->page_table_stride);
 }
 
 /* Whether queries are packed. */
