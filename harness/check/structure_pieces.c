@@ -2,13 +2,18 @@
 /* Structural test with keys in pieces (attn_args.state). */
 #include "check/structure_private.h"
 
+/* Rows go on from a dense state. Returns its floats. */
+static int64_t use_state(attn_problem *p) {
+  p->uses |= ATTN_USE_STATE;
+  if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_OFFSET;
+  return attn_operand_set_dense(p, ATTN_OPERAND_STATE);
+}
+
 /* A piece of the sequence's keys, for rows that go on from a state. The last key is another one than the sequence's. */
 static bench_view piece_of(const bench_structure *s, int64_t first, int64_t end) {
   bench_view v = bench_view_of_sequence(s);
   bench_view_keep_keys(&v, first, end, 1);
-  v.problem.uses |= ATTN_USE_STATE;
-  if (v.problem.align == ATTN_ALIGN_BOTTOM_RIGHT) v.problem.align = ATTN_ALIGN_OFFSET;
-  attn_operand_set_dense(&v.problem, ATTN_OPERAND_STATE);
+  (void)use_state(&v.problem);
   return v;
 }
 
@@ -50,9 +55,7 @@ bench_outcome bench_structure_pieces(bench_structure *s) {
   if (!s->subject->rows_stand_alone || p->window_first > 0 || p->shared_prefix > 0) return BENCH_NOT_APPLICABLE;
   /* A sink far above a row's scores: a whole call computes the row in double precision, which pieces cannot. */
   if (attn_uses(p, ATTN_USE_SINKS)) return BENCH_NOT_APPLICABLE;
-  p->uses |= ATTN_USE_STATE;
-  if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_OFFSET;
-  const int64_t floats = attn_operand_set_dense(p, ATTN_OPERAND_STATE);
+  const int64_t floats = use_state(p);
   int64_t keys;
   bench_outcome outcome = find_keys(s, p, &keys);
   if (outcome != BENCH_HOLDS) return outcome;

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "kernels/common/memory/prefetch.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/unroll.h"
@@ -18,8 +19,7 @@
 enum {
   CHUNK = ROPE_MOST_DIM, /* elements of a row that are floats at a time: the rotated ones are in the first */
   STAGE_FLOATS = 4608,   /* rows of a transposed page as floats: 32 of 128 elements, a line of 16-bit ones in each column */
-  STAGE_GAP = 16,        /* floats between them, so that rows do not share cache sets */
-  LINE_BYTES = 64
+  STAGE_GAP = 16         /* floats between them, so that rows do not share cache sets */
 };
 
 /* ---- Vectors from and to memory ---- */

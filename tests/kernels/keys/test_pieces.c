@@ -81,15 +81,21 @@ static void chunks_keep_bits_beside_first_keys(const char *kernel) {
 }
 KERNEL_TEST(chunks_keep_bits_beside_first_keys)
 
-/* Keys between the first ones and all windows are not read: they may be NaN. */
-static void keys_between_are_not_read(const char *kernel) {
+/* The last queries of 300 keys, of which each sees the first 4 and a window of 20 more. */
+static attn_problem beside_first_keys(const char *kernel, int64_t heads_q, int64_t queries, uint32_t uses) {
   attn_problem p;
-  attn_problem_init(&p, 1, 2, 1, 7, 300, 32, 32);
+  attn_problem_init(&p, 1, heads_q, 1, queries, 300, 32, 32);
   test_fit_types(kernel, &p);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   p.window_left = 20;
   p.window_first = 4;
-  p.uses = ATTN_USE_LSE;
+  p.uses = uses;
+  return p;
+}
+
+/* Keys between the first ones and all windows are not read: they may be NaN. */
+static void keys_between_are_not_read(const char *kernel) {
+  const attn_problem p = beside_first_keys(kernel, 2, 7, ATTN_USE_LSE);
   if (!takes(kernel, &p)) return;
   test_data data = test_data_create(&p, 8);
   test_data clean = run(kernel, &p, &data.args, 1);
@@ -108,13 +114,7 @@ KERNEL_TEST(keys_between_are_not_read)
 /* The LSE is of the keys alone, also where a sink leaves them weights that doubles can only just hold. */
 static void sinks_far_above_change_no_lse(const char *kernel) {
   static const float sinks[] = {0, 300, 740, 745, 900};
-  attn_problem p;
-  attn_problem_init(&p, 1, 1, 1, 3, 300, 32, 32);
-  test_fit_types(kernel, &p);
-  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.window_left = 20;
-  p.window_first = 4;
-  p.uses = ATTN_USE_LSE | ATTN_USE_SINKS;
+  const attn_problem p = beside_first_keys(kernel, 1, 3, ATTN_USE_LSE | ATTN_USE_SINKS);
   if (!takes(kernel, &p)) return;
   test_data data = test_data_create(&p, 8);
   float lse[3];
