@@ -55,8 +55,9 @@ static inline float vec_reduce_add(vec x) {
 static inline __m256i lane_numbers(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 static inline __m256i first_lanes(int64_t n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane_numbers()); }
 
-/* The first n lanes, 0 <= n <= 8; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
 #define VEC_LOADS_FLOAT_PARTS
+
+/* The first n lanes, 0 <= n <= 8; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
 static inline vec vec_load_first(const float *p, int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 static inline void vec_store_first(float *p, vec x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 

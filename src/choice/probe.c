@@ -35,9 +35,9 @@ double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *tim
 
 /* ---- Tiers ---- */
 /* A class may say how kernels of one tier compare, but not how one tier does with another: units of 512 bits are as wide as
- * they look on some CPUs, and half as wide on others. Then its costs hold with a factor for each tier. Factors go in steps
- * of half that much, so that most processes find the same ones: where other programs use the core, the logarithm between two
- * tiers has a standard deviation of 0.08 (132 probes of a Zen 3).
+ * they look on some CPUs, and half as wide on others. Then its costs hold with a factor for each tier. It is
+ * rounded to a power of the root of 2, so that most processes find the same one: where other programs use the core, the
+ * logarithm between two tiers has a standard deviation of 0.08 (132 probes of a Zen 3).
  *
  * Tested on the costs of six classes, each chosen for by the nearest other one, with that noise: the choice takes 1.9 to
  * 2.1 % longer than the best kernel with steps of 0.05 to 0.35, and 2.2 % without factors. */

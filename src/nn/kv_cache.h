@@ -5,8 +5,8 @@
 
 #include "attn/nn.h"
 
-/* In the step that has begun each of the first `sequences` has so many new tokens, and the others have none. Else an error
- * that says why they must. */
+/* Checks the step that has begun: each of the first `sequences` has so many new tokens, and the others have none. The error
+ * gives `why` as the reason. */
 attn_status attn_kv_cache_check_even(const attn_kv_cache *cache, int64_t sequences, int64_t tokens, const char *why);
 
 /* Memory of the cache for the rows of a block, until the next call. ATTN_OUT_OF_MEMORY leaves what is there. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A second operation, from its plan to its times and files: the log-sum-exp alone. It reads no V and writes no O. The tables
- * of operations below take the place of the library's and the harness's; all else is what forward runs through. */
+/* A second operation, from its plan to its times and files: the log-sum-exp alone. It reads no V and writes no O. Its
+ * tables of operations replace the library's and the harness's; all other code is the code that forward runs. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

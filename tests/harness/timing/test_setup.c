@@ -223,8 +223,8 @@ TEST(structural_tests_run_on_small_cases) {
   }
 }
 
-/* The automatic choice may take one kernel for a prefix that sequences share and another for the keys behind it. No kernel
- * by name has the same bits, in the structural tests or in other placements. */
+/* The automatic choice may take one kernel for a prefix that sequences share and another for the keys behind it. Then no
+ * named kernel has its bits, so structural tests and other placements run the automatic choice again. */
 TEST(the_automatic_choice_has_two_kernels_for_a_prefix) {
   const bench_case bench = case_of(
       "batch:32/heads:8/heads_kv:2/seq_q:1/seq_k:300/head_dim:64/causal:bottom-right"
