@@ -21,11 +21,13 @@ set(kernels_text "")     # of the registry of libattn, and of one with everythin
 set(kernels_all_text "")
 set(plugins_text "")
 set(plugins_all_text "")
-# Files beside the kernels; a tier without one uses the next lower tier's. Products and peak loops have tables of their own.
-set(ATTN_TIER_PARTS score_steps product kv_rows peak)
+# Files beside the kernels; a tier without one uses the next lower tier's. Products and peak loops have tables of their own;
+# flash_few_<isa>.c belongs to its tier's flash kernel alone.
+set(ATTN_TIER_PARTS score_steps product kv_rows peak flash_few)
 set(tier_parts_text "")
 set(product_text "")
 set(peak_text "")
+set(flash_few_text "")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" attn_arch)
 if(attn_arch MATCHES "^(x86_64|amd64)$")

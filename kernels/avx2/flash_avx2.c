@@ -4,6 +4,9 @@
 #include "vec_avx2.h"
 
 #include "kernels/common/tiles/flash.h"
+#include "kernels/common/tiles/flash_few_plan.h"
+
+FLASH_OF_ANY_ROWS(avx2)
 
 const attn_kernel attn_flash_avx2 = {
     .info = {.name = "flash_avx2",
@@ -15,7 +18,7 @@ const attn_kernel attn_flash_avx2 = {
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
     .rejects = takes_everything,
-    .plan = flash_plan,
+    .plan = plan_any_rows,
     .terms = TILED_KERNEL_TERMS,
-    .run = flash_run,
+    .run = run_any_rows,
 };

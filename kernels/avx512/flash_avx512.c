@@ -4,6 +4,9 @@
 #include "vec_avx512.h"
 
 #include "kernels/common/tiles/flash.h"
+#include "kernels/common/tiles/flash_few_plan.h"
+
+FLASH_OF_ANY_ROWS(avx512)
 
 const attn_kernel attn_flash_avx512 = {
     .info = {.name = "flash_avx512",
@@ -15,7 +18,7 @@ const attn_kernel attn_flash_avx512 = {
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
     .rejects = takes_everything,
-    .plan = flash_plan,
+    .plan = plan_any_rows,
     .terms = TILED_KERNEL_TERMS,
-    .run = flash_run,
+    .run = run_any_rows,
 };

@@ -4,6 +4,9 @@
 #include "vec_neon.h"
 
 #include "kernels/common/tiles/flash.h"
+#include "kernels/common/tiles/flash_few_plan.h"
+
+FLASH_OF_ANY_ROWS(neon)
 
 const attn_kernel attn_flash_neon = {
     .info = {.name = "flash_neon",
@@ -15,7 +18,7 @@ const attn_kernel attn_flash_neon = {
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
     .rejects = takes_everything,
-    .plan = flash_plan,
+    .plan = plan_any_rows,
     .terms = TILED_KERNEL_TERMS,
-    .run = flash_run,
+    .run = run_any_rows,
 };

@@ -4,6 +4,9 @@
 #include "vec_portable.h"
 
 #include "kernels/common/tiles/flash.h"
+#include "kernels/common/tiles/flash_few_plan.h"
+
+FLASH_OF_ANY_ROWS(portable)
 
 const attn_kernel attn_flash_portable = {
     .info = {.name = "flash_portable",
@@ -15,7 +18,7 @@ const attn_kernel attn_flash_portable = {
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
     .rejects = takes_everything,
-    .plan = flash_plan,
+    .plan = plan_any_rows,
     .terms = TILED_KERNEL_TERMS,
-    .run = flash_run,
+    .run = run_any_rows,
 };

@@ -397,8 +397,8 @@ static inline void flash_run_by(const attn_schedule *schedule, const attn_args *
   run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, direct});
 }
 
-static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                             void *scratch) {
+static NO_INLINE void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch) {
   const attn_problem *p = &schedule->problem;
   const bool one_run = !attn_uses(p, ATTN_USE_PAGES) || !v_in_place(p); /* all V that a tile reads */
   const bool direct = one_run && !attn_uses(p, ATTN_USE_STATE) && p->seq_k <= schedule->key_block && keeps_floats(p);

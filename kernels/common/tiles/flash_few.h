@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: MIT */
+/* flash for a few query rows of a KV head: the bits of flash.h, but K and V are read where they lie, once for all rows.
+ *
+ * Each score and each element of O is the same chain of sums as in a tile. References move at the same panels, and V meets P
+ * of the same key blocks. Keys are transposed in registers, VEC_LANES at a time, because a score is one chain over the head
+ * dimension.
+ *
+ * Each tier compiles this in a file of its own: with more callers, compilers would inline other functions into the loops of
+ * flash.h.
+ *
+ * Parameters: those of streaming_softmax.h. */
+#ifndef ATTN_COMMON_FLASH_FEW_H
+#define ATTN_COMMON_FLASH_FEW_H
+
+#include "flash_few_plan.h"
+#include "kernels/common/memory/prefetch.h"
+#include "streaming_softmax.h"
+
+/* The rows that the next call works on: 4, 2 or 1. 3 are taken as 4. */
+static int64_t few_at_once(int64_t rows) { return rows >= 3 ? 4 : rows; }
+
+/* Some rows of a block, and keys that lie in one run. */
+typedef struct few_work {
+  const row_block *block;
+  int64_t row;        /* the first of the rows */
+  attn_storage from;  /* K or V */
+  int64_t at, stride; /* element of the first key, and from one key to the next */
+  int64_t key, keys;
+  float *score; /* place of S or P of the first row and key */
+} few_work;
+
+/* ---- S ---- */
+
+/* sum[r * groups + g] += products of the rows' queries with VEC_LANES keys of each group, for `n` dimensions from d on.
+ * Keys from `keys` on repeat the last one. */
+static ALWAYS_INLINE void few_square(vec *sum, const few_work w, int64_t d, const int64_t n, const int rows,
+                                     const int groups, const int64_t keys) {
+  const float *q = w.block->q + w.row * w.block->q_stride + d;
+  UNROLL
+  for (int g = 0; g < groups; g++) {
+    vec x[VEC_LANES];
+    UNROLL
+    for (int i = 0; i < VEC_LANES; i++)
+      x[i] = load_elements(w.from, w.at + (g * VEC_LANES + (i < keys ? i : keys - 1)) * w.stride + d, n);
+    vec_transpose(x);
+    UNROLL
+    for (int i = 0; i < VEC_LANES; i++) {
+      if (i >= n) continue;
+      UNROLL
+      for (int r = 0; r < rows; r++)
+        sum[r * groups + g] = vec_fma_factor(vec_factor_at(q + r * w.block->q_stride + i), x[i], sum[r * groups + g]);
+    }
+  }
+}
+
+/* The start of the sums of row i. */
+static ALWAYS_INLINE vec few_start(const row_block *block, int64_t i, int64_t key) {
+  if (block->adjusted && !block->shifted) return vec_zero();
+  const vec start = vec_set1(-reference_of(block, i));
+  return block->shifted ? vec_add(shift_of(block, i, key), start) : start;
+}
+
+static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int groups, const int64_t keys) {
+  const row_block *block = w.block;
+  const int64_t dim_qk = block->problem->dim_qk;
+  vec sum[8];
+  UNROLL
+  for (int i = 0; i < rows * groups; i++) sum[i] = few_start(block, w.row + i / groups, w.key + i % groups * VEC_LANES);
+  int64_t d = 0;
+  NO_UNROLL
+  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) few_square(sum, w, d, VEC_LANES, rows, groups, keys);
+  if (d < dim_qk) few_square(sum, w, d, dim_qk - d, rows, groups, keys);
+  UNROLL
+  for (int i = 0; i < rows * groups; i++) {
+    const int64_t key = w.key + i % groups * VEC_LANES;
+    if (block->shifted) sum[i] = select_keys(block, w.row + i / groups, key, sum[i]);
+    vec_store(w.score + i / groups * block->score_stride + i % groups * VEC_LANES, sum[i]);
+  }
+}
+
+/* Scores of the rows and of all keys; up to VEC_LANES - 1 more are written. */
+static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, const attn_dtype dtype) {
+  const int groups = rows == 1 ? 2 : 1;
+  few_work w = *given;
+  w.from = attn_storage_as(w.from, dtype);
+  while (w.keys >= groups * VEC_LANES) {
+    few_groups(w, rows, groups, VEC_LANES);
+    w.at += groups * VEC_LANES * w.stride;
+    w.key += groups * VEC_LANES;
+    w.keys -= groups * VEC_LANES;
+    w.score += groups * VEC_LANES;
+  }
+  for (; w.keys > 0; w.at += VEC_LANES * w.stride, w.key += VEC_LANES, w.keys -= VEC_LANES, w.score += VEC_LANES)
+    few_groups(w, rows, 1, min64(w.keys, VEC_LANES));
+}
+
+/* ---- O += P V ---- */
+
+/* acc += P V for `vecs` vectors of columns from `column` on, of which the last has `last` columns. */
+static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const int64_t last, const int rows, const int vecs) {
+  const row_block *block = w.block;
+  float *acc = block->acc + w.row * block->acc_stride + column;
+  vec sum[16];
+  UNROLL
+  for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES);
+  const float *p = w.score;
+  NO_UNROLL
+  for (int64_t j = 0, at = w.at + column; j < w.keys; j++, at += w.stride, p++) {
+    vec_factor weight[4];
+    UNROLL
+    for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(p + r * block->score_stride);
+    UNROLL
+    for (int c = 0; c < vecs; c++) {
+      const vec x = load_elements(w.from, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last);
+      UNROLL
+      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
+    }
+  }
+  UNROLL
+  for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES, sum[i]);
+}
+
+enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8, FEW_V_KEYS = 32 };
+
+static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const attn_dtype dtype) {
+  const int vecs = rows == 1 ? 8 : FEW_SUMS / rows;
+  few_work w = *given;
+  w.from = attn_storage_as(w.from, dtype);
+  const int64_t dim_v = w.block->problem->dim_v, end = w.keys;
+  for (int64_t done = 0; done < end; done += w.keys) {
+    w.keys = min64(end - done, FEW_V_KEYS);
+    int64_t c = 0;
+    for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VEC_LANES, rows, vecs);
+    for (; c + 2 * VEC_LANES <= dim_v; c += 2 * VEC_LANES) few_columns(w, c, VEC_LANES, rows, 2);
+    for (; c < dim_v; c += VEC_LANES) few_columns(w, c, min64(dim_v - c, VEC_LANES), rows, 1);
+    w.at += w.keys * w.stride;
+    w.score += w.keys;
+  }
+}
+
+/* ---- A function for each type and number of rows ---- */
+
+#define FEW_FUNCTIONS(rows, constant)                                                                               \
+  static NO_INLINE void few_scores_##rows##_##constant(const few_work *w) { few_scores(w, rows, ATTN_##constant); } \
+  static NO_INLINE void few_sums_##rows##_##constant(const few_work *w) { few_sums(w, rows, ATTN_##constant); }
+#define DTYPE(constant, ...) FEW_FUNCTIONS(1, constant) FEW_FUNCTIONS(2, constant) FEW_FUNCTIONS(4, constant)
+#include "kernels/common/problem/dtypes.def"
+#undef DTYPE
+
+typedef void few_function(const few_work *w);
+
+static few_function *few_scores_of(attn_dtype dtype, int64_t rows) {
+  static few_function *const functions[][3] = {
+#define DTYPE(constant, ...) {few_scores_1_##constant, few_scores_2_##constant, few_scores_4_##constant},
+#include "kernels/common/problem/dtypes.def"
+#undef DTYPE
+  };
+  return functions[dtype][rows / 2];
+}
+
+static few_function *few_sums_of(attn_dtype dtype, int64_t rows) {
+  static few_function *const functions[][3] = {
+#define DTYPE(constant, ...) {few_sums_1_##constant, few_sums_2_##constant, few_sums_4_##constant},
+#include "kernels/common/problem/dtypes.def"
+#undef DTYPE
+  };
+  return functions[dtype][rows / 2];
+}
+
+/* ---- The loop ---- */
+
+static attn_key_run few_run_at(const row_block *block, int64_t key) {
+  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
+}
+
+/* P of the keys [begin, end) of a panel; score: where the first row's go. `pending`: P that stand before them. */
+static void few_panel(const row_block *block, int64_t begin, int64_t end, float *score, int64_t pending) {
+  const attn_problem *p = block->problem;
+  const int64_t vecs = ceil_div(end - begin, VEC_LANES);
+  few_work w = {.block = block, .from = attn_k_storage(p, block->args), .stride = p->k_stride.s};
+  for (w.key = begin; w.key < end; w.key += w.keys) {
+    const attn_key_run run = few_run_at(block, w.key);
+    w.at = run.k;
+    w.keys = min64(run.keys, end - w.key);
+    for (int64_t step; w.row < block->rows; w.row += step) {
+      step = few_at_once(block->rows - w.row);
+      w.score = score + w.row * block->score_stride + (w.key - begin);
+      few_scores_of(p->dtype_kv, step)(&w);
+    }
+    w.row = 0;
+  }
+  for (int64_t i = 0; i < block->rows; i++) {
+    float *s = score + i * block->score_stride, *sum = block->row_sum + i * VEC_LANES;
+    vec x[TILE_VECS];
+    relative_row(block, i, begin, s, s - pending, pending, vecs, x);
+    vec_store(sum, exponentials(x, s, vec_load(sum), vecs));
+  }
+}
+
+/* accumulate_selected() of tiles.h. */
+static void few_sums_selected(const row_block *block, int64_t begin, int64_t end, const float *p) {
+  const attn_problem *problem = block->problem;
+  const attn_storage v = attn_v_storage(problem, block->args);
+  for (int64_t i = 0; i < block->rows; i++)
+    for (int64_t key = begin; key < end; key++) {
+      if (!row_sees(block, i, key)) continue;
+      const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
+      const attn_key_run run = few_run_at(block, key);
+      for (int64_t c = 0; c < problem->dim_v; c += VEC_LANES) {
+        float *acc = block->acc + i * block->acc_stride + c;
+        vec_store(acc, vec_fma(weight, load_elements(v, run.v + c, min64(problem->dim_v - c, VEC_LANES)), vec_load(acc)));
+      }
+    }
+}
+
+static void few_accumulate(const row_block *block, int64_t begin, int64_t end, float *p) {
+  const attn_problem *problem = block->problem;
+  few_work w = {.block = block, .from = attn_v_storage(problem, block->args), .stride = problem->v_stride.s};
+  for (w.key = begin; w.key < end; w.key += w.keys) {
+    const attn_key_run run = few_run_at(block, w.key);
+    w.at = run.v;
+    w.keys = min64(run.keys, end - w.key);
+    for (int64_t step; w.row < block->rows; w.row += step) {
+      step = few_at_once(block->rows - w.row);
+      w.score = p + w.row * block->score_stride + (w.key - begin);
+      few_sums_of(problem->dtype_kv, step)(&w);
+    }
+    w.row = 0;
+  }
+}
+
+static bool few_attend(const row_block *block, int64_t key_block) {
+  const attn_key_range keys = keys_of_block(block);
+  for (int64_t first = keys.begin / key_block * key_block; first < keys.end; first += key_block) {
+    const int64_t begin = max64(first, keys.begin), end = min64(first + key_block, keys.end);
+    const int64_t from = round_down(begin, VEC_LANES);
+    for (int64_t key = from, next; key < end; key = next) {
+      next = min64(round_down(key, PANEL_KEYS) + PANEL_KEYS, end);
+      few_panel(block, key, next, block->score + (key - from), key - from);
+    }
+    if (block->careful)
+      few_sums_selected(block, begin, end, block->score + (begin - from));
+    else
+      few_accumulate(block, begin, end, block->score + (begin - from));
+  }
+  return finish_rows(block);
+}
+
+/* All rows that share the unit's KV head. */
+static void few_run(const attn_schedule *schedule, const attn_args *args, int64_t unit, void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  task_rows rows = {.b = attn_batch_of_unit(p, unit), .head = attn_head_of_unit(p, unit)};
+  rows.seq = attn_sequence_of(p, args, rows.b);
+  rows.rows = attn_group(p) * attn_rows(p, &rows.seq);
+  if (rows.rows <= 0) return;
+  scratch_layout at;
+  (void)few_scratch_of(p, schedule->key_block, VEC_LANES, &at);
+  row_block block = block_of_task(p, args, &rows, &at, scratch);
+  block.rows_per_head = attn_rows(p, &rows.seq);
+  block.adjusted = scores_adjusted(p);
+  block.shifted = scores_shifted(p);
+  block.alike = rows_see_alike(&block);
+  block.first_try = true;
+  const int64_t capacity = few_capacity(rows.rows);
+  for (int attempt = 0; attempt < 2; attempt++) {
+    start_rows(&block, capacity);
+    load_states(&block);
+    if (few_attend(&block, schedule->key_block)) return;
+    block.first_try = false;
+    block.careful = true;
+  }
+}
+
+#define ATTN_FLASH_FEW_OF(isa)                                                                                   \
+  extern few_run_function attn_flash_few_##isa;                                                                  \
+  void attn_flash_few_##isa(const attn_schedule *schedule, const attn_args *args, int64_t unit, void *scratch) { \
+    few_run(schedule, args, unit, scratch);                                                                      \
+  }
+
+#endif
