@@ -19,6 +19,35 @@
 /* The rows that the next call works on: 4, 2 or 1. 3 are taken as 4. */
 static int64_t few_at_once(int64_t rows) { return rows >= 3 ? 4 : rows; }
 
+/* Lines that are next. Keys are read VEC_LANES side by side, and V in parts of rows where there are several; but memory is
+ * read fastest in its own order. So while some keys are computed, the lines of the next ones are loaded in that order, and
+ * lines that are FAR_BYTES further prefetched into level 2. On a Zen 4 four float32 rows take 5.2 ms without the second, 3.3
+ * with it, and 8.3 with neither (8 KV heads x 8192 x 128). */
+typedef struct line_touch {
+  const char *at;
+  int64_t lines, left, row; /* lines to come, of this row of K or V, and of a whole one */
+  int64_t gap;              /* bytes from the end of a row to the next one */
+  int64_t far;              /* bytes to the line that is prefetched; 0: none */
+} line_touch;
+
+enum {
+  FAR_BYTES = 16 << 10, /* 8 and 32 KiB are as good */
+  FAR_TOKENS = 128      /* in shorter pages the line would be another */
+};
+
+/* The lines of `keys` rows of `dim` elements, `stride` apart. */
+static ALWAYS_INLINE line_touch touch_of(attn_storage from, int64_t at, int64_t stride, int64_t keys, int64_t dim,
+                                         bool far) {
+  const int64_t bytes = attn_elements_bytes(from.dtype, dim), row = ceil_div(bytes, LINE_BYTES);
+  const int64_t step = attn_elements_bytes(from.dtype, stride);
+  return (line_touch){.at = attn_element_at(from.data, from.dtype, at),
+                      .lines = keys * row,
+                      .left = row,
+                      .row = row,
+                      .gap = step - row * LINE_BYTES,
+                      .far = far ? ceil_div(FAR_BYTES, row * LINE_BYTES) * step : 0};
+}
+
 /* Some rows of a block, and keys that lie in one run. */
 typedef struct few_work {
   const row_block *block;
@@ -26,8 +55,27 @@ typedef struct few_work {
   attn_storage from;  /* K or V */
   int64_t at, stride; /* element of the first key, and from one key to the next */
   int64_t key, keys;
-  float *score; /* place of S or P of the first row and key */
+  float *score;     /* place of S or P of the first row and key */
+  bool far;         /* prefetches_far() */
+  line_touch after; /* lines behind these keys */
 } few_work;
+
+/* Up to `count` of them. */
+static ALWAYS_INLINE void touch_lines(line_touch *next, int64_t count) {
+  const char *at = next->at;
+  int64_t left = next->left;
+  NO_UNROLL
+  for (count = min64(count, next->lines), next->lines -= count; count > 0; count--) {
+    (void)*(const volatile char *)at;
+    __builtin_prefetch((const void *)((uintptr_t)at + (uintptr_t)next->far), 0, 2); /* maybe beyond the array */
+    at += LINE_BYTES;
+    if (--left > 0) continue;
+    left = next->row;
+    at += next->gap;
+  }
+  next->at = at;
+  next->left = left;
+}
 
 /* ---- S ---- */
 
@@ -67,8 +115,15 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
   UNROLL
   for (int i = 0; i < rows * groups; i++) sum[i] = few_start(block, w.row + i / groups, w.key + i % groups * VEC_LANES);
   int64_t d = 0;
+  const int64_t side = groups * VEC_LANES, left = w.keys - side, steps = max64(dim_qk / VEC_LANES, 1);
+  line_touch next =
+      left > 0 ? touch_of(w.from, w.at + side * w.stride, w.stride, min64(side, left), dim_qk, w.far) : w.after;
+  const int64_t at_once = ceil_div(next.lines, steps);
   NO_UNROLL
-  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) few_square(sum, w, d, VEC_LANES, rows, groups, keys);
+  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) {
+    touch_lines(&next, at_once);
+    few_square(sum, w, d, VEC_LANES, rows, groups, keys);
+  }
   if (d < dim_qk) few_square(sum, w, d, dim_qk - d, rows, groups, keys);
   UNROLL
   for (int i = 0; i < rows * groups; i++) {
@@ -78,9 +133,11 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
   }
 }
 
+enum { FEW_KEYS = 16 /* side by side, where there are registers */ };
+
 /* Scores of the rows and of all keys; up to VEC_LANES - 1 more are written. */
 static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, const attn_dtype dtype) {
-  const int groups = rows == 1 ? 2 : 1;
+  const int groups = rows < 4 ? (FEW_KEYS + VEC_LANES - 1) / VEC_LANES : 1;
   few_work w = *given;
   w.from = attn_storage_as(w.from, dtype);
   while (w.keys >= groups * VEC_LANES) {
@@ -97,7 +154,8 @@ static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, cons
 /* ---- O += P V ---- */
 
 /* acc += P V for `vecs` vectors of columns from `column` on, of which the last has `last` columns. */
-static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const int64_t last, const int rows, const int vecs) {
+static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const int64_t last, const int rows, const int vecs,
+                                      line_touch *next, int64_t lines) {
   const row_block *block = w.block;
   float *acc = block->acc + w.row * block->acc_stride + column;
   vec sum[16];
@@ -107,6 +165,7 @@ static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const in
   NO_UNROLL
   for (int64_t j = 0, at = w.at + column; j < w.keys; j++, at += w.stride, p++) {
     vec_factor weight[4];
+    touch_lines(next, lines);
     UNROLL
     for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(p + r * block->score_stride);
     UNROLL
@@ -120,7 +179,7 @@ static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const in
   for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8, FEW_V_KEYS = 32 };
+enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8, FEW_V_KEYS = 16 };
 
 static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const attn_dtype dtype) {
   const int vecs = rows == 1 ? 8 : FEW_SUMS / rows;
@@ -128,11 +187,16 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
   w.from = attn_storage_as(w.from, dtype);
   const int64_t dim_v = w.block->problem->dim_v, end = w.keys;
   for (int64_t done = 0; done < end; done += w.keys) {
-    w.keys = min64(end - done, FEW_V_KEYS);
+    w.keys = vecs * VEC_LANES < dim_v ? min64(end - done, FEW_V_KEYS) : end;
     int64_t c = 0;
-    for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VEC_LANES, rows, vecs);
-    for (; c + 2 * VEC_LANES <= dim_v; c += 2 * VEC_LANES) few_columns(w, c, VEC_LANES, rows, 2);
-    for (; c < dim_v; c += VEC_LANES) few_columns(w, c, min64(dim_v - c, VEC_LANES), rows, 1);
+    const int64_t left = end - done - w.keys;
+    line_touch next = vecs * VEC_LANES >= dim_v ? (line_touch){0}
+                      : left > 0 ? touch_of(w.from, w.at + w.keys * w.stride, w.stride, min64(w.keys, left), dim_v, w.far)
+                                 : w.after;
+    const int64_t lines = ceil_div(next.lines * vecs * VEC_LANES, w.keys * dim_v);
+    for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VEC_LANES, rows, vecs, &next, lines);
+    for (; c + 2 * VEC_LANES <= dim_v; c += 2 * VEC_LANES) few_columns(w, c, VEC_LANES, rows, 2, &next, lines);
+    for (; c < dim_v; c += VEC_LANES) few_columns(w, c, min64(dim_v - c, VEC_LANES), rows, 1, &next, lines);
     w.at += w.keys * w.stride;
     w.score += w.keys;
   }
@@ -173,15 +237,35 @@ static attn_key_run few_run_at(const row_block *block, int64_t key) {
   return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
 }
 
-/* P of the keys [begin, end) of a panel; score: where the first row's go. `pending`: P that stand before them. */
-static void few_panel(const row_block *block, int64_t begin, int64_t end, float *score, int64_t pending) {
+static bool prefetches_far(const attn_problem *p) { return !attn_uses(p, ATTN_USE_PAGES) || p->page_tokens >= FAR_TOKENS; }
+
+/* The first lines of K and of V from `key` on, before `end`. */
+static line_touch k_lines(const row_block *block, int64_t key, int64_t end) {
+  const attn_problem *p = block->problem;
+  if (key >= end) return (line_touch){0};
+  const attn_key_run run = few_run_at(block, key);
+  return touch_of(attn_k_storage(p, block->args), run.k, p->k_stride.s, min64(min64(run.keys, end - key), FEW_KEYS),
+                  p->dim_qk, prefetches_far(p));
+}
+static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
+  const attn_problem *p = block->problem;
+  if (key >= end) return (line_touch){0};
+  const attn_key_run run = few_run_at(block, key);
+  return touch_of(attn_v_storage(p, block->args), run.v, p->v_stride.s, min64(min64(run.keys, end - key), FEW_KEYS),
+                  p->dim_v, prefetches_far(p));
+}
+
+/* P of the keys [begin, end) of a panel; score: where the first row's go. `pending`: P that stand before them. Rows may see
+ * keys up to `last`. */
+static void few_panel(const row_block *block, int64_t begin, int64_t end, float *score, int64_t pending, int64_t last) {
   const attn_problem *p = block->problem;
   const int64_t vecs = ceil_div(end - begin, VEC_LANES);
-  few_work w = {.block = block, .from = attn_k_storage(p, block->args), .stride = p->k_stride.s};
+  few_work w = {.block = block, .from = attn_k_storage(p, block->args), .stride = p->k_stride.s, .far = prefetches_far(p)};
   for (w.key = begin; w.key < end; w.key += w.keys) {
     const attn_key_run run = few_run_at(block, w.key);
     w.at = run.k;
     w.keys = min64(run.keys, end - w.key);
+    w.after = k_lines(block, w.key + w.keys, last);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = score + w.row * block->score_stride + (w.key - begin);
@@ -215,11 +299,15 @@ static void few_sums_selected(const row_block *block, int64_t begin, int64_t end
 
 static void few_accumulate(const row_block *block, int64_t begin, int64_t end, float *p) {
   const attn_problem *problem = block->problem;
-  few_work w = {.block = block, .from = attn_v_storage(problem, block->args), .stride = problem->v_stride.s};
+  few_work w = {.block = block,
+                .from = attn_v_storage(problem, block->args),
+                .stride = problem->v_stride.s,
+                .far = prefetches_far(problem)};
   for (w.key = begin; w.key < end; w.key += w.keys) {
     const attn_key_run run = few_run_at(block, w.key);
     w.at = run.v;
     w.keys = min64(run.keys, end - w.key);
+    w.after = v_lines(block, w.key + w.keys, end);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = p + w.row * block->score_stride + (w.key - begin);
@@ -236,7 +324,7 @@ static bool few_attend(const row_block *block, int64_t key_block) {
     const int64_t from = round_down(begin, VEC_LANES);
     for (int64_t key = from, next; key < end; key = next) {
       next = min64(round_down(key, PANEL_KEYS) + PANEL_KEYS, end);
-      few_panel(block, key, next, block->score + (key - from), key - from);
+      few_panel(block, key, next, block->score + (key - from), key - from, keys.end);
     }
     if (block->careful)
       few_sums_selected(block, begin, end, block->score + (begin - from));
