@@ -16,24 +16,10 @@
  * The scores of a panel wait in memory, relative to their references, while the next panel's are multiplied: a row's
  * exponentials stand after every few steps of that product, across tiles of rows. They would leave the multipliers idle if
  * all came at once, because they are chains of instructions that run on the other pipes. */
-#include "exp_bf16.h"
-#include "pairs_avx512bf16.h"
-
-#define REFERENCE_ABOVE(largest)            ceilf(largest)
-#define RESCALE_PENDING(p, pending, factor) rescale_pairs(p, pending, factor)
-
-/* Exact, because the factor is a power of 2; only values that become denormal count as 0 in the product. */
-static inline void rescale_pairs(float *p, int64_t pending, vec factor) {
-  for (int64_t j = 0; j < pending; j += ROW_VALUES, p += VEC_LANES) {
-    const __m512i both = _mm512_castps_si512(vec_load(p)), high = _mm512_set1_epi32((int)0xffff0000);
-    const vec even = vec_mul(_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), factor);
-    const vec odd = vec_mul(_mm512_castsi512_ps(_mm512_and_si512(both, high)), factor);
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-    vec_store(p, _mm512_castsi512_ps(_mm512_or_si512(_mm512_and_si512(_mm512_castps_si512(odd), high), low)));
-  }
-}
+#include "flash_pairs_bf16.h"
 
 #include "kernels/common/tiles/flash.h"
+#include "kernels/common/tiles/flash_few_plan.h"
 
 enum { SCORE_ROWS = 2 * TILE_ROWS /* first P of a tile and a key block, then scores of a panel */ };
 
@@ -70,7 +56,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
     return false;
   schedule->unit_bytes = (size_t)own->unit.bytes;
   schedule->scratch_bytes = (size_t)scratch->total;
-  return true;
+  return plan_few(p, ROW_VALUES, schedule);
 }
 
 static packed_keys packed_pairs_at(const attn_schedule *schedule, void *unit_memory) {
@@ -155,19 +141,6 @@ typedef struct waiting_panel {
   float *p, *row_sum;
   int64_t stride, vecs;
 } waiting_panel;
-
-/* P of VEC_LANES scores at s, as floats. Its constants come from memory each time: compilers would keep them in registers,
- * which the sums of a product need. */
-static ALWAYS_INLINE vec weights_of(const float *s) {
-  static const int high_words = (int)0xffff0000;
-  const float *tables = exp_tables;
-  const int *high = &high_words;
-  __asm__ volatile("" : "+r"(tables), "+r"(high));
-  const exp_lines lines = load_exp_lines(tables);
-  const vec t = vec_load(s);
-  const __m512i e = _mm512_castps_si512(_mm512_scalef_ps(exp_fraction(&lines, t), t));
-  return _mm512_castsi512_ps(_mm512_and_si512(e, _mm512_set1_epi32(*high)));
-}
 
 /* P and row_sum of row i. */
 static ALWAYS_INLINE void weigh_row(const waiting_panel *w, int64_t i, const int vecs) {
@@ -433,8 +406,16 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   return finish_rows(&block);
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static NO_INLINE void run_tiles(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch) {
   run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});
+}
+
+extern few_run_function attn_flash_few_avx512bf16;
+
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  if (!ran_few(attn_flash_few_avx512bf16, schedule, args, task, scratch))
+    run_tiles(schedule, args, task, unit_memory, scratch);
 }
 
 const attn_kernel attn_flash_avx512bf16 = {

@@ -8,13 +8,17 @@
  * Each tier compiles this in a file of its own: with more callers, compilers would inline other functions into the loops of
  * flash.h.
  *
- * Parameters: those of streaming_softmax.h. */
+ * Parameters: those of streaming_softmax.h; few_lanes.h, or a header with the same names that is included before. */
 #ifndef ATTN_COMMON_FLASH_FEW_H
 #define ATTN_COMMON_FLASH_FEW_H
 
 #include "flash_few_plan.h"
 #include "kernels/common/memory/prefetch.h"
-#include "streaming_softmax.h"
+#ifndef FEW_DTYPES
+#include "few_lanes.h"
+#endif
+
+enum { VALUES = VEC_LANES * FEW_VALUES /* in a vector */ };
 
 /* The rows that the next call works on: 4, 2 or 1. 3 are taken as 4. */
 static int64_t few_at_once(int64_t rows) { return rows >= 3 ? 4 : rows; }
@@ -83,17 +87,17 @@ static ALWAYS_INLINE void touch_lines(line_touch *next, int64_t count) {
  * Keys from `keys` on repeat the last one. */
 static ALWAYS_INLINE void few_square(vec *sum, const few_work w, int64_t d, const int64_t n, const int rows,
                                      const int groups, const int64_t keys) {
-  const float *q = w.block->q + w.row * w.block->q_stride + d;
+  const float *q = w.block->q + w.row * w.block->q_stride + d / FEW_VALUES;
   UNROLL
   for (int g = 0; g < groups; g++) {
     vec x[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++)
-      x[i] = load_elements(w.from, w.at + (g * VEC_LANES + (i < keys ? i : keys - 1)) * w.stride + d, n);
+      x[i] = few_values(w.from, w.at + (g * VEC_LANES + (i < keys ? i : keys - 1)) * w.stride + d, n);
     vec_transpose(x);
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) {
-      if (i >= n) continue;
+      if (i * FEW_VALUES >= n) continue;
       UNROLL
       for (int r = 0; r < rows; r++)
         sum[r * groups + g] = vec_fma_factor(vec_factor_at(q + r * w.block->q_stride + i), x[i], sum[r * groups + g]);
@@ -101,8 +105,8 @@ static ALWAYS_INLINE void few_square(vec *sum, const few_work w, int64_t d, cons
   }
 }
 
-/* The start of the sums of row i. */
-static ALWAYS_INLINE vec few_start(const row_block *block, int64_t i, int64_t key) {
+/* The addend of the products of row i: its reference, and bias and ALiBi, unless relative_row() does it. */
+static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, int64_t key) {
   if (block->adjusted && !block->shifted) return vec_zero();
   const vec start = vec_set1(-reference_of(block, i));
   return block->shifted ? vec_add(shift_of(block, i, key), start) : start;
@@ -113,21 +117,23 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
   const int64_t dim_qk = block->problem->dim_qk;
   vec sum[8];
   UNROLL
-  for (int i = 0; i < rows * groups; i++) sum[i] = few_start(block, w.row + i / groups, w.key + i % groups * VEC_LANES);
+  for (int i = 0; i < rows * groups; i++)
+    sum[i] = few_start(few_added(block, w.row + i / groups, w.key + i % groups * VEC_LANES));
   int64_t d = 0;
-  const int64_t side = groups * VEC_LANES, left = w.keys - side, steps = max64(dim_qk / VEC_LANES, 1);
+  const int64_t side = groups * VEC_LANES, left = w.keys - side, steps = max64(dim_qk / VALUES, 1);
   line_touch next =
       left > 0 ? touch_of(w.from, w.at + side * w.stride, w.stride, min64(side, left), dim_qk, w.far) : w.after;
   const int64_t at_once = ceil_div(next.lines, steps);
   NO_UNROLL
-  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) {
+  for (; d + VALUES <= dim_qk; d += VALUES) {
     touch_lines(&next, at_once);
-    few_square(sum, w, d, VEC_LANES, rows, groups, keys);
+    few_square(sum, w, d, VALUES, rows, groups, keys);
   }
   if (d < dim_qk) few_square(sum, w, d, dim_qk - d, rows, groups, keys);
   UNROLL
   for (int i = 0; i < rows * groups; i++) {
     const int64_t key = w.key + i % groups * VEC_LANES;
+    sum[i] = few_score(block, sum[i], few_added(block, w.row + i / groups, key));
     if (block->shifted) sum[i] = select_keys(block, w.row + i / groups, key, sum[i]);
     vec_store(w.score + i / groups * block->score_stride + i % groups * VEC_LANES, sum[i]);
   }
@@ -153,52 +159,81 @@ static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, cons
 
 /* ---- O += P V ---- */
 
-/* acc += P V for `vecs` vectors of columns from `column` on, of which the last has `last` columns. */
+/* Where the columns of a lane's keys begin. at: of lane 0's first key, which may not exist, as the last one's last key. Then
+ * its P is 0, and it counts as the other. */
+static ALWAYS_INLINE void few_places(const few_work *w, int64_t lane, int64_t lanes, int64_t at,
+                                     int64_t places[FEW_VALUES]) {
+  UNROLL
+  for (int i = 0; i < FEW_VALUES; i++) places[i] = at + i * w->stride;
+  if (FEW_VALUES == 1) return;
+  if (lane == 0 && w->key % FEW_VALUES != 0) places[0] = places[FEW_VALUES - 1];
+  if (lane + 1 == lanes && (w->key + w->keys) % FEW_VALUES != 0) places[FEW_VALUES - 1] = places[0];
+}
+
+static ALWAYS_INLINE int64_t few_lanes(const few_work *w) {
+  return ceil_div(w->key + w->keys, FEW_VALUES) - w->key / FEW_VALUES;
+}
+
+/* acc += P V for `vecs` vectors of columns from `column` on, of which `last` are the last FEW_VALUES vectors'. */
 static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const int64_t last, const int rows, const int vecs,
                                       line_touch *next, int64_t lines) {
   const row_block *block = w.block;
   float *acc = block->acc + w.row * block->acc_stride + column;
+  const int64_t lanes = few_lanes(&w);
   vec sum[16];
   UNROLL
   for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES);
-  const float *p = w.score;
+  int64_t at = w.at + column - w.key % FEW_VALUES * w.stride;
   NO_UNROLL
-  for (int64_t j = 0, at = w.at + column; j < w.keys; j++, at += w.stride, p++) {
+  for (int64_t j = 0; j < lanes; j++, at += FEW_VALUES * w.stride) {
+    int64_t places[FEW_VALUES];
     vec_factor weight[4];
     touch_lines(next, lines);
+    few_places(&w, j, lanes, at, places);
     UNROLL
-    for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(p + r * block->score_stride);
+    for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(w.score + r * block->score_stride + j);
     UNROLL
-    for (int c = 0; c < vecs; c++) {
-      const vec x = load_elements(w.from, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last);
+    for (int c = 0; c < vecs; c += FEW_VALUES) {
+      vec x[FEW_VALUES];
+      int64_t from[FEW_VALUES], columns[FEW_VALUES];
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
+      for (int i = 0; i < FEW_VALUES; i++) {
+        from[i] = places[i] + c * VEC_LANES;
+        columns[i] = c < vecs - FEW_VALUES ? VALUES : last;
+      }
+      few_values_of_keys(x, w.from, from, columns);
+      UNROLL
+      for (int i = 0; i < FEW_VALUES; i++) {
+        UNROLL
+        for (int r = 0; r < rows; r++) sum[r * vecs + c + i] = vec_fma_factor(weight[r], x[i], sum[r * vecs + c + i]);
+      }
     }
   }
   UNROLL
   for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8, FEW_V_KEYS = 16 };
+enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8 };
 
 static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const attn_dtype dtype) {
   const int vecs = rows == 1 ? 8 : FEW_SUMS / rows;
   few_work w = *given;
   w.from = attn_storage_as(w.from, dtype);
-  const int64_t dim_v = w.block->problem->dim_v, end = w.keys;
+  const int64_t dim_v = w.block->problem->dim_v, end = w.keys, some = attn_elements_in(dtype, LINE_BYTES);
   for (int64_t done = 0; done < end; done += w.keys) {
-    w.keys = vecs * VEC_LANES < dim_v ? min64(end - done, FEW_V_KEYS) : end;
+    w.keys = vecs * VEC_LANES < dim_v ? min64(end - done, some - w.key % FEW_VALUES) : end;
     int64_t c = 0;
     const int64_t left = end - done - w.keys;
     line_touch next = vecs * VEC_LANES >= dim_v ? (line_touch){0}
                       : left > 0 ? touch_of(w.from, w.at + w.keys * w.stride, w.stride, min64(w.keys, left), dim_v, w.far)
                                  : w.after;
-    const int64_t lines = ceil_div(next.lines * vecs * VEC_LANES, w.keys * dim_v);
-    for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VEC_LANES, rows, vecs, &next, lines);
-    for (; c + 2 * VEC_LANES <= dim_v; c += 2 * VEC_LANES) few_columns(w, c, VEC_LANES, rows, 2, &next, lines);
-    for (; c < dim_v; c += VEC_LANES) few_columns(w, c, min64(dim_v - c, VEC_LANES), rows, 1, &next, lines);
+    const int64_t lines = ceil_div(next.lines * vecs * VALUES, w.keys * dim_v);
+    for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VALUES, rows, vecs, &next, lines);
+    for (; FEW_VALUES == 1 && c + 2 * VALUES <= dim_v; c += 2 * VALUES) few_columns(w, c, VALUES, rows, 2, &next, lines);
+    for (; c < dim_v; c += VALUES) few_columns(w, c, min64(dim_v - c, VALUES), rows, FEW_VALUES, &next, lines);
     w.at += w.keys * w.stride;
-    w.score += w.keys;
+    w.score += ceil_div(w.key % FEW_VALUES + w.keys, FEW_VALUES);
+    w.key += w.keys;
   }
 }
 
@@ -208,15 +243,15 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
   static NO_INLINE void few_scores_##rows##_##constant(const few_work *w) { few_scores(w, rows, ATTN_##constant); } \
   static NO_INLINE void few_sums_##rows##_##constant(const few_work *w) { few_sums(w, rows, ATTN_##constant); }
 #define DTYPE(constant, ...) FEW_FUNCTIONS(1, constant) FEW_FUNCTIONS(2, constant) FEW_FUNCTIONS(4, constant)
-#include "kernels/common/problem/dtypes.def"
+#include FEW_DTYPES
 #undef DTYPE
 
 typedef void few_function(const few_work *w);
 
 static few_function *few_scores_of(attn_dtype dtype, int64_t rows) {
   static few_function *const functions[][3] = {
-#define DTYPE(constant, ...) {few_scores_1_##constant, few_scores_2_##constant, few_scores_4_##constant},
-#include "kernels/common/problem/dtypes.def"
+#define DTYPE(constant, ...) [ATTN_##constant] = {few_scores_1_##constant, few_scores_2_##constant, few_scores_4_##constant},
+#include FEW_DTYPES
 #undef DTYPE
   };
   return functions[dtype][rows / 2];
@@ -224,8 +259,8 @@ static few_function *few_scores_of(attn_dtype dtype, int64_t rows) {
 
 static few_function *few_sums_of(attn_dtype dtype, int64_t rows) {
   static few_function *const functions[][3] = {
-#define DTYPE(constant, ...) {few_sums_1_##constant, few_sums_2_##constant, few_sums_4_##constant},
-#include "kernels/common/problem/dtypes.def"
+#define DTYPE(constant, ...) [ATTN_##constant] = {few_sums_1_##constant, few_sums_2_##constant, few_sums_4_##constant},
+#include FEW_DTYPES
 #undef DTYPE
   };
   return functions[dtype][rows / 2];
@@ -255,54 +290,64 @@ static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
                   p->dim_v, prefetches_far(p));
 }
 
-/* P of the keys [begin, end) of a panel; score: where the first row's go. `pending`: P that stand before them. Rows may see
- * keys up to `last`. */
-static void few_panel(const row_block *block, int64_t begin, int64_t end, float *score, int64_t pending, int64_t last) {
+/* P of a panel's keys from `begin` up to `end`, behind the `pending` keys that each row has in block->score. The rows see
+ * keys in `keys`. */
+static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_t pending, attn_key_range keys) {
   const attn_problem *p = block->problem;
   const int64_t vecs = ceil_div(end - begin, VEC_LANES);
   few_work w = {.block = block, .from = attn_k_storage(p, block->args), .stride = p->k_stride.s, .far = prefetches_far(p)};
-  for (w.key = begin; w.key < end; w.key += w.keys) {
+  for (w.key = max64(begin, round_down(keys.begin, VEC_LANES)); w.key < end; w.key += w.keys) {
     const attn_key_run run = few_run_at(block, w.key);
     w.at = run.k;
     w.keys = min64(run.keys, end - w.key);
-    w.after = k_lines(block, w.key + w.keys, last);
+    w.after = k_lines(block, w.key + w.keys, keys.end);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
-      w.score = score + w.row * block->score_stride + (w.key - begin);
+      w.score = block->score + w.row * block->score_stride + pending + (w.key - begin);
       few_scores_of(p->dtype_kv, step)(&w);
     }
     w.row = 0;
   }
   for (int64_t i = 0; i < block->rows; i++) {
-    float *s = score + i * block->score_stride, *sum = block->row_sum + i * VEC_LANES;
+    float *row = block->score + i * block->score_stride, *sum = block->row_sum + i * VEC_LANES;
     vec x[TILE_VECS];
-    relative_row(block, i, begin, s, s - pending, pending, vecs, x);
-    vec_store(sum, exponentials(x, s, vec_load(sum), vecs));
+    relative_row(block, i, begin, row + pending, row, pending, vecs, x);
+    vec_store(sum, few_weights(x, row, pending, vec_load(sum), vecs));
   }
 }
 
-/* accumulate_selected() of tiles.h. */
-static void few_sums_selected(const row_block *block, int64_t begin, int64_t end, const float *p) {
+/* accumulate_selected() of tiles.h. The first P stands for key `from`. */
+static void few_sums_selected(const row_block *block, int64_t from, int64_t begin, int64_t end) {
   const attn_problem *problem = block->problem;
   const attn_storage v = attn_v_storage(problem, block->args);
   for (int64_t i = 0; i < block->rows; i++)
-    for (int64_t key = begin; key < end; key++) {
-      if (!row_sees(block, i, key)) continue;
-      const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
-      const attn_key_run run = few_run_at(block, key);
-      for (int64_t c = 0; c < problem->dim_v; c += VEC_LANES) {
+    for (int64_t lane = begin / FEW_VALUES; lane < ceil_div(end, FEW_VALUES); lane++) {
+      int64_t at[FEW_VALUES], n[FEW_VALUES];
+      bool seen[FEW_VALUES], any = false;
+      for (int64_t j = 0; j < FEW_VALUES; j++) {
+        const int64_t key = lane * FEW_VALUES + j;
+        any |= seen[j] = begin <= key && key < end && row_sees(block, i, key);
+        at[j] = seen[j] ? few_run_at(block, key).v : 0;
+      }
+      if (!any) continue;
+      const vec_factor weight = vec_factor_at(block->score + i * block->score_stride + lane - from / FEW_VALUES);
+      for (int64_t c = 0; c < problem->dim_v; c += VALUES) {
+        vec x[FEW_VALUES];
         float *acc = block->acc + i * block->acc_stride + c;
-        vec_store(acc, vec_fma(weight, load_elements(v, run.v + c, min64(problem->dim_v - c, VEC_LANES)), vec_load(acc)));
+        for (int j = 0; j < FEW_VALUES; j++) n[j] = seen[j] ? min64(problem->dim_v - c, VALUES) : 0;
+        few_values_of_keys(x, v, at, n);
+        for (int j = 0; j < FEW_VALUES; j++) {
+          vec_store(acc + j * VEC_LANES, vec_fma_factor(weight, x[j], vec_load(acc + j * VEC_LANES)));
+          at[j] += VALUES;
+        }
       }
     }
 }
 
-static void few_accumulate(const row_block *block, int64_t begin, int64_t end, float *p) {
-  const attn_problem *problem = block->problem;
-  few_work w = {.block = block,
-                .from = attn_v_storage(problem, block->args),
-                .stride = problem->v_stride.s,
-                .far = prefetches_far(problem)};
+/* acc += P V of the keys [begin, end). The first P stands for key `from`. */
+static void few_accumulate(const row_block *block, int64_t from, int64_t begin, int64_t end) {
+  const attn_problem *p = block->problem;
+  few_work w = {.block = block, .from = attn_v_storage(p, block->args), .stride = p->v_stride.s, .far = prefetches_far(p)};
   for (w.key = begin; w.key < end; w.key += w.keys) {
     const attn_key_run run = few_run_at(block, w.key);
     w.at = run.v;
@@ -310,27 +355,34 @@ static void few_accumulate(const row_block *block, int64_t begin, int64_t end, f
     w.after = v_lines(block, w.key + w.keys, end);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
-      w.score = p + w.row * block->score_stride + (w.key - begin);
-      few_sums_of(problem->dtype_kv, step)(&w);
+      w.score = block->score + w.row * block->score_stride + (w.key - from) / FEW_VALUES;
+      few_sums_of(p->dtype_kv, step)(&w);
     }
     w.row = 0;
   }
 }
 
+static void few_order(const row_block *block, void (*order)(float *acc)) {
+  for (int64_t i = 0; i < block->rows; i++)
+    for (int64_t c = 0; c < block->acc_stride; c += VALUES) order(block->acc + i * block->acc_stride + c);
+}
+
 static bool few_attend(const row_block *block, int64_t key_block) {
   const attn_key_range keys = keys_of_block(block);
+  if (attn_uses(block->problem, ATTN_USE_STATE)) few_order(block, few_zip);
   for (int64_t first = keys.begin / key_block * key_block; first < keys.end; first += key_block) {
     const int64_t begin = max64(first, keys.begin), end = min64(first + key_block, keys.end);
-    const int64_t from = round_down(begin, VEC_LANES);
+    const int64_t from = round_down(begin, FEW_BORDER);
     for (int64_t key = from, next; key < end; key = next) {
       next = min64(round_down(key, PANEL_KEYS) + PANEL_KEYS, end);
-      few_panel(block, key, next, block->score + (key - from), key - from, keys.end);
+      few_panel(block, key, next, key - from, keys);
     }
     if (block->careful)
-      few_sums_selected(block, begin, end, block->score + (begin - from));
+      few_sums_selected(block, from, begin, end);
     else
-      few_accumulate(block, begin, end, block->score + (begin - from));
+      few_accumulate(block, from, begin, end);
   }
+  few_order(block, few_unzip);
   return finish_rows(block);
 }
 
@@ -342,7 +394,7 @@ static void few_run(const attn_schedule *schedule, const attn_args *args, int64_
   rows.rows = attn_group(p) * attn_rows(p, &rows.seq);
   if (rows.rows <= 0) return;
   scratch_layout at;
-  (void)few_scratch_of(p, schedule->key_block, VEC_LANES, &at);
+  (void)few_scratch_of(p, schedule->key_block, VALUES, &at);
   row_block block = block_of_task(p, args, &rows, &at, scratch);
   block.rows_per_head = attn_rows(p, &rows.seq);
   block.adjusted = scores_adjusted(p);
@@ -350,9 +402,14 @@ static void few_run(const attn_schedule *schedule, const attn_args *args, int64_
   block.alike = rows_see_alike(&block);
   block.first_try = true;
   const int64_t capacity = few_capacity(rows.rows);
+  float *q = block.q;
+  block.q_stride = ceil_div(p->dim_qk, FEW_VALUES);
   for (int attempt = 0; attempt < 2; attempt++) {
+    block.q = FEW_VALUES == 1 ? q : NULL;
     start_rows(&block, capacity);
     load_states(&block);
+    block.q = q;
+    few_queries(&block, capacity);
     if (few_attend(&block, schedule->key_block)) return;
     block.first_try = false;
     block.careful = true;
