@@ -172,6 +172,7 @@ static void build_run(bench_case *bench) {
   const bool packed = is_packed(bench) && !is_given(bench, AXIS_LAYOUT);
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
   bench->cache = (bench_cache)bench_spec_index(&bench->spec, AXIS_CACHE);
+  bench->steady = bench_spec_int(&bench->spec, AXIS_STEADY) == 1;
   bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
 }
 

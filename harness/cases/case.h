@@ -18,6 +18,7 @@ typedef struct bench_case {
   attn_problem problem;
   int threads;
   bench_cache cache;
+  bool steady;             /* attn_options.steady */
   uint64_t seed;           /* for generated inputs; derived from --seed and the case id */
   char layout[BENCH_WORD]; /* for people: the strides of the problem are what counts */
   char layer[BENCH_WORD];  /* "" = attention alone; or a layer around it (layer_info.h) */

@@ -7,7 +7,7 @@
 #include "report/report.h"
 
 static void print_plan(const bench_case *bench) {
-  const attn_options options = ATTN_STRUCT(attn_options, .threads = bench->threads);
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = bench->threads, .steady = bench->steady);
   attn_plan *plan;
   if (attn_plan_create(&bench->problem, &options, &plan) != ATTN_OK) {
     printf("no plan: %s\n", attn_last_error());

@@ -268,7 +268,8 @@ static void conclude_measured(bench_goal_row *row, bench_summary measured) {
 
 static void measure_workspace(bench_goal_row *row) {
   attn_plan *plan;
-  const attn_options options = ATTN_STRUCT(attn_options, .kernel = row->kernel->name, .threads = row->bench.threads);
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = row->kernel->name, .threads = row->bench.threads, .steady = row->bench.steady);
   if (attn_plan_create(&row->bench.problem, &options, &plan) != ATTN_OK) {
     conclude(row, BENCH_ERROR, "%s", attn_last_error());
     return;

@@ -67,7 +67,8 @@ static bool draw_plan(const bench_trial *t, bench_place *place, int index, const
   char name[BENCH_BUILD_KERNEL];
   bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
   const bool by_name = !t->automatic || !(attn_shares_prefix(problem) || attn_uses(problem, ATTN_USE_VARLEN));
-  const attn_options options = ATTN_STRUCT(attn_options, .kernel = by_name ? name : NULL, .threads = t->threads);
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = by_name ? name : NULL, .threads = t->threads, .steady = t->steady);
   void *gap = malloc(LINE + draw(from, MOST_PLAN_GAP));
   const bool made = bench_build_plan(place->build, problem, &options, &place->plan) == ATTN_OK;
   free(gap);

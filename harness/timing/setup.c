@@ -64,8 +64,11 @@ static bool open_trials(bench_setup *s, const attn_kernel_info *const *kernels, 
   bool any = false;
   for (int i = 0; i < count; i++) {
     const char *reason = bench_refusal(s->bench, kernels, count, i);
-    s->trials[i] = (bench_trial){
-        .kernel = kernels[i], .automatic = kernels[i] == &bench_automatic, .refused = reason, .threads = s->bench->threads};
+    s->trials[i] = (bench_trial){.kernel = kernels[i],
+                                 .automatic = kernels[i] == &bench_automatic,
+                                 .refused = reason,
+                                 .threads = s->bench->threads,
+                                 .steady = s->bench->steady};
     if (reason)
       bench_conclude(&s->trials[i], BENCH_SKIP, "%s", reason);
     else

@@ -22,7 +22,8 @@ static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
 static attn_options options_of(const bench_setup *s, const bench_trial *t) {
-  return ATTN_STRUCT(attn_options, .kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads);
+  return ATTN_STRUCT(attn_options, .kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads,
+                     .steady = s->bench->steady);
 }
 
 /* The row of the automatic choice keeps the name "auto" and says what was chosen. */
@@ -65,8 +66,9 @@ static bool open_workspace(bench_trial *t, size_t bytes) {
 static bool open_plan(bench_setup *s, bench_trial *t) {
   const attn_options options = options_of(s, t);
   const bench_build *build = bench_trial_build(t);
-  if (bench_build_plan(build, &s->bench->problem, &options, &t->plan) != ATTN_OK)
-    return bench_conclude(t, BENCH_ERROR, "%s", build->last_error());
+  const attn_status status = bench_build_plan(build, &s->bench->problem, &options, &t->plan);
+  if (status != ATTN_OK)
+    return bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", build->last_error());
   if (s->settings->timed) t->plan_ns = time_plan(build, &s->bench->problem, &options);
   name_choice(s, t);
   return open_workspace(t, build->plan_workspace(t->plan));

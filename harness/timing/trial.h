@@ -40,6 +40,7 @@ typedef struct bench_trial {
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
   bool leaves_threads;            /* there were more threads after its check, or after a sample, than before */
   int threads;                    /* the case's; the loop beside it runs on as many at once */
+  bool steady;                    /* the case's */
 
   /* The subject of the trial: a plan on tensors, or a layer, which has its own data. The verdict holds for it alone. */
   const bench_build *build;   /* whose plan it is; NULL: attnbench's own */
