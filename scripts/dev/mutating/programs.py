@@ -188,7 +188,8 @@ class Workplace:
             words = [word for word in words if not any(word.endswith(f"/{source}.o") for source in own)]
             words = [next((each for end, each in placed.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
-            words[at + 1:at + 2] = [str(output), *own.values(), str(self.folder / "reader.o")]
+            # Where a test defines a name of the library itself, its own is the one that counts: it comes first.
+            words[at + 1:at + 2] = [str(output), "-Wl,-z,muldefs", *own.values(), str(self.folder / "reader.o")]
             subprocess.run(words, cwd=folder, check=True)
             self.programs[path] = str(output)
         return self.programs[path]

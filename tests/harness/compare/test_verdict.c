@@ -165,6 +165,7 @@ TEST(paired_rounds_see_three_per_cent) {
   assert_true(bench_comparisons_decide(&t));
   assert_near(c.error, c.within, 1e-12);
   assert_int_equal(c.degrees, 12);
+  assert_int_equal(t.mean.degrees, 12);
   assert_int_equal(c.verdict, BENCH_SLOWER);
   for (int i = 0; i < 21; i++) a[i] = b[i] * (0.995 + 0.0001 * (i - 10)); /* surely different, but by less than 1 % */
   bench_comparison_measure_paired(&c, PAIRS(a, b), PAIRS(a, a));
@@ -266,6 +267,7 @@ TEST(ratios_spread_around_the_middle_of_their_kernel) {
   assert_int_equal(t.item[0].degrees, 3);
   fill_kernels(&t, ratios, NULL, 6, 3);
   assert_int_equal(t.item[0].degrees, 5);
+  assert_int_equal(t.table.mean.degrees, 5);
   assert_near(t.table.mean.error, hypot(0.01, 1.482602 * log(1.1) * sqrt(1.5) / sqrt(6)), 1e-6);
 }
 
