@@ -206,11 +206,12 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
   const int64_t dim_qk = fixed > 0 ? fixed : p->dim_qk, dim_v = fixed > 0 ? fixed : p->dim_v;
   const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
-  const key_rows k = first_keys(attn_k_storage(p, block->args), p->k_stride.s, &runs->k, key - runs->begin),
-                 v = first_keys(attn_v_storage(p, block->args), p->v_stride.s, &runs->v, key - runs->begin);
+  const attn_key_run first = first_run(block, key, kind);
+  key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
+           v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
   const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
-  for (; key < end; key += DECODE_KEYS) {
+  for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
     prefetch_beside_scores(&next, kind, k_places, v_places, run);
     const vec best = score_group((group_operands){stream->q, rows_of_block(k, &runs->k, run, kind)}, score_factor(p), dim_qk,

@@ -77,11 +77,12 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, const key_runs
                                         const int dim, const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
-  const key_rows k = first_keys(attn_k_storage(p, block->args), p->k_stride.s, &runs->k, key - runs->begin),
-                 v = first_keys(attn_v_storage(p, block->args), p->v_stride.s, &runs->v, key - runs->begin);
+  const attn_key_run first = first_run(block, key, kind);
+  key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
+           v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
   prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
   const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
-  for (; key < end; key += DECODE_KEYS) {
+  for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
     prefetch_beside_scores(&next, kind, k_places, v_places, run);
     score_block(stream->q, rows_of_block(k, &runs->k, run, kind), score_factor(p), dim, kind, block->score, &next);

@@ -98,12 +98,14 @@ static int64_t run_streams(const row_block *block, row_stream *streams, int64_t 
   end -= (end - key) % DECODE_KEYS;
   if (end <= key) return key;
   run_tables tables;
-  const key_runs runs = find_runs(block, key, end, block->range[0].end, &tables);
+  key_runs runs;
+  const bool paged = attn_run_keys(block->problem, block->seq, key) < end - key;
+  if (paged) find_pages(block, key, end, block->range[0].end, &tables, &runs);
   start_groups(streams, count);
   const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
   for (; key < end; key += step)
     for (row_stream *s = streams; s < streams + count; s++)
-      (runs.paged ? s->run->paged : s->run->dense)(s, &runs, key, key + step);
+      (paged ? s->run->paged : s->run->dense)(s, &runs, key, key + step);
   store_groups(streams, count);
   return key;
 }

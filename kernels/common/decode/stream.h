@@ -17,16 +17,15 @@ enum {
 _Static_assert(BLOCK_RUNS == 2 && RUN_KEYS % VEC_LANES == 0, "blocks are two runs, and a vector of scores lies in one");
 
 /* Where the runs of K or V of a split begin, RUN_KEYS keys each: elements. Tables let loops cross the borders of pages as if
- * there were none; keys that lie at one stride need none. */
+ * there were none. */
 typedef struct run_list {
-  int64_t first;        /* the split's first run */
-  const int64_t *table; /* the place of each run, if they are paged */
-  int64_t ahead;        /* runs from what is read to what is prefetched */
+  const int64_t *table;
+  int64_t ahead; /* runs from what is read to what is prefetched */
 } run_list;
 
+/* Of keys in pages; those that lie at one stride need none of this. */
 typedef struct key_runs {
   int64_t begin; /* the first key */
-  bool paged;
   run_list k, v;
 } key_runs;
 
@@ -59,7 +58,7 @@ static void look_up_runs(const row_block *block, int64_t key, int64_t count, int
 static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables,
                                  key_runs *runs) {
   const attn_problem *p = block->problem;
-  runs->paged = true;
+  runs->begin = key;
   runs->k.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->k_stride.s));
   runs->v.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->v_stride.s));
   look_up_runs(block, key, (end - key) / RUN_KEYS + max64(runs->k.ahead, runs->v.ahead), seen, tables);
@@ -67,25 +66,15 @@ static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t en
   runs->v.table = tables->v;
 }
 
-/* The runs from `key` on up to `end`. No row sees keys from `seen` on. */
-static key_runs find_runs(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables) {
-  const attn_key_run first = attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
-  key_runs runs = {.begin = key, .k.first = first.k, .v.first = first.v};
-  if (first.keys < end - key) find_pages(block, key, end, seen, tables, &runs);
-  return runs;
+/* K and V from key `key` on; of pages, wherever. */
+static ALWAYS_INLINE attn_key_run first_run(const row_block *block, int64_t key, const few_kind kind) {
+  if (kind.paged) return (attn_key_run){0};
+  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
 }
 
-/* K or V from the key on that is `keys` behind the first one; of pages, wherever. */
-static key_rows first_keys(attn_storage from, int64_t stride, const run_list *list, int64_t keys) {
-  return (key_rows){from, list->first + keys * stride, stride};
-}
-
-/* K or V of the block that begins at run `run`. */
+/* K or V of the block that begins at run `run`; `rows` leads there if keys lie at one stride. */
 static ALWAYS_INLINE block_rows rows_of_block(key_rows rows, const run_list *list, int64_t run, const few_kind kind) {
-  if (!kind.paged) {
-    rows.first = list->first + run * RUN_KEYS * rows.stride;
-    return (block_rows){rows, 0};
-  }
+  if (!kind.paged) return (block_rows){rows, 0};
   rows.first = list->table[run];
   return (block_rows){rows, list->table[run + 1] - rows.first - RUN_KEYS * rows.stride};
 }
@@ -161,7 +150,7 @@ typedef struct group_softmax {
 /* Rows of a block that one function takes at once. */
 typedef struct row_stream row_stream;
 
-/* The blocks from `key` up to `end`. */
+/* The blocks from `key` up to `end`; `runs`: of pages. */
 typedef void stream_function(row_stream *stream, const key_runs *runs, int64_t key, int64_t end);
 
 /* Keys at one stride, and in pages; NULL if the tier has none. */

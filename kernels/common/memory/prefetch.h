@@ -68,6 +68,7 @@ static inline uintptr_t prefetch_distance(int64_t block, bool nearer) {
 
 /* Lines ahead of blocks of `keys` keys. */
 static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys, prefetch_policy policy) {
+  if (policy == PREFETCH_NONE) return (prefetch_lines){.policy = policy};
   const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
   const bool nearer = policy == PREFETCH_TWICE && k_block + v_block > NEARER_ABOVE && k_block + v_block <= NEARER_UP_TO;
   prefetch_lines next = {.policy = policy,
