@@ -23,7 +23,7 @@ typedef struct run_list {
   int64_t ahead; /* runs from what is read to what is prefetched */
 } run_list;
 
-/* Of keys in pages; those that lie at one stride need none of this. */
+/* The runs of keys in pages; those that lie at one stride need none of this. */
 typedef struct key_runs {
   int64_t begin; /* the first key */
   run_list k, v;
