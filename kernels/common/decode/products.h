@@ -122,14 +122,15 @@ static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v,
  * have no gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the
  * same size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with prefetches into level 2. Not at all
  * where a single row reads K and V in their order and level 3 may hold them, on CPUs that fetch such lines by themselves:
- * Zen 4 takes up to 1.7 times as long with prefetches. There, rows of 16-bit values without pages need none beyond level 3,
- * either (1.4 to 2.2 times as long with them); float32 does, and pairs do, which meet V of two keys side by side. */
+ * Zen 4 takes up to 1.7 times as long with prefetches. There, rows of 16-bit values without gaps or pages need none beyond
+ * level 3, either (1.4 to 2.2 times as long with them); float32 does, and pairs do, which meet V of two keys side by
+ * side. */
 static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
   const double key_bytes = (double)attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v);
   const double bytes = (double)(p->batch * p->heads_kv) * (double)p->seq_k * key_bytes;
   if (DECODE_KNOBS.prefetches_twice && dense && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond) return PREFETCH_TWICE;
-  const bool narrow = LANE_VALUES == 1 && p->dtype_kv != ATTN_F32 && !attn_uses(p, ATTN_USE_PAGES);
+  const bool narrow = dense && LANE_VALUES == 1 && p->dtype_kv != ATTN_F32 && !attn_uses(p, ATTN_USE_PAGES);
   const bool fetched = bytes <= cpu->none_up_to || (narrow && cpu->none_up_to > 0);
   return one_row && fetched ? PREFETCH_NONE : PREFETCH_ONCE;
 }
