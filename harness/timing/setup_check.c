@@ -68,7 +68,8 @@ static bool open_plan(bench_setup *s, bench_trial *t) {
   const bench_build *build = bench_trial_build(t);
   const attn_status status = bench_build_plan(build, &s->bench->problem, &options, &t->plan);
   if (status != ATTN_OK)
-    return bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", build->last_error());
+    return bench_conclude(t, status == ATTN_UNSUPPORTED && options.steady ? BENCH_SKIP : BENCH_ERROR, "%s",
+                          build->last_error());
   if (s->settings->timed) t->plan_ns = time_plan(build, &s->bench->problem, &options);
   name_choice(s, t);
   return open_workspace(t, build->plan_workspace(t->plan));

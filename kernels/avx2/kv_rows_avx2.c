@@ -2,6 +2,6 @@
 /* Rows of new tokens, written into a KV cache in the vectors of avx2. */
 #include "vec_avx2.h"
 
-#include "kernels/common/tiles/kv_rows_tier.h"
+#include "kernels/common/memory/kv_rows_tier.h"
 
 ATTN_KV_ROWS_OF(avx2)
