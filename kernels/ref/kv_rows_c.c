@@ -3,8 +3,8 @@
  * stored. kernels/common/memory/kv_rows_tier.h does the same in vectors, bit for bit. */
 #include "kernels/kv_rows.h"
 
-#include "kernels/common/problem/convert.h"
 #include "kernels/common/memory/rope_angles.h"
+#include "kernels/common/problem/convert.h"
 
 /* Element d of a row that begins at `at`, rotated if the row is. */
 static float element(const attn_kv_rows *r, int64_t t, int64_t at, int64_t d) {
