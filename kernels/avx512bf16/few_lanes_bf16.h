@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Pairs of bf16 values in the lanes of flash_few.h: two neighbours of Q or K, and P and V of two keys. The names are those
- * of kernels/common/tiles/few_lanes.h. */
+/* Pairs of bf16 values in the lanes of flash_few.h: two neighbours of Q or K, and P and V of two keys.
+ * kernels/common/tiles/few_lanes.h has the same names for single floats. */
 #ifndef ATTN_FEW_LANES_BF16_H
 #define ATTN_FEW_LANES_BF16_H
 

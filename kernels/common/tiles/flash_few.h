@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash for a few query rows of a KV head: the bits of flash.h, but K and V are read where they lie, once for all rows.
  *
- * Each score and each element of O is the same chain of sums as in a tile. References move at the same panels, and V meets P
- * of the same key blocks. Keys are transposed in registers, VEC_LANES at a time, because a score is one chain over the head
- * dimension.
+ * Each score and each element of O is the same chain of sums as in a tile. References move at the same panels, and P and V
+ * are multiplied by the same key blocks. Keys are transposed in registers, VEC_LANES at a time: a score is one chain over
+ * the head dimension.
  *
  * Each tier compiles this in a file of its own: with more callers, compilers would inline other functions into the loops of
  * flash.h.
