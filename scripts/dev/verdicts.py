@@ -69,9 +69,10 @@ def itself(options):
     wrong = rows = 0
     with tempfile.TemporaryDirectory() as folder:
         copies = [shutil.copy(options.build / "libattn.so", Path(folder) / name) for name in ("a.so", "b.so")]
-        for _ in range(options.times):
+        for table in range(options.times):
             count, slower, faster = changes(options.build, "--paired", *copies, "-q", *(options.rest or CASES))
             rows, wrong = rows + count, wrong + (slower + faster > 0)
+            print(f"table {table + 1}: {slower} SLOWER, {faster} FASTER of {count} rows", flush=True)
     print(f"beside itself: {wrong} of {options.times} tables, of {rows} rows in all, have a row that is FASTER or SLOWER")
     return 100 * wrong <= options.times
 
@@ -80,8 +81,11 @@ def planted(options):
     real, slowed = options.build / "libattn.so", options.build / "tests/libattn_slowed.so"
     environment = {"ATTN_TEST_LIBATTN": str(real.resolve()), "ATTN_TEST_SLOWDOWN": str(options.slowdown / 100)}
     pair = ["--paired", real, slowed, "-q", *(options.rest or CASES)]
-    results = [changes(options.build, *pair, **environment) for _ in range(options.times)]
-    rows, slower, faster = (sum(column) for column in zip(*results, strict=True))
+    rows = slower = faster = 0
+    for table in range(options.times):
+        counts = changes(options.build, *pair, **environment)
+        rows, slower, faster = rows + counts[0], slower + counts[1], faster + counts[2]
+        print(f"table {table + 1}: {counts[1]} SLOWER, {counts[2]} FASTER of {counts[0]} rows", flush=True)
     share = 100 * slower / rows
     print(f"planted {options.slowdown:g} %: {slower} of {rows} rows SLOWER ({share:.1f} %), {faster} FASTER")
     if options.slowdown not in GOALS:
