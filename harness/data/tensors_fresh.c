@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Inputs that no call has seen, made between two timed calls, so they must cost little beside a call. Every row of q becomes
- * another one, and in every head two rows of K and two rows of V change places (two columns of precomputed scores do). So no
- * row of the output is what it was, and nothing that was kept of K, V or their product is right any more. All of it can be
- * undone: then the output is known to the bit. */
+ * another one, and in every head halves of two rows of K and of two rows of V change places (two columns of precomputed
+ * scores do). So no row of the output is what it was, and nothing that was kept of K, V or their product is right any more.
+ * All of it can be undone: then the output is known to the bit. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,16 +14,17 @@
 #include "machine/affinity.h"
 
 enum {
-  POOL = 4096,          /* numbers: a row of q becomes the numbers from a random one on */
+  POOL = 4096,          /* numbers: each half of a row of q becomes those from a random one on */
   POOL_CHANGES = 8,     /* numbers of the pool that change each time, */
   TRIES = 4,            /* to find two rows of K or V that are no padding */
   ONE_THREAD = 1 << 14, /* elements: for fewer, waking a team costs more than it saves */
 };
 
-/* Two rows along the keys that changed places. */
+/* Two rows along the keys, some columns of which changed places: from the first one on, and from column 0 after the last. */
 typedef struct swap {
   bench_tensor tensor;
   int64_t one, other; /* elements from the start of the span */
+  int64_t first, count;
 } swap;
 
 /* The changes, so that they can be undone. */
@@ -128,23 +129,30 @@ void bench_tensors_forget_fresh(bench_tensors *t) {
 
 /* ---- Rows of q ------------------------------------------------------------------------------------------------------- */
 
-static void copy_row(unsigned char *to, const unsigned char *from, const bench_buffer *b, int64_t place, bool from_pool) {
-  const size_t size = b->element_bytes;
-  const int64_t dim = stored(b, 3), step = b->stride[3];
-  to += place * (int64_t)size;
-  if (!from_pool) from += place * (int64_t)size;
-  if (step == 1)
-    memcpy(to, from, (size_t)dim * size);
+/* Elements `first` .. `end` - 1 of a row, from places one behind the other or as far apart as in the row. */
+static void copy_part(unsigned char *to, const unsigned char *from, const bench_buffer *b, int64_t first, int64_t end,
+                      int64_t from_step) {
+  const int64_t size = (int64_t)b->element_bytes, step = b->stride[3];
+  to += first * step * size;
+  from += first * from_step * size;
+  if (step == 1 && from_step == 1)
+    memcpy(to, from, (size_t)((end - first) * size));
   else
-    for (int64_t d = 0; d < dim; d++)
-      memcpy(to + d * step * (int64_t)size, from + (from_pool ? d : d * step) * (int64_t)size, size);
+    for (int64_t d = first; d < end; d++, to += step * size, from += from_step * size) memcpy(to, from, (size_t)size);
+}
+
+/* Halves from two places of the pool: rows of a head that were alike could be computed once. */
+static void draw_row(unsigned char *row, const struct bench_fresh *f, const bench_buffer *b, int64_t number) {
+  const int64_t size = (int64_t)b->element_bytes, dim = stored(b, 3);
+  copy_part(row, f->pool + number % f->pool_count * size, b, 0, dim / 2, 1);
+  copy_part(row, f->pool + number / f->pool_count * size, b, dim / 2, dim, 1);
 }
 
 /* Rows as they were, or from the pool. Padding stays poisoned. */
 static void write_q(bench_tensors *t, bool pristine, uint64_t seed, int threads) {
   const struct bench_fresh *f = t->fresh;
   const bench_buffer *b = &t->buffers[BENCH_Q];
-  const size_t size = b->element_bytes;
+  const int64_t size = (int64_t)b->element_bytes, numbers = f->pool_count * f->pool_count;
   unsigned char *q = span_of(t, BENCH_Q);
   const int64_t heads = stored(b, 1), tokens = stored(b, 2), rows = stored(b, 0) * heads * tokens;
   const int team = rows * stored(b, 3) < ONE_THREAD ? 1 : threads;
@@ -155,9 +163,11 @@ static void write_q(bench_tensors *t, bool pristine, uint64_t seed, int threads)
     for (int64_t n = 0; n < rows; n++) {
       const int64_t place =
           b->first + n / (heads * tokens) * b->stride[0] + n / tokens % heads * b->stride[1] + n % tokens * b->stride[2];
-      if (is_poison(f->q + place * (int64_t)size, size)) continue;
-      const int64_t from = pristine ? 0 : bench_value_below(seed, BENCH_STREAM_Q, (uint64_t)n, f->pool_count);
-      copy_row(q, pristine ? f->q : f->pool + from * (int64_t)size, b, place, !pristine);
+      if (is_poison(f->q + place * size, b->element_bytes)) continue;
+      if (pristine)
+        copy_part(q + place * size, f->q + place * size, b, 0, stored(b, 3), b->stride[3]);
+      else
+        draw_row(q + place * size, f, b, bench_value_below(seed, BENCH_STREAM_Q, (uint64_t)n, numbers));
     }
   }
 }
@@ -174,18 +184,22 @@ static void exchange(unsigned char *one, unsigned char *other, size_t bytes) {
   }
 }
 
+static int along_of(bench_tensor which) { return which == BENCH_SCORES ? 2 : 3; }
+
 /* Along the columns of K and V, along the queries of scores. Padding stays where it is. */
 static void exchange_rows(const bench_tensors *t, swap s) {
   const bench_buffer *b = &t->buffers[s.tensor];
-  const int along = s.tensor == BENCH_SCORES ? 2 : 3;
+  const int along = along_of(s.tensor);
   const size_t size = b->element_bytes;
   unsigned char *span = span_of(t, s.tensor), *one = span + (size_t)s.one * size, *other = span + (size_t)s.other * size;
   if (b->stride[along] == 1 && along == 3) {
-    exchange(one, other, (size_t)stored(b, along) * size);
+    const int64_t last = s.first + s.count, columns = stored(b, along), end = last < columns ? last : columns;
+    exchange(one + (size_t)s.first * size, other + (size_t)s.first * size, (size_t)(end - s.first) * size);
+    exchange(one, other, (size_t)(last - end) * size);
     return;
   }
-  for (int64_t i = 0; i < stored(b, along); i++) {
-    const int64_t step = i * b->stride[along] * (int64_t)size;
+  for (int64_t i = 0; i < s.count; i++) {
+    const int64_t step = (s.first + i) % stored(b, along) * b->stride[along] * (int64_t)size;
     if (!is_poison(one + step, size) && !is_poison(other + step, size)) exchange(one + step, other + step, size);
   }
 }
@@ -208,22 +222,24 @@ static int64_t place_of_key(const bench_tensors *t, const head_keys *h, int64_t 
   return h->start + page * stride[0] + j % p->page_tokens * stride[2];
 }
 
-/* Finds two keys of the range and lets them change places. */
+/* Finds two keys of the range and lets half of their columns change places, so that no column alone shows which rows did.
+ * All rows of scores do. */
 static void swap_keys(bench_tensors *t, const head_keys *h, uint64_t *random) {
   const bench_tensor which = h->tensor;
   const attn_key_range keys = h->keys;
   const bench_buffer *b = &t->buffers[which];
-  const int along = which == BENCH_SCORES ? 3 : 2;
-  const int64_t count = keys.end - keys.begin;
-  if (count < 2 || b->stride[along] == 0) return;
+  const bool scores = which == BENCH_SCORES;
+  const int64_t count = keys.end - keys.begin, columns = stored(b, along_of(which));
+  if (count < 2 || b->stride[scores ? 3 : 2] == 0) return;
   for (int i = 0; i < TRIES; i++) {
     const int64_t one = draw(random, count), other = (one + 1 + draw(random, count - 1)) % count;
-    const swap s = {which, place_of_key(t, h, keys.begin + one), place_of_key(t, h, keys.begin + other)};
+    const swap s = {which, place_of_key(t, h, keys.begin + one), place_of_key(t, h, keys.begin + other),
+                    scores || columns < 1 ? 0 : draw(random, columns), scores ? columns : (columns + 1) / 2};
     const unsigned char *span = span_of(t, which);
     const int64_t size = (int64_t)b->element_bytes;
     const bool padding =
         is_poison(span + s.one * size, b->element_bytes) || is_poison(span + s.other * size, b->element_bytes);
-    if (padding && which != BENCH_SCORES) continue;
+    if (padding && !scores) continue;
     exchange_rows(t, s);
     t->fresh->swaps[t->fresh->swap_count++] = s;
     return;

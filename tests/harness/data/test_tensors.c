@@ -500,6 +500,39 @@ TEST(keys_in_pages_change_places) {
   bench_tensors_destroy(&before);
 }
 
+static int by_bytes(const void *a, const void *b) { return memcmp(a, b, 16); }
+
+/* A kernel could compute rows that are alike once, and find changed keys by one column. */
+TEST(fresh_rows_differ_and_hide_the_changed_keys) {
+  enum { ROWS = 8192, TIMES = 64 };
+  char error[256];
+  bench_spec spec;
+  uint64_t random = 9;
+  static float rows[ROWS][4];
+  assert_true(bench_spec_from_id("B:1/Hq:1/Hkv:1/Sq:8192/Sk:7/D:4/Dv:4", &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &bench);
+  bench_tensors before;
+  assert_true(bench_tensors_create(&bench, &tensors) && bench_tensors_create(&bench, &before));
+  assert_true(bench_tensors_vary(&tensors, NULL, &random));
+  int shown[4] = {0};
+  for (int i = 0; i < TIMES; i++) {
+    bench_tensors_freshen(&tensors, &random, 1);
+    for (int column = 0; column < 4; column++) {
+      bool shows = false;
+      for (int64_t at = column; at < 28; at += 4) shows |= ((float *)tensors.args.k)[at] != ((float *)before.args.k)[at];
+      shown[column] += shows;
+    }
+  }
+  for (int column = 0; column < 4; column++) assert_in_range(shown[column], TIMES / 4, TIMES * 3 / 4);
+  memcpy(rows, tensors.args.q, sizeof rows);
+  qsort(rows, ROWS, sizeof *rows, by_bytes);
+  int alike = 0;
+  for (int i = 1; i < ROWS; i++) alike += !by_bytes(rows[i - 1], rows[i]);
+  assert_true(alike < ROWS / 100);
+  bench_tensors_destroy(&tensors);
+  bench_tensors_destroy(&before);
+}
+
 TEST(tensors_are_those_of_their_case) {
   compare_grid(0, CASES);
   compare_grid(1, CASES / 3);
