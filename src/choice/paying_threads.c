@@ -4,6 +4,7 @@
 #include "src/choice/paying_threads.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "src/api/float_mode.h"
@@ -46,16 +47,21 @@ static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, 
   return costs ? attn_expected_ns(kernel, costs->ns, problem) : 0;
 }
 
-/* The time of a kernel without costs: the time of the quickest kernel; for our own kernels times the factor by which their
- * tier is slower. Libraries choose their instructions themselves. */
-static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
+static attn_expected quickest(const attn_tuning *tuning, attn_problem *problem) {
   int count;
   attn_expected best[2];
   const attn_kernel_costs *costs = attn_tuning_costs(tuning, &count);
   attn_expect(costs, count, problem, takes_problem, problem, best);
-  if (!best[0].costs) return 0;
-  if (kernel->info.library[0]) return best[0].ns;
-  return best[0].ns * attn_tier_flops(tier_of(best[0].costs->kernel)) / attn_tier_flops(tier_of(kernel));
+  return best[0];
+}
+
+/* The time of a kernel without costs: the time of the quickest kernel; for our own kernels times the factor by which their
+ * tier is slower. Libraries choose their instructions themselves. */
+static double quickest_ns(const attn_tuning *tuning, const attn_kernel *kernel, attn_problem *problem) {
+  const attn_expected best = quickest(tuning, problem);
+  if (!best.costs) return 0;
+  if (kernel->info.library[0]) return best.ns;
+  return best.ns * attn_tier_flops(tier_of(best.costs->kernel)) / attn_tier_flops(tier_of(kernel));
 }
 
 double attn_call_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
@@ -115,6 +121,23 @@ int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns)
   }
   attn_float_mode_leave(mode);
   return enough;
+}
+
+/* ---- Loops ---- */
+
+/* Once per process, as the class: to find the quickest kernel takes longer than small loops. */
+double attn_element_ns(void) {
+  enum { KEYS = 1024, DIM = 64 };
+  static _Atomic double known;
+  if (known > 0) return known;
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_tuning *class = class_costs();
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
+  const attn_expected best = class ? quickest(class, &p) : (attn_expected){0};
+  if (best.costs) known = best.ns / (2 * KEYS * DIM);
+  attn_float_mode_leave(mode);
+  return known;
 }
 
 /* Volatile: the arithmetic stays between enter and leave. */

@@ -13,6 +13,7 @@
 #include "src/api/layouts.h"
 #include "src/api/strides.h"
 #include "src/choice/dispatch.h"
+#include "src/choice/paying_threads.h"
 #include "src/layers/rope.h"
 #include "src/plan/parallel.h"
 #include "src/registry/tier_parts.h"
@@ -24,10 +25,6 @@ enum {
   BLOCK_TOKENS = 32,
   TABLE_FLOATS = 2048 /* sines of a block, and as many cosines: on the stack */
 };
-
-/* Nanoseconds of one element on one thread, for the number of threads that pay. Tested on a Zen 3, 16 to 1,024 tokens: 0.08
- * where 16 bits are copied, 0.2 in float32, 0.3 to 0.6 where types differ. What threads cost is data of the class of CPU. */
-#define ELEMENT_NS 0.3
 
 /* One of q, k and v: rows that go from one tensor to another. */
 typedef struct route {
@@ -178,7 +175,7 @@ static void run_job(const job *j, const attn_options *options, bool open_threads
   attn_options now = *options;
   int64_t elements = 0;
   for (int i = 0; i < j->route_count; i++) elements += j->routes[i].heads * j->routes[i].dim * j->total;
-  if (open_threads && !attn_parallel_pays(elements, ELEMENT_NS)) now.threads = 1;
+  if (open_threads && !attn_parallel_pays(elements, 2 * attn_element_ns())) now.threads = 1; /* each is read and written */
   attn_parallel_run(&now, ceil_div(j->total, tokens_per_block(j)), run_block, (void *)(uintptr_t)j);
 }
 

@@ -17,8 +17,6 @@
 
 enum { MOST_SUBLAYERS = 3 };
 
-static const double JOIN_NS = 2.5; /* an element of a row, added and normed: measured with 64 and more on Granite Rapids */
-
 typedef struct sublayer {
   attn_mha *attention;             /* NULL in a feed-forward sublayer */
   attn_feed_forward *feed_forward; /* NULL in an attention sublayer */
@@ -288,7 +286,7 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
 static void join(const block_run *r, attn_nn_join j) {
   const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
-  attn_nn_each_block(&r->block->options, r->rows, j.width, JOIN_NS, attn_nn_join_rows, &j);
+  attn_nn_each_block(&r->block->options, r->rows, attn_nn_join_rows, &j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }
 

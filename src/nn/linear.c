@@ -85,10 +85,9 @@ attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept) 
   return status;
 }
 
-void attn_nn_each_block(const attn_options *options, int64_t rows, int64_t width, double element_ns, attn_nn_rows_fn body,
-                        const void *context) {
+void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context) {
   block_context c = {body, context, rows};
   attn_options now = *options;
-  if (now.threads == 0) now.threads = attn_parallel_pays(rows * width, element_ns) ? attn_parallel_default_threads() : 1;
+  if (now.threads == 0) now.threads = attn_parallel_default_threads();
   attn_parallel_run(&now, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, run_block, &c);
 }

@@ -26,6 +26,7 @@
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/choice/dispatch.h"
+#include "src/choice/paying_threads.h"
 #include "src/plan/plan.h"
 
 struct attn_pieces {
@@ -35,6 +36,7 @@ struct attn_pieces {
   bool gathers;                                /* their queries, to dense rows */
   int64_t rows;                                /* rows of a head in the workspace: its own, and room for a run behind them */
   attn_options options;                        /* for joining rows */
+  int join_threads;                            /* threads that pay there */
   int64_t o, lse, later_o, later_lse, q, work; /* offsets in the workspace, in bytes */
   int64_t bytes;
 };
@@ -132,6 +134,16 @@ static attn_status plan_early(attn_pieces *pieces, const attn_choice *choice, co
   return attn_plan_create_chosen(&early, choice, options, &pieces->early);
 }
 
+/* Joining writes a row of o from two others, as attention to one key does from a row of q and one of v. */
+static int threads_to_join(const attn_pieces *pieces, const attn_choice *choice) {
+  const attn_problem *p = &pieces->problem;
+  const int threads = pieces->options.threads;
+  attn_problem rows;
+  if (threads == 1) return 1;
+  attn_problem_init(&rows, 1, p->heads_q, p->heads_q, rows_of(p), 1, p->dim_v, p->dim_v);
+  return attn_paying_threads(choice->tuning, choice->kernel, &rows, 1, threads);
+}
+
 static attn_status make(attn_pieces *pieces, const attn_choice *choice, const attn_options *options) {
   attn_problem later = attn_later_keys(&pieces->problem);
   pieces->rows = rows_of(&pieces->problem);
@@ -144,6 +156,7 @@ static attn_status make(attn_pieces *pieces, const attn_choice *choice, const at
     return attn_fail(ATTN_UNSUPPORTED, "the workspace of two pieces exceeds the address space; take a smaller seq_q");
   const int a = attn_plan_threads(pieces->early), b = attn_plan_threads(pieces->later);
   pieces->options.threads = a > b ? a : b;
+  pieces->join_threads = threads_to_join(pieces, choice);
   return ATTN_OK;
 }
 
@@ -330,7 +343,6 @@ static void run_prefix(const attn_pieces *pieces, const attn_args *args, char *w
 }
 
 void attn_pieces_run(const attn_pieces *pieces, const attn_args *args, void *workspace) {
-  static const double JOIN_NS = 1; /* time to join an element */
   const attn_problem *p = &pieces->problem;
   if (rows_of(p) == 0) return;
   float *o = floats_at(workspace, pieces->o), *lse = floats_at(workspace, pieces->lse);
@@ -343,7 +355,6 @@ void attn_pieces_run(const attn_pieces *pieces, const attn_args *args, void *wor
   run_piece(pieces->later, args, later_o, later_lse, (char *)workspace + pieces->work);
   joining j = {.pieces = pieces, .args = args, .o = o, .lse = lse, .later_o = later_o, .later_lse = later_lse};
   attn_options options = pieces->options;
-  const int64_t heads = p->batch * p->heads_q;
-  if (!attn_parallel_pays(heads, JOIN_NS * (double)p->seq_q * (double)p->dim_v)) options.threads = 1;
-  attn_parallel_run(&options, heads, join_task, &j);
+  options.threads = pieces->join_threads;
+  attn_parallel_run(&options, p->batch * p->heads_q, join_task, &j);
 }

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attn/kv.h"
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "cases/case.h"
@@ -262,6 +263,19 @@ TEST(small_loops_over_rows_run_on_one_thread) {
   if (most() == 1) return;
   assert_int_equal(threads_after(run_block, (call){30, 4, 0}), 1);
   assert_true(threads_after(run_block, (call){100, 64, 0}) > 1);
+}
+
+static void run_append(const call *c) {
+  float *k = floats(c->rows * c->width), *cache = floats(c->rows * c->width);
+  test_ok(attn_kv_append(&ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = c->rows, .heads_kv = 1, .dim_qk = c->width,
+                                      .dim_v = 1, .capacity = c->rows, .k = k, .k_cache = cache),
+                         &ATTN_STRUCT(attn_options, .threads = c->threads)));
+}
+
+TEST(small_appends_run_on_one_thread) {
+  if (most() == 1) return;
+  assert_int_equal(threads_after(run_append, (call){64, 16, 0}), 1);
+  assert_true(threads_after(run_append, (call){4096, 512, 0}) > 1);
 }
 
 TEST(a_number_of_threads_is_obeyed_by_layers) {
