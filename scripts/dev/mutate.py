@@ -5,6 +5,8 @@
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/dev/mutate.py --files 'harness/check/*' --sample 50 --seed 7   (a seeded choice; without --sample all)
     scripts/dev/mutate.py --named --least 100                              (faults that once survived, with their tests)
+    scripts/dev/mutate.py ... --then build-mutants-asan                    (tries survivors with sanitizers, too)
+        cmake --preset mutants -B build-mutants-asan -DATTN_SANITIZE=address,undefined -DATTN_MAX_ISA=avx2
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments. All faults are compiled
 at once, outside of the build, and wait in one program for their turn (mutating/together.py); those that cannot are compiled
@@ -12,9 +14,9 @@ alone. Then the tests of a fault's file run, the quickest first, until one fails
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
     same code     the compiler's object did not change; not counted, like faults that do not compile
-Headers of kernels/ are tried in two tiers. A build with sanitizers finds faults that only read or write beyond an array.
-Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
-a fault.
+Headers of kernels/ are tried in two tiers. A build with sanitizers finds faults that only read or write beyond an array, or
+never free memory. Rows go to BUILD/mutants.csv, with a second row for each survivor that is tried with --then. Exit code: 0;
+1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without a fault.
 """
 import argparse
 import csv
@@ -42,7 +44,7 @@ AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers nn_pool layer fault_memory layer_family"),
     ("src/*", "problem plan args structs merge open_close choice paying_threads cpu probe load tuning tune mistakes"
               " grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
-              " fuzz_tuning nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process serving steady layer"
+              " fuzz_tuning by_length nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process serving steady layer"
               " old_program plugins_race plugins fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c"
               " bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
@@ -87,6 +89,7 @@ MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "
 def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build-mutants", help="a finished build (Unix Makefiles)")
+    parser.add_argument("--then", type=Path, metavar="BUILD", help="a build in which survivors are tried again")
     parser.add_argument("--files", action="append", metavar="GLOB", help="files to put faults into; repeatable")
     parser.add_argument("--sample", type=int, metavar="N", help="number of faults")
     parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
@@ -243,9 +246,9 @@ def noticed(mutation, number, place, options, baseline):
     return "survived", ""
 
 
-def run_all(mutations, options, report):
-    """Tries every fault: first those that are compiled together. The compiler is asked about survivors alone."""
-    build = Build(ROOT, options.build)
+def run_all(mutations, options, folder, report):
+    """Tries every fault in a build: first those that are compiled together. The compiler is asked about survivors alone."""
+    build = Build(ROOT, folder)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         many, one = (Workplace(build, Path(folder) / name) for name in ("many", "one"))
         numbers, baseline = many.build_together(mutations), Baseline(many, options.longest)
@@ -269,10 +272,10 @@ def show(mutation, outcome):
 def summarize(outcomes):
     """A line for each file and one for all. Returns the share of killed faults among those that count, in per cent."""
     print(f"\n{'file':44} {'killed':>6} {'survived':>8} {'not counted':>11}")
-    total = Counter()
-    for file in sorted(outcomes):
-        total.update(outcomes[file])
-    for file, count in [*sorted(outcomes.items()), ("all", total)]:
+    files, total = {}, Counter(outcomes.values())
+    for mutation, outcome in outcomes.items():
+        files.setdefault(mutation.file, Counter())[outcome] += 1
+    for file, count in [*sorted(files.items()), ("all", total)]:
         print(f"{file:44} {count['killed']:6} {count['survived']:8} "
               f"{count['same code'] + count['not compiled']:11}")
     counted = total["killed"] + total["survived"]
@@ -284,16 +287,18 @@ def summarize(outcomes):
 def main(arguments=None):
     options = read_options(arguments)
     mutations = chosen_mutations(options)
-    if not (options.build / "compile_commands.json").exists():
-        print(f"mutate.py: no build in {options.build} (see --help)", file=sys.stderr)
-        return 2
+    builds = [options.build, *filter(None, [options.then])]
+    for folder in builds:
+        if not (folder / "compile_commands.json").exists():
+            print(f"mutate.py: no build in {folder} (see --help)", file=sys.stderr)
+            return 2
     outcomes = {}
     with (options.output or options.build / "mutants.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
 
         def report(mutation: Mutation, outcome, test, seconds):
-            outcomes.setdefault(mutation.file, Counter())[outcome] += 1
+            outcomes[mutation] = outcome
             rows.writerow([mutation.file, mutation.number + 1, mutation.kind, *key_of(mutation)[1:], outcome, test,
                            f"{seconds:.1f}"])
             file.flush()
@@ -301,11 +306,14 @@ def main(arguments=None):
                 show(mutation, outcome)
 
         try:
-            run_all(mutations, options, report)
+            for folder in builds:
+                left = [each for each in mutations if outcomes.get(each, "survived") == "survived"]
+                run_all(left, options, folder, report)
+                percent = summarize(outcomes)
         except Trouble as trouble:
             print(f"mutate.py: {trouble}", file=sys.stderr)
             return 3
-    return 0 if summarize(outcomes) >= options.least else 1
+    return 0 if percent >= options.least else 1
 
 
 if __name__ == "__main__":

@@ -198,9 +198,11 @@ class Runs(unittest.TestCase):
         self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
 
     def test_faults_that_no_test_runs_survive(self):
-        code, said, rows = self.run_sample("safetensors", "--sample", "6")
+        code, said, rows = self.run_sample("safetensors", "--sample", "6", "--then", BUILD)
         self.assertEqual(code, 1)
-        self.assertIn("survived", [row["outcome"] for row in rows])
+        left = [row for row in rows[:6] if row["outcome"] == "survived"]
+        self.assertEqual([row["line"] for row in rows[6:]], [row["line"] for row in left])
+        self.assertEqual(said.count("faults killed"), 2)
         self.assertIn("survived  harness/timing/stats.c:", said)
 
     def test_faults_of_the_shared_library_reach_its_programs(self):

@@ -32,9 +32,9 @@ class Build:
             self.compiles.setdefault(entry["file"], (shlex.split(entry["command"]), entry["directory"]))
         self.users = self._users()
         self.links = dict(filter(None, map(self._link, self.folder.glob("**/CMakeFiles/*.dir/link.txt"))))
-        self.tests = self._tests()
         self.sanitized = bool(re.search("^ATTN_SANITIZE:.*=.", (self.folder / "CMakeCache.txt").read_text(encoding="utf-8"),
                                         flags=re.M))
+        self.tests = self._tests()
 
     @staticmethod
     def _link(path):
@@ -62,11 +62,13 @@ class Build:
         return few if few and file.startswith("kernels/") else users
 
     def _tests(self):
-        """{name: (command, environment)} of ctest's tests. Python tests get --failfast."""
+        """{name: (command, environment)} of ctest's tests that run in this build. Python tests get --failfast."""
         shown = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.folder, stdout=subprocess.PIPE, check=True)
         tests = {}
         for test in json.loads(shown.stdout)["tests"]:
             properties = {each["name"]: each["value"] for each in test.get("properties", [])}
+            if self.sanitized and "sanitize" not in properties.get("LABELS", []):
+                continue
             environment = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
             command = test.get("command") or []
             stop = ["--failfast"] if len(command) > 1 and re.search(r"/test_\w+\.py$", command[1]) else []
