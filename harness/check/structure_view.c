@@ -173,12 +173,6 @@ static void cut_piece(attn_problem *p, int64_t first) {
   if (none) p->key_begin = 1;
 }
 
-/* Likewise a prefix that sequences share: the view has one sequence, which runs as all of them did. */
-static void cut_prefix(attn_problem *p, int64_t first, int64_t step) {
-  const int64_t left = step == 1 ? max64(p->shared_prefix - first, 0) : 0;
-  p->shared_prefix = min64(left, p->seq_k);
-}
-
 void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t step) {
   attn_problem *p = &v->problem;
   v->args.k = shift_elements(v->args.k, p->dtype_kv, first * p->k_stride.s);
@@ -192,7 +186,7 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
   p->seq_k = (end - first + step - 1) / step;
   cut_row_lengths(v, first);
   cut_piece(p, first);
-  cut_prefix(p, first, step);
+  p->shared_prefix = 0; /* a view has one sequence, which shares its keys with none */
   align(v, v->offset - first);
 }
 
@@ -342,9 +336,13 @@ static attn_operand operand_of(const attn_problem *p, output_place at) {
   return attn_operand_of(p, (attn_operand_id)at.output->tensor);
 }
 
+static bench_expected_row row_of_view(const bench_view *v, output_place at) {
+  return (bench_expected_row){.h = at.h - v->head, .i = at.i - v->row};
+}
+
 static double view_value(const bench_view *v, output_place at) {
   const attn_operand operand = operand_of(&v->problem, at);
-  const bench_expected_row row = {.h = at.h - v->head, .i = at.i - v->row};
+  const bench_expected_row row = row_of_view(v, at);
   return bench_output_value(&v->problem, &v->args, &operand, &row, at.d);
 }
 
@@ -366,7 +364,7 @@ static bench_outcome broken(bench_structure *s, const char *what, output_place a
 
 static bool same_element(const bench_view *v, const bench_structure *s, output_place at) {
   const attn_operand own = operand_of(&v->problem, at), whole = operand_of(&s->tensors->problem, at);
-  const bench_expected_row row = {.h = at.h - v->head, .i = at.i - v->row}, same = {.b = s->seq.b, .h = at.h, .i = at.i};
+  const bench_expected_row row = row_of_view(v, at), same = {.b = s->seq.b, .h = at.h, .i = at.i};
   const int64_t bytes = (int64_t)own.element_bytes;
   const char *mine = attn_operand_at(&own, &v->args), *theirs = attn_operand_at(&whole, &s->tensors->args);
   return !memcmp(mine + bytes * bench_output_place(&v->problem, &v->args, &own, &row, at.d),

@@ -129,8 +129,8 @@ static bench_row *find_row(bench_rows *rows, const char *case_id, const char *ke
 
 static bool open_samples(bench_row *row) {
   if (row->samples_ns) return true;
-  row->samples_ns = calloc((size_t)row->time.n + 1, sizeof *row->samples_ns);
-  row->peaks = calloc((size_t)row->time.n + 1, sizeof *row->peaks);
+  row->samples_ns = calloc((size_t)row->time.n, sizeof *row->samples_ns);
+  row->peaks = calloc((size_t)row->time.n, sizeof *row->peaks);
   return row->samples_ns && row->peaks;
 }
 

@@ -6,14 +6,10 @@
 #include "cases/case.h"
 #include "compare/compare.h"
 
-/* The case without its threads, where those may differ. */
-static void name_case(const bench_row *row, bool across, char *name) {
+/* The case without its threads. */
+static void name_case(const bench_row *row, char *name) {
   const char *at = row->case_id;
   name[0] = 0;
-  if (!across) {
-    snprintf(name, BENCH_NAME, "%s", row->case_id);
-    return;
-  }
   for (bench_id_part part; bench_id_next(&at, &part);)
     if (strcmp(part.name, "threads")) {
       const size_t used = strlen(name);
@@ -25,8 +21,8 @@ static bool is_same(const bench_row *x, const bench_row *y, bool across) {
   char name[BENCH_NAME], other[BENCH_NAME];
   if (strcmp(x->kernel, y->kernel)) return false;
   if (!across) return !strcmp(x->case_id, y->case_id);
-  name_case(x, across, name);
-  name_case(y, across, other);
+  name_case(x, name);
+  name_case(y, other);
   return !strcmp(name, other);
 }
 

@@ -13,7 +13,7 @@
 #include "tests/support/layer_support.h"
 #include "tests/support/limits_model.h"
 
-enum { CASES = 80, CHANGES = 16, SEED = 20, NULL_ANSWERS = 4 };
+enum { CASES = 80, CHANGES = 16, SEED = 20, NULL_ANSWERS = 4, MOST_LOOKED_AT = 64 /* rows */ };
 
 static uint64_t random_state = SEED;
 static int64_t draw(int64_t count) { return (int64_t)(bench_random(&random_state) % (uint64_t)count); }
@@ -301,11 +301,24 @@ static void expect_looks(const sample *s, bench_status status) {
   }
 }
 
+/* Looks at a row by itself find any one that is wrong, if there are enough of them. */
+static void find_wrong_row(sample *s) {
+  const bench_expected_row *row = &s->expected->row[draw(s->expected->rows)];
+  const uint64_t most = 40 * (uint64_t)(s->p.batch * s->p.heads_q * s->p.seq_q);
+  uint64_t looks = 0;
+  for (element at = {.b = row->b, .h = row->h, .i = row->i}; at.d < s->p.dim_v; at.d++) put(s, &at, 3e4);
+  while (looks < most && bench_check_row(&s->p, &s->tensors.args, &s->numerics, s->zero_mean, looks).status == BENCH_PASS)
+    looks++;
+  if (looks == most) fail_msg("%s: row %d of head %d is never looked at", s->bench.case_id, (int)row->i, (int)row->h);
+  write_right_output(s);
+}
+
 /* A row by itself, whichever is chosen: right ones pass, and where all are wrong, each fails. */
 static void look_at_rows(sample *s) {
   element at = {.d = 0};
   expect_looks(s, BENCH_PASS);
   if (s->extreme) return; /* limits without end pass anything finite */
+  if (s->p.batch * s->p.heads_q * s->p.seq_q <= MOST_LOOKED_AT) find_wrong_row(s);
   for (at.b = 0; at.b < s->p.batch; at.b++)
     for (at.h = 0; at.h < s->p.heads_q; at.h++)
       for (at.i = 0; at.i < rows_of(s, at.b); at.i++) put(s, &at, 3e4);

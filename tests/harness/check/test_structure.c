@@ -311,6 +311,38 @@ TEST(views_are_aligned_in_each_way) {
   }
 }
 
+/* ---- What seeds choose ------------------------------------------------------------------------------------------------ */
+
+static int nan_at; /* twice the key that has a NaN; 1 more: in V */
+
+static void find_nan(const attn_problem *p, const attn_args *args) {
+  for (int n = 0; n < 2 * (int)p->seq_k; n++)
+    if (isnan(((const float *)(n % 2 ? args->v : args->k))[n / 2 * p->dim_qk])) nan_at = n;
+}
+
+/* Every key of K and V, every group of heads and sequence; every first row with every number of rows. */
+TEST(seeds_choose_everything_that_there_is) {
+  enum { KEYS = 30, ROWS = 4, SEEDS = 800 };
+  watched w = open_case("batch:2/heads:4/heads_kv:2/seq_q:4/seq_k:30/head_dim:2/mask:random");
+  bool nan[2 * KEYS] = {false}, head[8] = {false}, part[2][ROWS][ROWS + 1] = {{{false}}};
+  for (uint64_t seed = 0; seed < SEEDS; seed++) {
+    spy.look = find_nan;
+    expect_pass(&w, BENCH_STRUCTURE_neighbours, seed);
+    nan[nan_at] = true;
+    head[((const float *)spy.args[0].q - (const float *)w.tensors.args.q) / (ROWS * 2)] = true;
+    spy.look = NULL;
+    expect_pass(&w, BENCH_STRUCTURE_rows, seed);
+    const int64_t row = ((const float *)spy.args[0].q - (const float *)w.tensors.args.q) / 2;
+    if (w.ran) part[row / (4 * ROWS)][row % ROWS][spy.problem[0].seq_q] = true;
+  }
+  for (int n = 0; n < 2 * KEYS; n++) assert_true(nan[n]);
+  for (int h = 0; h < 8; h++) assert_int_equal(head[h], h % 2 == 0);
+  for (int n = 0; n < 2 * ROWS * ROWS; n++)
+    assert_int_equal(part[n / ROWS / ROWS][n / ROWS % ROWS][1 + n % ROWS],
+                     n / ROWS % ROWS + n % ROWS < ROWS && n % ROWS < ROWS - 1);
+  close_case(&w);
+}
+
 /* ---- Threads ---------------------------------------------------------------------------------------------------------- */
 
 TEST(threads_are_one_two_three_and_seven) {
@@ -703,6 +735,7 @@ TEST(right_answers_pass) {
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/bias:row/mask:padding/lengths:kv_len",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:precomputed/mask:random/layout:strided",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:additive/lengths:q_len/window:1",
+      "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/lengths:q_len/values:positive",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:gaussian/align:offset/offset:2/window:3..2",
       "batch:2/heads:4/heads_kv:2/seq_q:16/seq_k:7/head_dim:2/lengths:row_len/mask:random/lse:on",
       "batch:2/heads:4/heads_kv:2/seq_q:16/seq_k:7/head_dim:2/lengths:row_len/causal:top-left/alibi:on",

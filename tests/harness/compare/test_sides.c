@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "cases/case.h"
 #include "compare/compare.h"
+#include "data/generate.h"
 #include "tests/support/failing_malloc.h"
 #include "tests/support/support.h"
 
@@ -111,16 +112,72 @@ TEST(threads_that_differ_are_told) {
   expect_told(a, c, false, BENCH_EXIT_USAGE, "threads differ: 1 and 4\n" REFUSED);
 }
 
-/* A row without a time on the other side is not compared. */
-TEST(rows_need_times_on_both_sides) {
-  const bench_side *a = SIDE(0, "k B:1", "k B:2"), *b = SIDE(1, "k B:1", "l B:2");
-  const bench_row *x = results[0].rows.item, *y = results[1].rows.item;
-  bench_matches m;
-  results[1].rows.item[0].time.n = 0;
-  assert_true(bench_match(a, b, 0.01, false, &m) && m.table.count == 0 && m.unpaired_count == 3);
-  assert_true(m.unpaired[0].a == &x[0] && m.unpaired[0].b == &y[0] && m.unpaired[1].a == &x[1] && !m.unpaired[1].b);
-  assert_true(!m.unpaired[2].a && m.unpaired[2].b == &y[1]);
-  bench_matches_clear(&m);
+/* ---- Which rows are compared ------------------------------------------------------------------------------------------ */
+
+static uint64_t random_state = 5;
+static int draw(int count) { return (int)(bench_random(&random_state) % (uint64_t)count); }
+
+/* Some of eight rows: of two kernels, two cases, and one or two threads. Some have no time, for a good reason or not. */
+static bench_side *random_side(int n) {
+  static const char *const rows[] = {"k B:1/threads:1", "l B:1/threads:1", "k B:2/threads:1", "l B:2/threads:1",
+                                     "k B:1/threads:2", "l B:1/threads:2", "k B:2/threads:2", "l B:2/threads:2"};
+  const char *chosen[MOST_ROWS] = {NULL};
+  int count = 0;
+  for (int i = draw(8), step = 1 + 2 * draw(4), left = 8; left && count < MOST_ROWS; left--, i += step)
+    if (draw(2)) chosen[count++] = rows[i % 8];
+  side_of(n, chosen);
+  for (int i = 0; i < count; i++) {
+    bench_row *row = &results[n].rows.item[i];
+    if (draw(4) == 0) row->time.n = 0, row->verdict.status = (bench_status[]){BENCH_SKIP, BENCH_FAIL}[draw(2)];
+  }
+  return &sides[n];
+}
+
+/* The row of the same kernel and case; across numbers of threads also the only one that differs in nothing else. */
+static const bench_row *partner_of(const bench_row *like, const bench_rows *rows, bool across) {
+  const bench_row *other = NULL;
+  int others = 0;
+  for (int i = 0; i < rows->count; i++) {
+    const bench_row *row = &rows->item[i];
+    if (strcmp(row->kernel, like->kernel) || strncmp(row->case_id, like->case_id, 4)) continue;
+    if (!strcmp(row->case_id, like->case_id)) return row;
+    other = row, others++;
+  }
+  return across && others == 1 ? other : NULL;
+}
+
+/* Counts the entries for a row of A and one of B; each may be NULL. */
+static int entries_of(const bench_matches *m, const bench_row *a, const bench_row *b, bool compared) {
+  int count = 0;
+  for (int i = 0; compared && i < m->table.count; i++) count += m->table.item[i].a == a && m->table.item[i].b == b;
+  for (int i = 0; !compared && i < m->unpaired_count; i++) count += m->unpaired[i].a == a && m->unpaired[i].b == b;
+  return count;
+}
+
+static bool has_no_time_to_have(const bench_row *row) { return !row || (!row->time.n && row->verdict.status == BENCH_SKIP); }
+
+/* Each row is compared if it has a partner and both have times; else it is named, unless it was skipped on both sides. */
+TEST(random_rows_are_compared_or_named) {
+  for (int n = 0; n < 400; n++) {
+    const bench_side *a = random_side(0), *b = random_side(1);
+    const bool across = n % 2;
+    bench_matches m;
+    int compared = 0, named = 0;
+    assert_true(bench_match(a, b, 0.01, across, &m));
+    for (int i = 0; i < results[0].rows.count + results[1].rows.count; i++) {
+      const bool of_a = i < results[0].rows.count;
+      const bench_row *row = of_a ? &results[0].rows.item[i] : &results[1].rows.item[i - results[0].rows.count];
+      const bench_row *other = partner_of(row, of_a ? &results[1].rows : &results[0].rows, across);
+      if (!of_a && other) continue;
+      const bool both = other && row->time.n && other->time.n;
+      const bool told = !both && !(has_no_time_to_have(row) && has_no_time_to_have(other));
+      if (both || told) assert_int_equal(entries_of(&m, of_a ? row : NULL, of_a ? other : row, both), 1);
+      compared += both, named += told;
+    }
+    assert_true(m.table.count == compared && m.unpaired_count == named);
+    bench_matches_clear(&m);
+    for (int side = 0; side < 2; side++) bench_rows_clear(&results[side].rows);
+  }
 }
 
 /* ---- What could decide ------------------------------------------------------------------------------------------------ */
