@@ -156,17 +156,14 @@ static void cut_row_lengths(bench_view *v, int64_t first) {
   const int32_t *old = v->args.row_len;
   if (!attn_uses(p, ATTN_USE_ROW_LEN)) return;
   int32_t *length = bench_view_allocate(v, p->seq_q, sizeof *length);
-  for (int64_t i = 0; length && i < p->seq_q; i++) {
-    const int64_t left = old[i] - first;
-    length[i] = (int32_t)(left < 0 ? 0 : left < p->seq_k ? left : p->seq_k);
-  }
+  for (int64_t i = 0; length && i < p->seq_q; i++) length[i] = (int32_t)min64(max64(old[i] - first, 0), p->seq_k);
   v->args.row_len = length;
 }
 
 /* First keys and piece, once the first key is key `first`; a piece that ends before it has no keys. */
 static void cut_piece(attn_problem *p, int64_t first) {
-  p->window_first = p->window_first > first ? p->window_first - first : 0;
-  p->key_begin = p->key_begin > first ? p->key_begin - first : 0;
+  p->window_first = max64(p->window_first - first, 0);
+  p->key_begin = max64(p->key_begin - first, 0);
   if (p->key_end == 0) return;
   const bool none = p->key_end <= first;
   p->key_end = none ? 1 : p->key_end - first;

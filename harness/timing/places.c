@@ -7,6 +7,7 @@
 
 #include "data/generate.h"
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/pieces.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
@@ -17,7 +18,7 @@ static const double PLACES_BYTES = 268435456.0; /* bytes of all workspaces; more
 static const double PLACES_SHARE = 0.4;         /* share of the free memory */
 
 bench_placing bench_placing_of(int rounds, int most) {
-  return (bench_placing){.count = rounds < most ? rounds : most, .length = rounds < 2 * most ? 1 : rounds / most};
+  return (bench_placing){.count = (int)min64(rounds, most), .length = (int)max64(rounds / most, 1)};
 }
 
 /* ---- How many ------------------------------------------------------------------------------------------------------- */
@@ -30,8 +31,8 @@ static bench_placing choose_placing(bench_trial *const *trials, int count, int r
   double bytes = 0;
   for (int i = 0; i < count; i++) bytes += (double)trials[i]->workspace_bytes + PAGE;
   const int room = places_in(PLACES_SHARE * bench_memory_available(""), bytes), quick = places_in(PLACES_BYTES, bytes);
-  const int wanted = quick > BENCH_LEAST_PLACES ? quick : BENCH_LEAST_PLACES;
-  const bench_placing placing = bench_placing_of(rounds, wanted < room ? wanted : room > 1 ? room : 1);
+  const int64_t most = max64(min64(max64(quick, BENCH_LEAST_PLACES), room), 1);
+  const bench_placing placing = bench_placing_of(rounds, (int)most);
   for (int i = 0; i < count && placing.count < BENCH_LEAST_PLACES && placing.count < rounds; i++)
     bench_warn(trials[i], "placement: memory has room for %d of %d", placing.count, BENCH_LEAST_PLACES);
   return placing;

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "check/check.h"
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/operation.h"
 #include "kernels/common/problem/pieces.h"
@@ -187,7 +188,7 @@ static void add_run(pieces *p, const couple *c, int order, int64_t n, int part, 
 
 /* Each thread takes its part of the heads, or of every run where there are fewer runs than threads. */
 static void add_couple(pieces *p, const couple *c, int order, int part, int parts) {
-  const int64_t count = c->side[0].count > c->side[1].count ? c->side[0].count : c->side[1].count;
+  const int64_t count = max64(c->side[0].count, c->side[1].count);
   const bool split = count < parts;
   for (int64_t n = split ? 0 : count * part / parts; n < (split ? count : count * (part + 1) / parts); n++)
     add_run(p, c, order, n, split ? part : 0, split ? parts : 1);
@@ -242,7 +243,7 @@ static double time_and_free(bench_read_loop loop, int order, bench_read_span spa
 }
 
 static double rate_of_order(bench_read_loop loop, bench_read_span span, int threads, int order) {
-  const int sets = span.passes < span.count ? (int)span.passes : span.count;
+  const int sets = (int)min64(span.passes, span.count);
   pieces *lists = calloc((size_t)sets * (size_t)threads, sizeof *lists);
   for (int i = 0; lists && i < sets * threads; i++)
     add_tensors(&lists[i], &span.tensors[(span.first + i / threads) % span.count], order, i % threads, threads);

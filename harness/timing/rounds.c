@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/float_mode.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "timing/stats.h"
 
 enum { SLOW_ROUNDS = 3, FEW_CALLS = 5, READINGS = 200 };
@@ -30,7 +31,7 @@ typedef struct rounds {
 
 const char *const bench_stop_names[] = {"precision", "rounds", "budget", "interrupt", NULL};
 
-static int cap_of(const bench_timing_options *o) { return o->max_rounds > o->min_rounds ? o->max_rounds : o->min_rounds; }
+static int cap_of(const bench_timing_options *o) { return (int)max64(o->max_rounds, o->min_rounds); }
 
 /* ---- Budget ---------------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +53,7 @@ static void share_budget(rounds *r) {
     admitted = false;
     for (int i = 0; i < r->count; i++) admitted |= admit_if_quick(r, r->trials[i], &left_ns, &waiting);
   }
-  const int least = SLOW_ROUNDS < r->options->min_rounds ? SLOW_ROUNDS : r->options->min_rounds;
+  const int least = (int)min64(SLOW_ROUNDS, r->options->min_rounds);
   for (int i = 0; i < r->count; i++) {
     bench_trial *t = r->trials[i];
     if (!t->quota) t->quota = (int)fmax(least, left_ns / waiting / bench_sample_guess_ns(t));

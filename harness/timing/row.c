@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cases/case.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "layers/layer.h"
 #include "timing/setup.h"
 
@@ -110,8 +111,6 @@ void bench_row_clear(bench_row *row) {
   *row = (bench_row){0};
 }
 
-static int fewer(int a, int b) { return a < b ? a : b; }
-
 /* ---- One row --------------------------------------------------------------------------------------------------------- */
 
 /* The rate of calls in a round / the rate of the loop beside it. */
@@ -206,7 +205,7 @@ static bench_pairs pair(const bench_setup *s, const double *a, const bench_trial
                        .b = b,
                        .ran_a = trial_a->samples.ran,
                        .ran_b = trial_b->samples.ran,
-                       .n = fewer(trial_a->samples.rounds, trial_b->samples.rounds),
+                       .n = (int)min64(trial_a->samples.rounds, trial_b->samples.rounds),
                        .placing = s->placing};
 }
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/float_mode.h"
 #include "data/generate.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/indexing.h"
 #include "machine/affinity.h"
 #include "timing/core_share.h"
@@ -222,7 +223,7 @@ typedef struct sample {
 
 /* Copies that are cold in their turn, others in random order. */
 static void choose_group(bench_sampler *s, const bench_trial *t, sample *x) {
-  x->count = (int)(x->left < t->group ? x->left : t->group);
+  x->count = (int)min64(x->left, t->group);
   x->left -= x->count;
   const int64_t first = t->cold ? take_turns(t, x->count) : draw(s, t->tensor_count);
   for (int i = 0; i < x->count; i++) {

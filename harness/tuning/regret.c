@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cases/case.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 
@@ -72,7 +73,7 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
                            .mask = mask_of(bench_random(seed))};
     s.seq_q = queries(seed, s.seq_k);
     s.window = spread(seed, 1, 1000);
-    if (s.mask == TUNE_CAUSAL || s.mask == TUNE_WINDOW) s.seq_q = s.seq_q < s.seq_k ? s.seq_q : s.seq_k;
+    if (s.mask == TUNE_CAUSAL || s.mask == TUNE_WINDOW) s.seq_q = min64(s.seq_q, s.seq_k);
   } while (bench_tune_work(&s) > BENCH_REGRET_WORK);
   return s;
 }

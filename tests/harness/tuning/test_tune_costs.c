@@ -824,10 +824,11 @@ static struct {
 attn_status __real_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
 attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
 
+enum { LOOKED = 64 /* values */ };
+
 /* Data with a spread: no tensor repeats its first value, or begins like another. */
 static void expect_spread(const float *x, const float *y, const float *other) {
   double sum = 0, squares = 0;
-  enum { LOOKED = 64 };
   for (int i = 0; i < LOOKED; i++) sum += (double)x[i], squares += (double)x[i] * (double)x[i];
   const double mean = sum / LOOKED, deviation = sqrt(squares / LOOKED - mean * mean);
   assert_true(fabs(mean) < 0.6 && deviation > 0.5 && deviation < 2);
@@ -842,6 +843,7 @@ attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, v
   expect_spread(args->q, args->k, args->v);
   expect_spread(args->k, args->v, args->q);
   expect_spread(args->v, args->q, args->k);
+  expect_spread((const float *)args->v + p->seq_k * p->dim_v - LOOKED, args->q, args->k); /* and at its end */
   if (p->uses & ATTN_USE_BIAS) expect_spread(args->bias, args->q, args->k);
   for (int i = 0; p->uses & ATTN_USE_MASK && i < 70; i++) kept += args->mask[i] != 0;
   if (p->uses & ATTN_USE_MASK) assert_int_equal(kept, 60); /* six of seven */
@@ -851,10 +853,10 @@ attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, v
 /* Problems with every mask are timed on data of their own; one that cannot be has no time. */
 TEST(real_problems_have_data) {
   for (bench_tune_mask mask = 0; mask < TUNE_MASKS; mask++) {
-    bench_tune_shape s = {.dtype = ATTN_F32, .mask = mask, .dim = 16, .group = 1, .heads_kv = 1, .seq_k = 24, .seq_q = 8};
+    bench_tune_shape s = {.dtype = ATTN_F32, .mask = mask, .dim = 16, .group = 1, .heads_kv = 1, .seq_q = 8};
     attn_problem problem;
     attn_tune_report report;
-    s.window = 5;
+    s.window = 5, s.seq_k = mask ? 24 : 5000; /* more values than are made */
     bench_tune_problem(&s, &problem);
     real.problem = &problem, real.calls = 0;
     assert_true(bench_tune_machine.measure(NULL, &s, TUNE_ALL, 1e-3, &report));
