@@ -45,11 +45,11 @@ static bool join(const char *first, attn_strides stride, attn_dtype dtype, int64
   const int64_t bytes = attn_elements_bytes(dtype, rows * columns);
   *r = (runs){.data = first, .bytes = bytes, .count = heads, .stride = attn_elements_bytes(dtype, stride.h)};
   if (r->bytes == 0 || heads == 0) return *r = (runs){.data = first}, true;
-  if (columns > 1 && stride.d != 1) return false;
-  if (stride.h == columns && (rows == 1 || stride.s == heads * columns)) /* heads of a token, then tokens */
+  if (stride.d != 1) return false;
+  if (stride.h == columns && stride.s == heads * columns) /* heads of a token, then tokens */
     return *r = (runs){.data = first, .bytes = heads * bytes, .count = 1}, true;
   if (rows > 1 && stride.s != columns) return false;
-  if (heads > 1 && stride.h == rows * columns) r->bytes *= heads, r->count = 1;
+  if (stride.h == rows * columns) r->bytes *= heads, r->count = 1;
   return true;
 }
 

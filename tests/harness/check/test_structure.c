@@ -735,7 +735,6 @@ TEST(right_answers_pass) {
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/bias:row/mask:padding/lengths:kv_len",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:precomputed/mask:random/layout:strided",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:additive/lengths:q_len/window:1",
-      "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/lengths:q_len/values:positive",
       "batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:7/head_dim:2/score:gaussian/align:offset/offset:2/window:3..2",
       "batch:2/heads:4/heads_kv:2/seq_q:16/seq_k:7/head_dim:2/lengths:row_len/mask:random/lse:on",
       "batch:2/heads:4/heads_kv:2/seq_q:16/seq_k:7/head_dim:2/lengths:row_len/causal:top-left/alibi:on",

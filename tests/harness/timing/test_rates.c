@@ -259,6 +259,7 @@ enum { ROTATION = 3, MOST_LINES = 1 << 12 };
 
 static bench_tensors rotation[ROTATION];
 static int lines_read[ROTATION][BENCH_O + 1][MOST_LINES]; /* lines of Q, K, V and O */
+static int pairs_read;                                    /* calls that read two tensors side by side */
 
 static void note_lines_of(const unsigned char *data, size_t bytes) {
   bool inside = false;
@@ -277,6 +278,8 @@ static void note_lines_of(const unsigned char *data, size_t bytes) {
 static uint64_t note_lines(const void *data, const void *beside, size_t bytes, size_t ahead) {
   note_lines_of(data, bytes);
   if (beside) note_lines_of(beside, bytes);
+#pragma omp atomic
+  pairs_read += beside != NULL;
   work((double)(beside ? 2 * bytes : bytes) / (1 + order_of(beside, ahead))); /* later orders are quicker */
   return 0;
 }
@@ -368,12 +371,14 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
     for (int threads = 1; threads <= most_threads(); threads++)
       for (int count = 1; count <= ROTATION; count++)
         for (int64_t first = 0, passes = 1 + count * threads % 5; first < count; first++) {
-          memset(lines_read, 0, sizeof lines_read);
+          memset(lines_read, 0, sizeof lines_read), pairs_read = 0;
           feign(true);
           const double rate = bench_read_rate(note_lines, (bench_read_span){rotation, count, first, passes}, threads);
           feigned = false;
           expect_rate(rate, bytes * (double)passes);
           for (int n = 0; n < ROTATION; n++) expect_lines(n, turns_of(n, first, passes, count));
+          if (i < 2 && threads == 1) /* without gaps: K and V of a sequence, and Q and O, in one go */
+            assert_int_equal(pairs_read, passes * bench.problem.batch * 2);
         }
     for (int n = 0; n < ROTATION; n++) bench_tensors_destroy(&rotation[n]);
     memset(rotation, 0, sizeof rotation);
