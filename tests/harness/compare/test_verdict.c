@@ -519,15 +519,19 @@ static void expect_printed(bench_write_fn write, printed *p, const char *wanted)
 
 /* The rounds of the row that has the most of those that are undecided, four times. */
 TEST(more_rounds_are_advised_where_they_decide) {
+  static const char *const advice[] = {"", "--rounds 396\n", "--rounds 88\n", "--rounds 396\n"};
   printed p;
   fill_printed(&p);
   p.item[0].rounds = 99;
-  for (int undecided = 0; undecided < 2; undecided++) {
-    p.item[1].verdict = undecided ? BENCH_INCONCLUSIVE : BENCH_SAME;
+  for (int undecided = 0; undecided < 4; undecided++) { /* a bit for each row */
+    char wanted[80] = "";
+    for (int i = 0; i < 2; i++) p.item[i].verdict = undecided >> i & 1 ? BENCH_INCONCLUSIVE : BENCH_SAME;
+    if (undecided) snprintf(wanted, sizeof wanted, "\nTo decide, take more rounds: %s", advice[undecided]);
     test_listen(stdout);
     bench_sides_advise(NULL, NULL, &p.matches);
-    assert_string_equal(test_heard(), undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
+    assert_string_equal(test_heard(), wanted);
   }
+  p.item[0].verdict = BENCH_SAME;
   p.matches.table.count = 1; /* text behind the table is no row */
   test_listen(stdout);
   bench_sides_advise(NULL, NULL, &p.matches);

@@ -22,6 +22,17 @@ TEST(test_what_is_no_value_is_refused) {
       fail_msg("%s takes %s", bench_column_name(cases[i].column), cases[i].text);
 }
 
+/* A row says nothing of what it was not told. */
+TEST(test_empty_rows_have_empty_cells) {
+  bench_row row = bench_row_create(NULL, NULL);
+  char text[BENCH_CELL];
+  row.verdict.status = BENCH_SKIP; /* was not checked */
+  for (bench_column c = 0; c < BENCH_COLUMNS; c++) {
+    const char *cell = bench_cell(&row, c, text);
+    if (cell[0] && c != COLUMN_status) fail_msg("%s: %s", bench_column_name(c), cell);
+  }
+}
+
 TEST(test_few_rounds_have_no_interval) {
   const double times[] = {3, 1, 2, 5, 4};
   bench_row row = bench_row_create(NULL, NULL);
