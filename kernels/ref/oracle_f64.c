@@ -67,10 +67,6 @@ static int64_t score_at(const query *r, const attn_score_strides *stride, int64_
   return r->b * stride->b + r->h * stride->h + r->i * stride->q + j * stride->k;
 }
 
-static double q_element(const query *r, int64_t d) {
-  return attn_oracle_load(r->args->q, r->problem->dtype_q, r->q_at + d * r->problem->q_stride.d);
-}
-
 /* The element offset of key or value j of the sequence's KV head. */
 static int64_t key_at(const query *r, const attn_strides *stride, int64_t j) {
   const attn_problem *p = r->problem;
@@ -80,16 +76,6 @@ static int64_t key_at(const query *r, const attn_strides *stride, int64_t j) {
     return page * stride->b + head + j % p->page_tokens * stride->s;
   }
   return (p->uses & ATTN_USE_VARLEN ? 0 : r->b * stride->b) + head + (r->first_k + j) * stride->s;
-}
-
-static double k_element(const query *r, int64_t j, int64_t d) {
-  const attn_strides *stride = &r->problem->k_stride;
-  return attn_oracle_load(r->args->k, r->problem->dtype_kv, key_at(r, stride, j) + d * stride->d);
-}
-
-static double v_element(const query *r, int64_t j, int64_t d) {
-  const attn_strides *stride = &r->problem->v_stride;
-  return attn_oracle_load(r->args->v, r->problem->dtype_kv, key_at(r, stride, j) + d * stride->d);
 }
 
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
@@ -105,6 +91,34 @@ double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
   const int sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
   if (exponent == 31) return fraction ? NAN : copysign(INFINITY, sign);
   return exponent ? sign * (1024 + fraction) * 0x1p-25 * (1 << exponent) : sign * fraction * 0x1p-24; /* exactly */
+}
+
+enum { COLUMNS = 16 }; /* columns of a row at a time, so that its reads stay together */
+
+/* `count` elements, `step` apart. */
+static void load(const void *data, attn_dtype dtype, int64_t at, int64_t step, int64_t count, double *to) {
+  if (dtype == ATTN_F32)
+    for (int64_t c = 0; c < count; c++) to[c] = ((const float *)data)[at + c * step];
+  else
+    for (int64_t c = 0; c < count; c++) to[c] = attn_oracle_load(data, dtype, at + c * step);
+}
+
+static int64_t block_of(int64_t first, int64_t dim) { return dim - first < COLUMNS ? dim - first : COLUMNS; }
+
+/* Columns of the query, of a key and of a value, from column `first` on. */
+static void load_q(const query *r, int64_t first, int64_t count, double *to) {
+  const int64_t step = r->problem->q_stride.d;
+  load(r->args->q, r->problem->dtype_q, r->q_at + first * step, step, count, to);
+}
+
+static void load_k(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
+  const attn_strides *stride = &r->problem->k_stride;
+  load(r->args->k, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
+}
+
+static void load_v(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
+  const attn_strides *stride = &r->problem->v_stride;
+  load(r->args->v, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
 }
 
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b) {
@@ -135,15 +149,33 @@ static double score_weight(const query *r, int64_t d) {
 }
 
 /* One term of the sum over the head dimension. */
-static double score_term(const query *r, int64_t j, int64_t d) {
-  const double q = q_element(r, d), k = k_element(r, j, d);
+static double score_term(const query *r, int64_t d, double q, double k) {
   if (r->problem->score == ATTN_SCORE_ADDITIVE) return score_weight(r, d) * tanh(q + k);
   if (r->problem->score == ATTN_SCORE_GAUSSIAN) return -0.5 * square(score_weight(r, d) * (q - k));
   return q * k;
 }
 
+/* The sum over the head dimension, and of its terms' absolute values; the row's max_k grows. */
+static double sum_terms(const query *r, int64_t j, attn_oracle_row *row, double *terms) {
+  const int64_t dim = r->problem->dim_qk;
+  compensated sum = {0, 0};
+  for (int64_t first = 0; first < dim; first += COLUMNS) {
+    const int64_t count = block_of(first, dim);
+    double q[COLUMNS], k[COLUMNS];
+    load_q(r, first, count, q);
+    load_k(r, j, first, count, k);
+    for (int64_t c = 0; c < count; c++) {
+      const double term = score_term(r, first + c, q[c], k[c]);
+      add(&sum, term);
+      *terms += fabs(term);
+      row->max_k = larger(row->max_k, fabs(k[c]));
+    }
+  }
+  return value_of(&sum);
+}
+
 /* The score of one allowed key; *magnitude receives the sum of the absolute values of all that was added up. */
-static double score_of(const query *r, int64_t j, double *magnitude) {
+static double score_of(const query *r, int64_t j, attn_oracle_row *row, double *magnitude) {
   const attn_problem *p = r->problem;
   double score;
   if (p->score == ATTN_SCORE_PRECOMPUTED) {
@@ -151,15 +183,9 @@ static double score_of(const query *r, int64_t j, double *magnitude) {
     score = attn_oracle_load(r->args->scores, dtype, score_at(r, &p->scores_stride, j));
     *magnitude = fabs(score);
   } else {
-    compensated sum = {0, 0};
-    double terms = 0;
-    for (int64_t d = 0; d < p->dim_qk; d++) {
-      const double term = score_term(r, j, d);
-      add(&sum, term);
-      terms += fabs(term);
-    }
     const double scale = p->score == ATTN_SCORE_DOT ? p->scale : 1;
-    score = scale * value_of(&sum);
+    double terms = 0;
+    score = scale * sum_terms(r, j, row, &terms);
     *magnitude = fabs(scale) * terms;
   }
   if (p->softcap > 0) score = p->softcap * tanh(score / p->softcap);
@@ -178,17 +204,19 @@ static double score_of(const query *r, int64_t j, double *magnitude) {
 
 /* Fills score[j] for the allowed keys, and the row's n, S, max_q and max_k. */
 static void score_row(const query *r, attn_oracle_row *row, double *score) {
-  const bool reads_qk = r->problem->score != ATTN_SCORE_PRECOMPUTED;
+  const int64_t dim = r->problem->score == ATTN_SCORE_PRECOMPUTED ? 0 : r->problem->dim_qk;
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;
     double magnitude;
-    score[j] = score_of(r, j, &magnitude);
+    score[j] = score_of(r, j, row, &magnitude);
     row->allowed++;
     row->abs_sum = larger(row->abs_sum, magnitude);
-    for (int64_t d = 0; reads_qk && d < r->problem->dim_qk; d++) row->max_k = larger(row->max_k, fabs(k_element(r, j, d)));
   }
-  if (row->allowed == 0) return;
-  for (int64_t d = 0; reads_qk && d < r->problem->dim_qk; d++) row->max_q = larger(row->max_q, fabs(q_element(r, d)));
+  for (int64_t first = 0; row->allowed && first < dim; first += COLUMNS) {
+    double q[COLUMNS];
+    load_q(r, first, block_of(first, dim), q);
+    for (int64_t c = 0; c < block_of(first, dim); c++) row->max_q = larger(row->max_q, fabs(q[c]));
+  }
 }
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
@@ -236,30 +264,29 @@ static void softmax_row(const query *r, attn_oracle_row *row, double *score) {
 
 /* ---- Output ------------------------------------------------------------------------------------------------------ */
 
-/* Columns [first, first + columns) of o, m and w; a block of columns at a time keeps the reads of V together. */
-enum { COLUMNS = 16 };
-
+/* Columns [first, first + columns) of o, m and w. */
 static void weighted_sums(const query *r, int64_t first, int64_t columns, attn_oracle_row *row,
                           const attn_oracle_output *out) {
   const double *p = out->p;
-  double *o = out->o, *m = out->m, *w = out->w;
+  double *o = out->o + first, *m = out->m + first, *w = out->w + first, v[COLUMNS];
   compensated sum[COLUMNS] = {{0, 0}};
-  for (int64_t c = 0; c < columns; c++) m[first + c] = w[first + c] = 0;
+  for (int64_t c = 0; c < columns; c++) m[c] = w[c] = 0;
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;
+    load_v(r, j, first, columns, v);
     for (int64_t c = 0; c < columns; c++) {
-      const double v = v_element(r, j, first + c);
-      add(&sum[c], p[j] * v);
-      m[first + c] += p[j] * fabs(v);
-      row->max_v = larger(row->max_v, fabs(v));
+      add(&sum[c], p[j] * v[c]);
+      m[c] += p[j] * fabs(v[c]);
+      row->max_v = larger(row->max_v, fabs(v[c]));
     }
   }
-  for (int64_t c = 0; c < columns; c++) o[first + c] = value_of(&sum[c]);
+  for (int64_t c = 0; c < columns; c++) o[c] = value_of(&sum[c]);
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;
-    for (int64_t c = 0; c < columns; c++) w[first + c] += square(p[j] * (v_element(r, j, first + c) - o[first + c]));
+    load_v(r, j, first, columns, v);
+    for (int64_t c = 0; c < columns; c++) w[c] += square(p[j] * (v[c] - o[c]));
   }
-  for (int64_t c = 0; c < columns; c++) w[first + c] = sqrt(w[first + c]);
+  for (int64_t c = 0; c < columns; c++) w[c] = sqrt(w[c]);
 }
 
 attn_oracle_row attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, attn_oracle_index at,
@@ -270,9 +297,7 @@ attn_oracle_row attn_oracle_f64_row(const attn_problem *problem, const attn_args
   if (row.exists) score_row(&r, &row, out->p);
   if (row.allowed == 0) return row;
   softmax_row(&r, &row, out->p);
-  for (int64_t d = 0; d < problem->dim_v; d += COLUMNS) {
-    const int64_t columns = problem->dim_v - d < COLUMNS ? problem->dim_v - d : COLUMNS;
-    weighted_sums(&r, d, columns, &row, out);
-  }
+  for (int64_t first = 0; first < problem->dim_v; first += COLUMNS)
+    weighted_sums(&r, first, block_of(first, problem->dim_v), &row, out);
   return row;
 }
