@@ -9,6 +9,7 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "base/files.h"
+#include "base/handlers.h"
 #include "machine/affinity.h"
 #include "machine/resources.h"
 #include "timing/rates.h"
@@ -130,6 +131,7 @@ static int run_command(int argc, char **argv) {
 int bench_main(int argc, char **argv) {
   bench_open_standard_files();
   if (bench_resources_check()) return BENCH_EXIT_INTERNAL;
+  bench_handlers_note();
   bench_threads_limit();
   const int code = run_command(argc, argv);
   if (!fflush(stdout) && !ferror(stdout)) return code;

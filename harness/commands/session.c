@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/handlers.h"
 #include "machine/affinity.h"
 #include "machine/resources.h"
 #include "report/report.h"
@@ -29,9 +30,9 @@ static void interrupt(int number) {
 volatile const int *bench_interrupts_catch(void) {
   struct sigaction action = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
   interrupted = 0;
-  (void)sigaction(SIGINT, &action, NULL);
-  (void)sigaction(SIGTERM, &action, NULL);
-  if (BENCH_CPU_SIGNAL) (void)sigaction(BENCH_CPU_SIGNAL, &action, NULL);
+  bench_handlers_set(SIGINT, &action);
+  bench_handlers_set(SIGTERM, &action);
+  if (BENCH_CPU_SIGNAL) bench_handlers_set(BENCH_CPU_SIGNAL, &action);
   return &interrupted;
 }
 

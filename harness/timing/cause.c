@@ -8,8 +8,8 @@
 #include "timing/setup.h"
 
 enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* rows of V, then they begin again */ };
-static const double MOST_BUSY = 1.25; /* times the trial's threads */
-static const double MOST_LATE = 0.5;  /* times the CPU time of its calls */
+static const double MOST_BUSY = 1.1; /* times the trial's threads; kernels that hide none are within 1.001 */
+static const double MOST_LATE = 0.5; /* times the CPU time of its calls */
 
 /* Others may answer each call of a thread that waits: another process, or a device. */
 static bool lets_others_work(const bench_trial *t) { return t->threads == 1 && 2 * t->samples.waited > t->samples.rounds; }

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/float_mode.h"
+#include "base/handlers.h"
 #include "cases/case.h"
 #include "check/structure.h"
 #include "kernels/common/memory/aligned.h"
@@ -156,6 +157,8 @@ static void check_trial(bench_setup *s, bench_trial *t) {
   check_output(s, t);
   t->leaves_threads = bench_tasks_grew(&tasks);
   if (!bench_keeps_float_mode(float_mode)) bench_conclude(t, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
+  const int handled = bench_handlers_other();
+  if (handled && s->settings->timed) bench_conclude(t, BENCH_ERROR, BENCH_OTHER_HANDLER, handled);
 }
 
 /* A kernel that failed may have damaged what all trials share. */

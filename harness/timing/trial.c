@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/float_mode.h"
+#include "base/handlers.h"
 #include "data/generate.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/indexing.h"
@@ -188,6 +189,11 @@ bool bench_sample_keeps_float_mode(bench_sampler *s, const bench_trial *t) {
   return bench_keeps_float_mode(s->float_mode) || bench_sampler_fail(s, "%s: " BENCH_OTHER_FLOAT_MODE, t->kernel->name);
 }
 
+bool bench_sample_sets_no_handler(bench_sampler *s, const bench_trial *t) {
+  const int number = bench_handlers_other();
+  return !number || bench_sampler_fail(s, "%s: " BENCH_OTHER_HANDLER, t->kernel->name, number);
+}
+
 /* 0 .. below - 1. */
 static int64_t draw(bench_sampler *s, int64_t below) {
   return bench_value_below(s->random++, BENCH_STREAM_ORDER, (uint64_t)below, below);
@@ -285,7 +291,7 @@ static bool take_calls(bench_sampler *s, bench_trial *t, sample *x) {
   for (int64_t groups = (x->calls + t->group - 1) / t->group; groups > 0; groups--) {
     choose_group(s, t, x);
     if (!time_group(s, t, x) || !look(s, t, x)) return false;
-    if (is_chosen(s, &x->looks, groups) && !look_closely(s, t, x)) return false;
+    if (is_chosen(s, &x->looks, groups) && !(bench_sample_sets_no_handler(s, t) && look_closely(s, t, x))) return false;
     for (int i = 0; i < x->count; i++) s->meter->freshen(t, x->turn[i], &s->random);
     if (is_chosen(s, &x->known, groups) && !call_known(s, t)) return false;
   }
@@ -303,21 +309,23 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
                             t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
 }
 
-/* Number of close looks: as many as take LOOKS_SHARE of the sample's time. At least one in each of the first rounds; in the
- * first round alone where the oracle takes longer for a row than a sample lasts, as for long sequences, whose times the
- * roofs bound. */
+/* Number of close looks: as many as take LOOKS_SHARE of the time of the sample and the loops beside it. At least one in each
+ * of the first rounds; in the first round alone where the oracle takes longer for a row than all that, as for long
+ * sequences, whose times the roofs bound. */
 static int choose_looks(bench_sampler *s, const bench_trial *t) {
   const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
-  const int sure = t->row_ns > t->call_ns * calls ? 1 : SURE_ROUNDS;
-  const double looks = t->row_ns > 0 ? LOOKS_SHARE * t->call_ns * calls / t->row_ns : 0;
+  const double sample_ns = bench_sample_guess_ns(t);
+  const int sure = t->row_ns > sample_ns ? 1 : SURE_ROUNDS;
+  const double looks = t->row_ns > 0 ? LOOKS_SHARE * sample_ns / t->row_ns : 0;
   const double chance = 1e-3 * (double)draw(s, 1000);
   return (int)fmin(most, fmax(t->samples.rounds < sure, floor(looks + chance)));
 }
 
-/* A call on known inputs for every KNOWN_EVERY calls, but one at most. */
+/* A call on known inputs for all that takes as long as KNOWN_EVERY calls, but one at most. */
 static sample plan_sample(bench_sampler *s, const bench_trial *t) {
-  const int64_t calls = t->samples.iterations;
-  return (sample){.calls = calls, .looks = choose_looks(s, t), .known = draw(s, KNOWN_EVERY) < calls};
+  const double as_calls = bench_sample_guess_ns(t) / fmax(t->call_ns, 1);
+  return (sample){
+      .calls = t->samples.iterations, .looks = choose_looks(s, t), .known = (double)draw(s, KNOWN_EVERY) < as_calls};
 }
 
 /* Runs the calls of a sample and stores them as round r. The number of busy threads is CPU time / wall time. The wall clock
@@ -343,7 +351,7 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
   t->samples.waited += to.waits - from.waits - x.look_cpu.waits >= x.calls;
   t->samples.late[r] = x.late_ns / fmax(x.own_ns, 1);
   t->samples.time_ns[r] = x.timed_ns / (double)x.calls;
-  return clocks_agree(s, t, first, last);
+  return bench_sample_sets_no_handler(s, t) && clocks_agree(s, t, first, last);
 }
 
 /* Where caches are warm and calls short, a call on each of the tensors, which is not timed, brings them back into the
@@ -428,7 +436,7 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
     sample x = {.calls = calls};
     const bool fine = take_calls(s, t, &x);
     t->leaves_threads |= bench_tasks_grew(&tasks);
-    if (!fine) return false;
+    if (!fine || !bench_sample_sets_no_handler(s, t)) return false;
     t->samples.iterations = calls;
     t->call_ns = x.timed_ns / (double)calls;
     t->group = group_of(t);

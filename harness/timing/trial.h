@@ -185,6 +185,9 @@ bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
  * stays what a call made it. False with the sampler's error, and the mode restored. */
 bool bench_sample_keeps_float_mode(bench_sampler *sampler, const bench_trial *trial);
 
+/* Whether calls set no handler of a signal. False with the sampler's error, and the signal ignored. */
+bool bench_sample_sets_no_handler(bench_sampler *sampler, const bench_trial *trial);
+
 /* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
  * with the sampler's error if a call failed, an output is wrong, or clocks disagree. */
 bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position, bench_slices *last);

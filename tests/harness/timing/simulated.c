@@ -130,7 +130,7 @@ static const char *look_closely(const bench_trial *trial, int64_t turn, uint64_t
   const int64_t at = turn % trial->tensor_count;
   note((event){.kind = LOOK_CLOSELY, .trial = trial, .turn = at});
   (void)random;
-  sim.now_ns += 1000;
+  sim.now_ns += sim.row_ns > 0 ? sim.row_ns : 1000;
   if (sim.output[at] % HIDDEN == right_output(sim.version[at])) return NULL;
   snprintf(text, bytes, "wrong in a row");
   return text;

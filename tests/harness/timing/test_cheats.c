@@ -19,6 +19,7 @@
 
 #include "attn/kernel.h"
 #include "base/cli.h"
+#include "base/handlers.h"
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "data/npy.h"
@@ -291,6 +292,14 @@ static void keep_k(const work_call *c) {
 static void leave_other_rounding(const work_call *c) {
   work_fully(c);
   if (is_checked()) (void)fesetround(FE_DOWNWARD);
+}
+
+static void end_of_pause(int number) { (void)number; }
+
+/* The signal would come again and again, and its handler work between calls. */
+static void set_handler(const work_call *c) {
+  work_fully(c);
+  if (is_checked()) (void)sigaction(SIGALRM, &(struct sigaction){.sa_handler = end_of_pause}, NULL);
 }
 
 static int rounding_call;
@@ -648,6 +657,11 @@ TEST(computes_where_poison_is) { expect_caught(compute_where_poison_is, BENCH_ER
 TEST(keeps_k) { expect_caught_everywhere(keep_k, "skips work"); }
 TEST(leaves_other_rounding) { expect_caught_everywhere(leave_other_rounding, "other rounding"); }
 
+TEST(sets_a_handler) {
+  bench_handlers_note();
+  expect_caught_everywhere(set_handler, "sets a handler of signal 14");
+}
+
 /* In a call of the check, one that guesses the time, one of the calibration, and one before or between the timed ones. */
 TEST(leaves_other_rounding_once) {
   static const int numbers[] = {1, 2, 3, 5, 9, 13, 20, 31, 50};
@@ -672,6 +686,7 @@ TEST(works_when_its_output_is_read) {
   const struct sigaction late = {.sa_handler = work_at_last, .sa_flags = SA_NODEFER};
   struct sigaction before;
   assert_int_equal(sigaction(SIGSEGV, &late, &before), 0);
+  bench_handlers_note(); /* a handler that was there before */
   expect_caught(work_when_read, BENCH_ERROR, "works late", NULL);
   assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
   free(unread.scratch);
