@@ -52,7 +52,7 @@ has_powerpc64le_compiler() { has_cross_compiler powerpc64le; }
 has_s390x_compiler() { has_cross_compiler s390x; }
 has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_llvm_mca() { compgen -c llvm-mca-1 | grep -q '[89]$' || compgen -c llvm-mca-2 >/dev/null; }
-has_abidiff() { have abidiff; }
+has_abidw() { have abidw; }
 has_doxygen() { have doxygen; }
 has_chromium() { have chromium || have chromium-browser || have google-chrome; }
 has_pkg_config() { have pkg-config; }
@@ -76,7 +76,7 @@ optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
-optional|abidiff|abigail-tools|the test of the ABI
+optional|abidw|abigail-tools|the test of the ABI
 optional|clang_format|clang-format-14|scripts/dev/lint.sh
 optional|clang_tidy|clang-tidy-14|scripts/dev/lint.sh
 optional|shellcheck|shellcheck|scripts/dev/lint.sh
