@@ -180,9 +180,9 @@ static double middle_of(const bench_comparisons *t, const bench_row *like, doubl
   return bench_median(value, *count);
 }
 
-/* The spread of ratios around the middle of their kernel's ratios: what changes a whole kernel is no noise. If too few
- * kernels have enough rows, around the middle of all rows; 0 if even those are too few. `value` has room for twice as many
- * as there are items. */
+/* The spread of ratios around the median of their kernel's ratios, because a change of a whole kernel is no noise; around
+ * the median of all rows if too few kernels have enough rows, and 0 if all rows are too few. `value` has room for twice as
+ * many as there are items. */
 static double spread_of(const bench_comparisons *t, double *value) {
   double *const away = value + t->count;
   int n = 0, all, own;

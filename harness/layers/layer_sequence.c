@@ -158,7 +158,7 @@ static void take_heads(const float *base, int64_t batch, int64_t heads, int64_t 
         field->value[(at + t) * field->width + h * dim + d] = (double)base[((batch * heads + h) * tokens + t) * dim + d];
 }
 
-/* All rows of the step: they are few. */
+/* The right answer for all rows of a step of the KV cache. */
 static attn_nn_field step_oracle(const bench_chosen *c) {
   const float *x = c->data->x;
   const attn_problem *p = &c->data->bench->problem;

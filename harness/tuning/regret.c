@@ -33,7 +33,7 @@ void bench_regret_add(bench_regret *r, double ratio, const bench_tune_shape *sha
 
 static double share(uint64_t *seed) { return (double)(bench_random(seed) >> 11) * 0x1p-53; }
 
-/* Whole numbers, as many below as above the middle of their logarithms. */
+/* A random whole number whose logarithm is uniform between those of `least` and `most`. */
 static int64_t spread(uint64_t *seed, double least, double most) {
   return (int64_t)(least * pow(most / least, share(seed)));
 }

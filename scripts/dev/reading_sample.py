@@ -17,7 +17,7 @@ import subprocess
 from words import READERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OF_OTHERS = re.compile(r"(^|/)(data|corpus|abi|results|notebook)/|CHANGELOG|LICENSE")
+OF_OTHERS = re.compile(r"(^|/)(data|corpus|results|notebook)/|CHANGELOG|LICENSE")
 LEAST_WORDS = {"comment": 4, "sentence": 6}
 
 

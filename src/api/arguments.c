@@ -87,7 +87,7 @@ static attn_status check_ring(int64_t tokens, attn_key_range used, int64_t b, in
   return ATTN_OK;
 }
 
-/* Pages that come round again must leave those of first keys alone, which lie in the first `kept` blocks. */
+/* The page of entry `at`, which a ring may use again, must be none of the first `kept` entries: they keep first keys. */
 static attn_status check_kept(const int32_t *table, int64_t b, int64_t kept, int64_t at) {
   for (int64_t n = 0; n < kept && n < at; n++)
     REQUIRE(table[at] != table[n],

@@ -19,7 +19,7 @@ typedef struct attn_class {
  * default one. */
 attn_status attn_class_here(const attn_class **found);
 
-/* Fails if no class is called as ATTN_MACHINE says; times nothing. For plans that ask no costs. */
+/* Fails if no class is called as ATTN_MACHINE says; times nothing. For plans that need no costs. */
 attn_status attn_class_check_name(void);
 
 /* attn_machine.prefetch: what that class says. K and V are always prefetched once where no class can be found. */

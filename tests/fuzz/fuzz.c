@@ -10,8 +10,8 @@
 
 static int report = STDERR_FILENO;
 
-/* oneDNN 2.6.3 forgets a few kilobytes when it cannot make the code of a product. What we forget of oneDNN's objects, the
- * test `onednn` finds: it runs under AddressSanitizer without this exception. */
+/* oneDNN 2.6.3 forgets a few kilobytes when it cannot make the code of a product. Leaks of
+ * our own are found by the test `onednn`, which runs under AddressSanitizer without this exception. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libdnnl.so\n"; }
 

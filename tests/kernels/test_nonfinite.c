@@ -234,7 +234,7 @@ static void ordinary_rows_are_computed_once(const char *kernel) {
   }
 }
 
-/* The same for rows of low scores: if a score of 0 were read where no key is, it would leave their keys no weight. */
+/* The same for rows of low scores: a score of 0 that is read behind the last key would take all weight from the keys. */
 static void low_rows_are_computed_once(const char *kernel) {
   for (int64_t keys = KEYS; keys > 0; keys -= 9) {
     attn_problem problem = one_head();

@@ -198,7 +198,7 @@ TEST(short_calls_are_repeated) {
   assert_true(fabs(report.entry[0].time_ns - 100) < 1e-3);
 }
 
-/* In a millisecond, where one thread of plain C is guessed to need 4.6 ms for 23 MFLOP. */
+/* Tunes for 1 ms a problem of 23 MFLOP, for which plain C is expected to take 4.6 ms. */
 static attn_tune_report tune_too_shortly(const attn_options *options) {
   attn_tune_report report = {.struct_size = sizeof report};
   attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16);

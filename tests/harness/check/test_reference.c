@@ -152,7 +152,7 @@ TEST(complete_answers_need_no_reference) {
   close_cut(&c);
 }
 
-/* The oracle finds the rows right where the reference was spoilt: up to 256 of them. */
+/* The reference is spoilt in 256 rows, in which the oracle finds the kernel right; one more is an error. */
 TEST(references_may_err_in_256_rows) {
   cut_case c = open_cut("heads:1/seq:300/head_dim:8");
   assert_int_equal(check(&c).status, BENCH_PASS);

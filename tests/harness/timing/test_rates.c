@@ -424,7 +424,7 @@ static double additions_per_cycle(int thread, int n) {
 
 static double most; /* additions a cycle that any look has seen */
 
-/* The first time the most is found by 100 looks; from then on the last look counts. */
+/* The first call looks 100 times for the highest rate; each later call looks once and divides by the highest so far. */
 TEST(shares_of_the_core_are_those_of_the_best_look) {
 #if defined __x86_64__ || defined __aarch64__
   for (int call = 0; call < 12; call++) {

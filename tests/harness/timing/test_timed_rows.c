@@ -278,7 +278,7 @@ TEST(what_beats_the_read_loop_is_an_error) {
   }
 }
 
-/* Beside each round, and of this round. */
+/* The read rate is measured beside each round, and a round's share is that of its own rate. */
 TEST(shares_of_the_read_loop_are_of_one_round) {
   script s = steady("reads_c", 0);
   s.lengths = 7;

@@ -317,7 +317,8 @@ static double share_of_unclear(int from, int to) {
   return (double)unclear / (to - from);
 }
 
-/* First by all kernels, then by those that are the quickest of some; at last every second problem is one that is unclear. */
+/* All kernels are timed at first, then only those that were the quickest of some problem; in the end every second problem is
+ * one whose best kernel is unclear. */
 TEST(a_sample_narrows_down) {
   static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}, {.dtype = ATTN_F32, .dim = 40}}, .count = 2};
   bench_tune_sample(&(bench_tune_source){.measure = measure_two, .now_s = now_s}, &lines, 40, &result);
