@@ -121,18 +121,17 @@ bool bench_holm(double *p, int n) {
 }
 
 /* The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method. It converges quickly for
- * x < (a + 1) / (a + b + 2). */
+ * x < (a + 1) / (a + b + 2), where no denominator is 0. */
 static double beta_fraction(double a, double b, double x) {
-  const double tiny = 1e-300;
   double d = 1 / (1 - (a + b) * x / (a + 1)), c = 1, value = d;
   for (int m = 1; m < 400; m++) {
     const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
     const double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
-    d = 1 / fmax(1 + even * d, tiny);
-    c = fmax(1 + even / c, tiny);
+    d = 1 / (1 + even * d);
+    c = 1 + even / c;
     value *= d * c;
-    d = 1 / fmax(1 + odd * d, tiny);
-    c = fmax(1 + odd / c, tiny);
+    d = 1 / (1 + odd * d);
+    c = 1 + odd / c;
     value *= d * c;
     if (fabs(d * c - 1) < 1e-14) break;
   }

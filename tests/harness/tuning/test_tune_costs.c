@@ -240,6 +240,26 @@ TEST(disturbed_looks_count_little) {
   assert_true(error[1] < 0.02 && error[1] < error[0] / 4);
 }
 
+/* One time of each kernel and type is met exactly. */
+TEST(every_kernel_is_fitted_to_its_own_times) {
+  for (int k = 0; k < attn_kernel_count() && k < TUNE_KERNELS; k++)
+    for (attn_dtype dtype = ATTN_F32; dtype < 3 && attn_registry_get(k)->terms.count; dtype++) {
+      bench_tune_look look = {
+          .shape = sized(2, 1, 3, 100), .count = 1, .kernel = {k}, .time_ns = {1000 + 10 * k + (int)dtype}};
+      look.shape.dtype = dtype;
+      result.look[result.looks++] = look;
+      result.points[dtype]++;
+    }
+  bench_tune_fit(&result);
+  assert_true(result.looks > 12);
+  for (int i = 0; i < result.looks; i++) {
+    const bench_tune_look *look = &result.look[i];
+    const bench_tune_cost *cost = &result.costs[look->kernel[0]][look->shape.dtype];
+    const double time = time_of(attn_kernel_get(look->kernel[0]), &look->shape, cost->ns);
+    assert_true(cost->count == 1 && fabs(time / look->time_ns[0] - 1) < 1e-3);
+  }
+}
+
 /* The time of one kernel alone does not tell how slow the moment was. */
 TEST(a_single_kernel_is_not_slow) {
   uint64_t seed = 7;
