@@ -95,8 +95,8 @@ bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *m) {
   const int count = job->cases.count * job->kernel_count;
   bool fine = true;
   *m = (bench_matches){.table = {.design = BENCH_PAIRED_ROUNDS, .margin = margin}};
-  job->rows = calloc(2 * (size_t)count + 1, sizeof *job->rows);
-  if (!job->rows) return false;
+  job->rows = calloc((size_t)count, 2 * sizeof *job->rows);
+  if (count && !job->rows) return false;
   bench_progress_start(&job->progress, count, count, job->progress.quiet);
   for (int i = 0; i < count && !*job->settings.stop; i++)
     if (!run_one(job, i, m, &fine)) break;

@@ -195,8 +195,8 @@ static void print_pivot(const bench_comparison_report *r, FILE *file, const char
 
 static void paint(const bench_comparison_report *r, FILE *file, bench_change verdict, bool begins) {
   static const char *const codes[] = {
-      [BENCH_SLOWER] = "\033[31m", [BENCH_INCONCLUSIVE] = "\033[2m", [BENCH_SAME] = "", [BENCH_FASTER] = "\033[32m"};
-  if (r->colour && codes[verdict][0]) fputs(begins ? codes[verdict] : "\033[0m", file);
+      [BENCH_SLOWER] = "\033[31m", [BENCH_INCONCLUSIVE] = "\033[2m", [BENCH_FASTER] = "\033[32m"};
+  if (r->colour && codes[verdict]) fputs(begins ? codes[verdict] : "\033[0m", file);
 }
 
 static void print_line(const bench_comparison_report *r, FILE *file, const bench_comparison *c) {

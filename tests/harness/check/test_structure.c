@@ -194,14 +194,14 @@ static void expect(watched *w, bench_structure_test test, uint64_t seed, bench_s
 static struct {
   place at;
   double by; /* added; 0: the next number */
-  bool all;  /* outputs are multiplied by 1 + by */
+  bool zero; /* the value is lost */
 } wrong;
 
 static void spoil_one(const attn_problem *p, const attn_args *args) {
   float *lse = &args->lse[wrong.at.h * p->lse_stride.h + wrong.at.i * p->lse_stride.s];
   const int64_t n = wrong.at.h * p->o_stride.h + wrong.at.i * p->o_stride.s + wrong.at.d * p->o_stride.d;
   const float old = wrong.at.d < 0 ? *lse : attn_load_f32((attn_storage){args->o, p->dtype_o}, n);
-  const float value = wrong.by != 0.0 ? (float)((double)old + wrong.by) : nextafterf(old, INFINITY);
+  const float value = wrong.zero ? 0 : wrong.by != 0.0 ? (float)((double)old + wrong.by) : nextafterf(old, INFINITY);
   if (wrong.at.d < 0)
     *lse = value;
   else
@@ -766,7 +766,11 @@ TEST(pieces_have_the_bits_of_one_call) {
       wrong.by = 0;
       spy.spoil = spoil_one;
       spy.spoilt = 2;
-      expect(&w, BENCH_STRUCTURE_pieces, seed, BENCH_FAIL, "with keys in pieces");
+      for (int zero = 0; zero < 2; zero++) {
+        wrong.zero = zero;
+        expect(&w, BENCH_STRUCTURE_pieces, seed, BENCH_FAIL, "with keys in pieces");
+      }
+      wrong.zero = false;
       close_case(&w);
     }
   watched_kernel = &attn_naive_c;

@@ -420,15 +420,22 @@ TEST(rows_are_sorted) {
   bench_matches_clear(&m);
 }
 
-TEST(csv_files_hold_every_number) {
+TEST(files_hold_every_number) {
   const bench_row a = {.kernel = "k", .case_id = "c,1", .time.median = 3}, b = {.time.median = 4};
   bench_comparison item = {
       .verdict = BENCH_FASTER, .a = &a, .b = &b, .ratio = 1.5, .ci_lo = 1.25, .ci_hi = 2, .p = 0.5, .rounds = 7};
   bench_matches m = {.table = {.item = &item, .count = 1, .mean = {.verdict = BENCH_SAME, .ratio = 1, .ci_hi = 1.125}}};
-  bench_comparison_report report = {.matches = &m};
+  bench_comparison_report report = {.name_a = "old", .name_b = "new", .matches = &m};
   char *text;
   size_t bytes;
   FILE *file = open_memstream(&text, &bytes);
+  bench_comparison_write_json(&report, file);
+  (void)fclose(file);
+  test_contains(
+      text,
+      "{\n  \"a\": \"old\",\n  \"b\": \"new\",\n  \"comparisons\": [\n    {\"verdict\": \"FASTER\", \"kernel\": \"k\"");
+  free(text);
+  file = open_memstream(&text, &bytes);
   bench_comparison_write_csv(&report, file);
   (void)fclose(file);
   assert_string_equal(text,
