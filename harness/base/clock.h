@@ -26,15 +26,15 @@ bench_cpu_time bench_cpu_now(void);
 double bench_own_cpu_ns(void); /* the calling thread's alone */
 double bench_cpu_resolution_ns(void);
 
-/* The threads of this process, by their numbers; none if they are not known. Threads that are about to end are among
- * them, so the count alone does not show new ones. */
+/* The threads of this process and the processes that it made, by their numbers; none if they are not known. Threads that are
+ * about to end are among them, so the count alone does not show new ones. */
 enum { BENCH_MOST_TASKS = 500 };
 typedef struct bench_tasks {
   int count, number[BENCH_MOST_TASKS];
 } bench_tasks;
 bench_tasks bench_tasks_now(void);
 
-/* Whether a thread that was not among these is there, and stays for a moment. */
+/* Whether a thread or process that was not among these is there, and stays for a moment. */
 bool bench_tasks_grew(const bench_tasks *before);
 
 /* The resolution: the larger one of what the system states and the smallest step seen; 0 if the clock stands still. */

@@ -105,39 +105,95 @@ double bench_now_ns(void) {
 static clockid_t clock_of_thread(int thread) { return (clockid_t)((~(unsigned)thread << 3) | 6u); }
 static clockid_t clock_of_process(int process) { return (clockid_t)((~(unsigned)process << 3) | 2u); }
 
-static double descendants_ns(const char *process, int depth);
-
-/* CPU time of the children of one thread, and of theirs. */
-static double children_ns(const char *process, const char *thread, int depth) {
-  char path[320], child[16];
-  double all_ns = 0;
-  snprintf(path, sizeof path, "/proc/%s/task/%s/children", process, thread);
-  FILE *file = fopen(path, "re");
-  while (file && fscanf(file, "%15s", child) == 1) {
-    all_ns += system_ns(clock_of_process(atoi(child)));
-    if (depth > 0) all_ns += descendants_ns(child, depth - 1);
-  }
-  if (file) (void)fclose(file);
-  return all_ns;
+static void add_task(bench_tasks *to, int number) {
+  if (to->count < BENCH_MOST_TASKS) to->number[to->count++] = number;
 }
 
-/* CPU time of the processes below a process that live, or that nobody has waited for. Where they are its own children, Linux
- * brings the time of its threads that run on other CPUs up to date, too: at timer interrupts only, or when their own clock
- * is read. */
-static double descendants_ns(const char *process, int depth) {
-  char path[300];
-  double all_ns = 0;
+/* The children of one thread. */
+static void add_children(bench_tasks *to, const char *process, const char *thread) {
+  char path[320];
+  int child;
+  snprintf(path, sizeof path, "/proc/%s/task/%s/children", process, thread);
+  FILE *file = fopen(path, "re");
+  while (file && fscanf(file, "%d", &child) == 1) add_task(to, child);
+  if (file) (void)fclose(file);
+}
+
+/* The threads of a process, or its children that live or that nobody has waited for. */
+static bench_tasks tasks_of(const char *process, bool children) {
+  char path[40];
   snprintf(path, sizeof path, "/proc/%s/task", process);
   DIR *threads = opendir(path);
   const struct dirent *thread;
+  bench_tasks found = {.count = 0};
   while (threads && (thread = readdir(threads))) {
-    const int number = atoi(thread->d_name);
-    if (number <= 0) continue;
-    if (!strcmp(process, "self")) (void)system_ns(clock_of_thread(number));
-    all_ns += children_ns(process, thread->d_name, depth);
+    if (thread->d_name[0] == '.') continue;
+    if (children)
+      add_children(&found, process, thread->d_name);
+    else
+      add_task(&found, atoi(thread->d_name));
   }
   if (threads) closedir(threads);
+  return found;
+}
+
+/* Where Linux put a program's code and stack: a number that fork() keeps and that hardly two other processes share. 0: not
+ * known. */
+static uint64_t layout_of(int process) {
+  enum { START_OF_CODE = 26, START_OF_STACK = 28 };
+  char path[40], text[1000];
+  snprintf(path, sizeof path, "/proc/%d/stat", process);
+  FILE *file = fopen(path, "re");
+  const size_t bytes = file ? fread(text, 1, sizeof text - 1, file) : 0;
+  if (file) (void)fclose(file);
+  text[bytes] = 0;
+  const char *at = strrchr(text, ')'); /* the end of field 2 */
+  uint64_t code = 0, stack = 0;
+  for (int field = 2; at && *at; at = strchr(at + 1, ' '), field++) {
+    if (field == START_OF_CODE) code = strtoull(at, NULL, 10);
+    if (field == START_OF_STACK) stack = strtoull(at, NULL, 10);
+  }
+  return code > 1 ? code ^ stack << 16 : 0;
+}
+
+/* Processes that this one made, and its parent got: clone() can do that. */
+static bench_tasks copies_beside(void) {
+  const int parent = getppid();
+  const uint64_t own = layout_of(getpid());
+  char name[16];
+  snprintf(name, sizeof name, "%d", parent);
+  bench_tasks found = {.count = 0};
+  if (!own || layout_of(parent) == own) return found; /* then it may have made them */
+  const bench_tasks all = tasks_of(name, true);
+  for (int i = 0; i < all.count; i++)
+    if (all.number[i] != getpid() && layout_of(all.number[i]) == own) add_task(&found, all.number[i]);
+  return found;
+}
+
+static double descendants_ns(const char *process, int depth);
+
+/* CPU time of these processes and of those below them. */
+static double family_ns(const bench_tasks *processes, int depth) {
+  char name[16];
+  double all_ns = 0;
+  for (int i = 0; i < processes->count; i++) {
+    all_ns += system_ns(clock_of_process(processes->number[i]));
+    snprintf(name, sizeof name, "%d", processes->number[i]);
+    if (depth > 0) all_ns += descendants_ns(name, depth - 1);
+  }
   return all_ns;
+}
+
+static double descendants_ns(const char *process, int depth) {
+  const bench_tasks children = tasks_of(process, true);
+  return family_ns(&children, depth);
+}
+
+/* Linux brings the time of this process's threads that run on other CPUs up to date at timer interrupts only, or when their
+ * own clock is read. */
+static void refresh_threads(void) {
+  const bench_tasks own = tasks_of("self", false);
+  for (int i = 0; i < own.count; i++) (void)system_ns(clock_of_thread(own.number[i]));
 }
 
 /* CPU time of the processes below this one that have ended. */
@@ -152,7 +208,10 @@ enum { MOST_GENERATIONS = 4 };
 
 static double processes_ns(void) {
   (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* orphans of children become children */
-  return descendants_ns("self", MOST_GENERATIONS) + ended_ns() + system_ns(CLOCK_PROCESS_CPUTIME_ID);
+  const bench_tasks copies = copies_beside();
+  refresh_threads();
+  return family_ns(&copies, MOST_GENERATIONS) + descendants_ns("self", MOST_GENERATIONS) + ended_ns() +
+         system_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 static int64_t waits_of_thread(void) {
@@ -161,11 +220,10 @@ static int64_t waits_of_thread(void) {
 }
 
 bench_tasks bench_tasks_now(void) {
-  DIR *tasks = opendir("/proc/self/task");
-  bench_tasks now = {.count = 0};
-  for (const struct dirent *task; tasks && now.count < BENCH_MOST_TASKS && (task = readdir(tasks));)
-    if (task->d_name[0] != '.') now.number[now.count++] = atoi(task->d_name);
-  if (tasks) closedir(tasks);
+  const bench_tasks others[] = {tasks_of("self", true), copies_beside()};
+  bench_tasks now = tasks_of("self", false);
+  for (int n = 0; n < 2; n++)
+    for (int i = 0; i < others[n].count; i++) add_task(&now, others[n].number[i]);
   return now;
 }
 

@@ -359,6 +359,24 @@ static void work_in_child(const work_call *c) {
   waitpid(child, NULL, 0);
 }
 
+static pid_t spinning; /* a process; 0: none */
+
+/* Another process could work meanwhile, and nobody waits for it. */
+static void leave_process(const work_call *c) {
+  work_fully(c);
+  if (!is_checked() || spinning) return;
+  spinning = make_process();
+  if (spinning) return;
+  alarm(60);
+  for (;;) __asm__ volatile("");
+}
+
+static void end_process(void) {
+  if (spinning) (void)kill(spinning, SIGKILL);
+  if (spinning) (void)waitpid(spinning, NULL, 0);
+  spinning = 0;
+}
+
 static struct {
   char *from;
   size_t bytes; /* 0: nobody waits */
@@ -542,6 +560,7 @@ static void run_until_told(void (*trick)(const work_call *c), bench_status statu
     if (i == TRIES - 1 || is_told(rows, status, sentence, other, of_other)) return;
     end_helper();
     end_spoiler();
+    end_process();
     clear(rows);
   }
 }
@@ -696,6 +715,18 @@ TEST(works_in_another_process) {
   for (int i = 0; i < 3; i++) {
     detaches = i == 1, adopts = i == 2;
     expect_caught(work_in_child, BENCH_ERROR, adopts ? "its calls wait" : "threads were busy, but the case has 1", NULL);
+  }
+  adopts = false;
+}
+
+TEST(leaves_a_process) {
+  for (int i = 0; i < 2; i++) {
+    bench_row rows[2];
+    adopts = i;
+    run_until_told(leave_process, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
+    end_process();
+    test_contains(rows[1].verdict.reason, NO_FAULT);
+    expect_verdict(rows, BENCH_ERROR, " threads were busy, but the case has 1", NULL);
   }
   adopts = false;
 }
