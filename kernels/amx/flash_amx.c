@@ -79,7 +79,7 @@ static int64_t rows_of_task(const attn_problem *p, int64_t threads) {
   return min64(rows, round_up(max64(p->seq_q, 1), TILE_QUERIES));
 }
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool flash_amx_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   const int64_t most = INT64_MAX / 64, rows = rows_of_task(p, machine->threads);
   thread_layout *at = (void *)schedule->own;
   if (p->dim_qk > most / 4096 || p->dim_v > most / 4096) return false;
@@ -487,7 +487,8 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   attend(&a, &block, tiles);
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void flash_amx_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                          void *scratch) {
   if (task.phase == 0)
     pack_keys(schedule, args, task, unit_memory);
   else
@@ -513,7 +514,7 @@ const attn_kernel attn_flash_amx = {
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .steady = true,
     .rejects = takes_bf16,
-    .plan = plan,
+    .plan = flash_amx_plan,
     .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},
-    .run = run,
+    .run = flash_amx_run,
 };

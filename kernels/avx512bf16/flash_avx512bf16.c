@@ -47,7 +47,7 @@ static bool pair_layout_of(const attn_problem *p, pair_layout *at) {
   return LAY_OUT(parts, &at->bytes);
 }
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool flash_avx512bf16_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   pair_plan *own = (void *)schedule->own;
   scratch_layout *scratch = &own->tiled.scratch;
   if (!flash_plan(p, machine, schedule) || !pair_layout_of(p, &own->unit)) return false;
@@ -413,7 +413,8 @@ static NO_INLINE void run_tiles(const attn_schedule *schedule, const attn_args *
 
 extern few_run_function attn_flash_few_avx512bf16;
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void flash_avx512bf16_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                 void *scratch) {
   if (!ran_few(attn_flash_few_avx512bf16, schedule, args, task, scratch))
     run_tiles(schedule, args, task, unit_memory, scratch);
 }
@@ -427,7 +428,7 @@ const attn_kernel attn_flash_avx512bf16 = {
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .steady = true,
     .rejects = takes_bf16,
-    .plan = plan,
+    .plan = flash_avx512bf16_plan,
     .terms = TILED_KERNEL_TERMS,
-    .run = run,
+    .run = flash_avx512bf16_run,
 };

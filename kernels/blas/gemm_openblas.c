@@ -8,7 +8,7 @@
  * fixed, because the order in which OpenBLAS sums a row depends on the row's place in its block. */
 enum { GEMM_ROWS = 128 };
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool gemm_openblas_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   return attn_composed_plan(p, machine, GEMM_ROWS, schedule);
 }
 
@@ -21,7 +21,7 @@ const attn_kernel attn_gemm_openblas = {
                  "products of 128 query rows by OpenBLAS sgemm, their scores kept; softmax, masks and storage types ours",
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = attn_composed_rejects,
-    .plan = plan,
+    .plan = gemm_openblas_plan,
     .run = attn_openblas_run,
     .library = &attn_openblas_hooks,
 };

@@ -3,7 +3,7 @@
  * follows, and one product multiplies with V. Most code that uses a BLAS is like this, so it is a baseline. */
 #include "openblas.h"
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool naive_openblas_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   return attn_composed_plan(p, machine, max64(p->seq_q, 1), schedule);
 }
 
@@ -16,7 +16,7 @@ const attn_kernel attn_naive_openblas = {
                         "storage types ours",
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = attn_composed_rejects,
-    .plan = plan,
+    .plan = naive_openblas_plan,
     .run = attn_openblas_run,
     .library = &attn_openblas_hooks,
 };

@@ -9,7 +9,7 @@
 enum { ROWS = 96, COLUMNS = 256 };
 
 /* The block starts from zeros, because its depth is the whole depth. */
-static void run(const attn_product_block *block) {
+static void product_openblas_run(const attn_product_block *block) {
   attn_openblas_product(&(library_product){.rows = block->rows,
                                            .columns = block->columns,
                                            .depth = block->depth,
@@ -28,7 +28,7 @@ const attn_product_kernel attn_product_openblas = {
     .panel_columns = COLUMNS,
     .depth_block = INT64_MAX,
     .rows_by_place = true,
-    .run = run,
+    .run = product_openblas_run,
     .unusable = attn_openblas_unusable,
     .most_threads = attn_openblas_most_threads,
     .begin_run = attn_openblas_hold,

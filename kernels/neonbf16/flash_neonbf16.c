@@ -6,7 +6,7 @@
 #include "kernels/common/tiles/flash.h"
 #include "tiles_neonbf16.h"
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool flash_neonbf16_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   return flash_plan(p, machine, schedule) && plan_bf16(p, schedule);
 }
 
@@ -31,7 +31,8 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   return finish_rows(&block);
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void flash_neonbf16_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                               void *scratch) {
   flash_run_by(schedule, args, task, unit_memory, scratch, pack_bf16, attend, false);
 }
 
@@ -44,7 +45,7 @@ const attn_kernel attn_flash_neonbf16 = {
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .steady = true,
     .rejects = takes_bf16,
-    .plan = plan,
+    .plan = flash_neonbf16_plan,
     .terms = TILED_KERNEL_TERMS,
-    .run = run,
+    .run = flash_neonbf16_run,
 };

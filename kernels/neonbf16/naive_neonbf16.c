@@ -6,7 +6,7 @@
 #include "kernels/common/tiles/two_pass.h"
 #include "tiles_neonbf16.h"
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool naive_neonbf16_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   return naive_plan(p, machine, schedule) && plan_bf16(p, schedule);
 }
 
@@ -32,7 +32,8 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   return finish_rows(&block);
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void naive_neonbf16_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                               void *scratch) {
   two_pass_run_by(schedule, args, task, unit_memory, scratch, pack_bf16, attend);
 }
 
@@ -46,7 +47,7 @@ const attn_kernel attn_naive_neonbf16 = {
                  "8 x 12 by BFMMLA",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = takes_bf16_at_once,
-    .plan = plan,
+    .plan = naive_neonbf16_plan,
     .terms = TILED_KERNEL_TERMS,
-    .run = run,
+    .run = naive_neonbf16_run,
 };

@@ -235,7 +235,7 @@ static const char *unusable(const char *cap) {
   return reason ? reason : rejects(&plain, buffer, sizeof buffer);
 }
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool graph_onednn_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   graph_plan *own = (void *)schedule->own;
   const int64_t rows = rows_of(p);
   if (!graph_layout_of(p, rows, &own->layout)) return false;
@@ -349,7 +349,8 @@ static bool attend(const graph_state *s, const row_block *block, float *q, void 
   return done;
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void graph_onednn_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                             void *scratch) {
   const attn_problem *p = &schedule->problem;
   const graph_plan *own = (const void *)schedule->own;
   const graph_state *s = own->state;
@@ -383,8 +384,8 @@ const attn_kernel attn_graph_onednn = {
              .summary = "oneDNN's fused attention through its graph API, on blocks of rows; plain float32 attention only",
              .numerics = {.exp_error = 0x1p-21}}, /* like matmul_onednn's softmax */
     .rejects = rejects,
-    .plan = plan,
-    .run = run,
+    .plan = graph_onednn_plan,
+    .run = graph_onednn_run,
     .library =
         &(const attn_library_hooks){.open = open, .close = close, .identify = attn_onednn_identify, .unusable = unusable},
 };

@@ -161,7 +161,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   return buffer;
 }
 
-static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static bool matmul_onednn_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   matmul_layout m;
   if (!matmul_layout_of(p, &m)) return false;
   ((matmul_plan *)(void *)schedule->own)->steps = machine->steps;
@@ -444,7 +444,8 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
   t.steps->finish_rows(&t.block);
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void matmul_onednn_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                              void *scratch) {
   if (task.phase < schedule->phases - 1)
     pack_keys(schedule, args, task, unit_memory);
   else
@@ -461,8 +462,8 @@ const attn_kernel attn_matmul_onednn = {
          /* its softmax: at most 3.7e-7 over a dense sample of float32 arguments on AVX2, the division by the sum included */
          .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}}, /* its bf16 products flush */
     .rejects = rejects,
-    .plan = plan,
-    .run = run,
+    .plan = matmul_onednn_plan,
+    .run = matmul_onednn_run,
     .library =
         &(const attn_library_hooks){
             .open = open, .close = close, .identify = attn_onednn_identify, .unusable = attn_onednn_unusable},

@@ -199,7 +199,7 @@ static void weighted_sum(const query_head *head) {
 /* ---- The contract of kernel.h ------------------------------------------------------------------------------------ */
 
 /* One task per query head: it needs all of that head's scores at once. */
-static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
+static bool naive_c_plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
   head_layout *at = (void *)schedule->own;
   (void)machine;
   if (!head_layout_of(problem, at)) return false;
@@ -212,7 +212,8 @@ static bool plan(const attn_problem *problem, const attn_machine *machine, attn_
   return true;
 }
 
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void naive_c_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                        void *scratch) {
   const attn_problem *p = &schedule->problem;
   const int64_t b = attn_batch_of_unit(p, task.unit);
   const head_layout *at = (const void *)schedule->own;
@@ -240,6 +241,6 @@ const attn_kernel attn_naive_c = {
              .summary = "textbook: whole score matrix of one head, three passes, plain C; takes every problem",
              .numerics = {.exp_error = 0x1p-23, .p_rounding = 0.0, .input_flush = 0.0}},
     .rejects = takes_no_state,
-    .plan = plan,
-    .run = run,
+    .plan = naive_c_plan,
+    .run = naive_c_run,
 };
