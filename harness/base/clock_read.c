@@ -233,17 +233,58 @@ static bool has_task(const bench_tasks *tasks, int number) {
   return false;
 }
 
+static struct {
+  int number;
+  const void *owner;
+} owned[BENCH_MOST_TASKS]; /* the latest ones */
+static int owned_count;
+
+static void note_owner(int number, const void *owner) {
+  owned[owned_count % BENCH_MOST_TASKS].number = number;
+  owned[owned_count++ % BENCH_MOST_TASKS].owner = owner;
+}
+
+static const void *owner_of(int number) {
+  for (int i = 0; i < BENCH_MOST_TASKS; i++)
+    if (owned[i].number == number) return owned[i].owner;
+  return NULL;
+}
+
 /* A thread is listed for some microseconds after pthread_join() has returned. */
-bool bench_tasks_grew(const bench_tasks *before) {
+bool bench_tasks_grew(const bench_tasks *before, const void *owner) {
   enum { LOOKS = 4 };
-  bool grew = true;
-  for (int look = 0; look < LOOKS && grew; look++) {
+  int grown = 1;
+  for (int look = 0; look < LOOKS && grown; look++) {
     if (look) (void)nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     const bench_tasks now = bench_tasks_now();
-    grew = false;
-    for (int i = 0; i < now.count && !grew; i++) grew = !has_task(before, now.number[i]);
+    grown = 0;
+    for (int i = 0; i < now.count; i++) {
+      if (has_task(before, now.number[i])) continue;
+      if (look == LOOKS - 1) note_owner(now.number[i], owner);
+      grown++;
+    }
   }
-  return grew;
+  return grown;
+}
+
+static double cpu_ns_of(int number) {
+  const double thread_ns = system_ns(clock_of_thread(number));
+  return thread_ns > 0 ? thread_ns : system_ns(clock_of_process(number));
+}
+
+const void *bench_tasks_busy_owner(void) {
+  static const struct timespec pause = {.tv_nsec = 30000000}; /* threads of libraries may spin so long for more work */
+  const double most_ns = 0.05 * (double)pause.tv_nsec;
+  double before_ns[BENCH_MOST_TASKS];
+  (void)nanosleep(&pause, NULL);
+  const bench_tasks now = bench_tasks_now();
+  for (int i = 0; i < now.count; i++) before_ns[i] = cpu_ns_of(now.number[i]);
+  (void)nanosleep(&pause, NULL);
+  for (int i = 0; i < now.count; i++) {
+    const void *owner = owner_of(now.number[i]);
+    if (owner && cpu_ns_of(now.number[i]) - before_ns[i] > most_ns) return owner;
+  }
+  return NULL;
 }
 
 double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
@@ -255,7 +296,8 @@ double bench_now_ns(void) { return libc_ns(CLOCK_MONOTONIC); }
 static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
 static int64_t waits_of_thread(void) { return 0; }
 bench_tasks bench_tasks_now(void) { return (bench_tasks){.count = 0}; }
-bool bench_tasks_grew(const bench_tasks *before) { return (void)before, false; }
+bool bench_tasks_grew(const bench_tasks *before, const void *owner) { return (void)before, (void)owner, false; }
+const void *bench_tasks_busy_owner(void) { return NULL; }
 double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 #endif

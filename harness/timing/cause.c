@@ -140,6 +140,15 @@ static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   return found;
 }
 
+/* Its thread or process may be one that an earlier case left behind. */
+static bench_trial *find_busy_owner(bench_setup *s) {
+  bench_team_dismiss();
+  const void *owner = bench_tasks_busy_owner();
+  for (int i = 0; owner && i < s->count; i++)
+    if (s->trials[i].kernel == owner) return &s->trials[i];
+  return NULL;
+}
+
 /* A thread outlives even the plan that it came with. */
 static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
   for (int i = 0; i < s->count && !failed->leaves_threads; i++)
@@ -150,6 +159,7 @@ static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
 bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   s->trials[s->controlled - s->trials].leaves_threads |= s->control.leaves_threads; /* the same kernel */
   bench_trial *cause = find_writer(s, failed);
+  if (!cause) cause = find_busy_owner(s);
   if (!cause && may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
   if (!cause && may_be_disturbed(s, failed)) cause = find_owner_of_threads(s, failed);
   return cause ? cause : failed;

@@ -114,7 +114,7 @@ static double least_call_ns(const rounds *r, bench_trial *t) {
     (void)r->sampler.meter->call(t, 0);
     least = fmin(least, r->sampler.meter->now_ns() - start);
   }
-  t->leaves_threads |= bench_tasks_grew(&tasks);
+  t->leaves_threads |= bench_tasks_grew(&tasks, t->kernel);
   return least;
 }
 

@@ -155,7 +155,7 @@ static void check_trial(bench_setup *s, bench_trial *t) {
   const bench_tasks tasks = bench_tasks_now();
   const uint64_t float_mode = bench_float_mode();
   check_output(s, t);
-  t->leaves_threads = bench_tasks_grew(&tasks);
+  t->leaves_threads = bench_tasks_grew(&tasks, t->kernel);
   if (!bench_keeps_float_mode(float_mode)) bench_conclude(t, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
   const int handled = bench_handlers_other();
   if (handled && s->settings->timed) bench_conclude(t, BENCH_ERROR, BENCH_OTHER_HANDLER, handled);

@@ -395,7 +395,7 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
   const bench_tasks tasks = bench_tasks_now();
   const bool fine = time_sample(s, t);
-  t->leaves_threads |= bench_tasks_grew(&tasks);
+  t->leaves_threads |= bench_tasks_grew(&tasks, t->kernel);
   if (!fine) return false;
   *last = run_slices(s, t);
   double rates[2 * BENCH_SLICES]; /* their median: a slice that an interrupt disturbed does not count */
@@ -435,7 +435,7 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   for (t->group = 1;; calls = more_calls(calls, t->call_ns * (double)calls, s->sample_ns)) {
     sample x = {.calls = calls};
     const bool fine = take_calls(s, t, &x);
-    t->leaves_threads |= bench_tasks_grew(&tasks);
+    t->leaves_threads |= bench_tasks_grew(&tasks, t->kernel);
     if (!fine || !bench_sample_sets_no_handler(s, t)) return false;
     t->samples.iterations = calls;
     t->call_ns = x.timed_ns / (double)calls;

@@ -560,7 +560,6 @@ static void run_until_told(void (*trick)(const work_call *c), bench_status statu
     if (i == TRIES - 1 || is_told(rows, status, sentence, other, of_other)) return;
     end_helper();
     end_spoiler();
-    end_process();
     clear(rows);
   }
 }
@@ -719,13 +718,14 @@ TEST(works_in_another_process) {
   adopts = false;
 }
 
+/* In the case that it began in, and in the next one. Beside a load the other kernel's samples may meet none of its work. */
 TEST(leaves_a_process) {
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < 4; i++) {
     bench_row rows[2];
-    adopts = i;
+    adopts = i >= 2;
     run_until_told(leave_process, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
-    end_process();
-    test_contains(rows[1].verdict.reason, NO_FAULT);
+    if (i % 2) end_process();
+    assert_true(rows[1].time.n == 7 || strstr(rows[1].verdict.reason, NO_FAULT));
     expect_verdict(rows, BENCH_ERROR, " threads were busy, but the case has 1", NULL);
   }
   adopts = false;
