@@ -14,15 +14,18 @@ static const double MOST_LATE = 0.5; /* times the CPU time of its calls */
 /* Others may answer each call of a thread that waits: another process, or a device. */
 static bool lets_others_work(const bench_trial *t) { return t->threads == 1 && 2 * t->samples.waited > t->samples.rounds; }
 
-/* The mean: Linux counts the time of another process at timer interrupts, which a short sample may not meet. */
-static double busy_threads(const bench_samples *samples) {
+/* The mean for one thread: Linux counts the time of another process at timer interrupts, which a short sample may not meet.
+ * The median for several: their CPU time is held against wall time, where the time of a look may be wrong beside a load. */
+static double busy_threads(const bench_trial *t) {
+  const bench_samples *samples = &t->samples;
   double sum = 0;
+  if (t->threads > 1) return bench_median(samples->busy, samples->rounds);
   for (int i = 0; i < samples->rounds; i++) sum += samples->busy[i];
   return sum / samples->rounds;
 }
 
 bool bench_trial_works_aside(const bench_trial *t, char *sentence, size_t bytes) {
-  const double busy = busy_threads(&t->samples);
+  const double busy = busy_threads(t);
   if (busy > MOST_BUSY * t->threads)
     return !bench_say(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, t->threads);
   if (lets_others_work(t))
