@@ -170,6 +170,8 @@ static bench_tasks copies_beside(void) {
   return found;
 }
 
+static bench_tasks copies; /* found by bench_tasks_now() alone: a parent may have many threads to ask */
+
 static double descendants_ns(const char *process, int depth);
 
 /* CPU time of these processes and of those below them. */
@@ -208,7 +210,6 @@ enum { MOST_GENERATIONS = 4 };
 
 static double processes_ns(void) {
   (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* orphans of children become children */
-  const bench_tasks copies = copies_beside();
   refresh_threads();
   return family_ns(&copies, MOST_GENERATIONS) + descendants_ns("self", MOST_GENERATIONS) + ended_ns() +
          system_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -220,10 +221,11 @@ static int64_t waits_of_thread(void) {
 }
 
 bench_tasks bench_tasks_now(void) {
-  const bench_tasks others[] = {tasks_of("self", true), copies_beside()};
+  const bench_tasks children = tasks_of("self", true);
   bench_tasks now = tasks_of("self", false);
-  for (int n = 0; n < 2; n++)
-    for (int i = 0; i < others[n].count; i++) add_task(&now, others[n].number[i]);
+  copies = copies_beside();
+  for (int i = 0; i < children.count; i++) add_task(&now, children.number[i]);
+  for (int i = 0; i < copies.count; i++) add_task(&now, copies.number[i]);
   return now;
 }
 
