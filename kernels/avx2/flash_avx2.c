@@ -19,6 +19,6 @@ const attn_kernel attn_flash_avx2 = {
     .steady = true,
     .rejects = takes_everything,
     .plan = plan_any_rows,
-    .terms = TILED_KERNEL_TERMS,
+    .terms = ANY_ROWS_KERNEL_TERMS,
     .run = run_any_rows,
 };

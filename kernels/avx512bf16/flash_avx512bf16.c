@@ -429,6 +429,6 @@ const attn_kernel attn_flash_avx512bf16 = {
     .steady = true,
     .rejects = takes_bf16,
     .plan = flash_avx512bf16_plan,
-    .terms = TILED_KERNEL_TERMS,
+    .terms = ANY_ROWS_KERNEL_TERMS,
     .run = flash_avx512bf16_run,
 };

@@ -122,7 +122,7 @@ static void count_scores(counter *c, const attn_problem *p, double vectors) {
 }
 
 /* From a size on, more and more of the elements lie beyond a level: all at twice or four times the size. */
-static void count_levels(counter *c, const attn_problem *p, double keys, double packed_bytes) {
+static void count_levels(counter *c, const attn_problem *p, double keys, double packed_bytes, const char *prefix) {
   static const struct {
     const char *name;
     double kib, all_kib;
@@ -133,7 +133,9 @@ static void count_levels(counter *c, const attn_problem *p, double keys, double 
   for (size_t i = 0; i < COUNT(levels); i++) {
     const double kib = (levels[i].packed ? kv + packed_bytes : kv) / 1024;
     const double share = kib <= levels[i].kib ? 0 : log(kib / levels[i].kib) / log(levels[i].all_kib / levels[i].kib);
-    count(c, levels[i].name, keys * mean_dim(p) * fmin(share, 1));
+    char name[32];
+    snprintf(name, sizeof name, "%s%s", prefix, levels[i].name);
+    if (!prefix[0] || i == 1 || i == 2) count(c, name, keys * mean_dim(p) * fmin(share, 1));
   }
 }
 
@@ -162,8 +164,30 @@ static void count_flash_row(counter *c, const attn_problem *p, term_widths w, do
   count(c, "given", p->score == ATTN_SCORE_PRECOMPUTED ? seen : 0);
 }
 
-static void count_flash_head(counter *c, const attn_problem *p, term_widths w, int panel) {
+/* Up to 4 queries of up to 8 rows: walks over K and V for 4 rows or 3, for 2, and for 1. */
+static void count_few_rows(counter *c, const attn_problem *p, term_widths w, int panel, double keys) {
+  const double wide = wide_of(p, w);
+  for (int64_t left = (int64_t)group_of(p) * p->seq_q; left > 0; left -= left > 3 ? 4 : left == 3 ? 3 : left) {
+    count(c, left > 2 ? "few_4_width" : left == 2 ? "few_2_width" : "few_1_width", keys * wide);
+    count(c, "few_tail", wide > mean_dim(p) ? keys : 0);
+  }
+  for (int64_t row = 0; row < (int64_t)group_of(p) * p->seq_q; row++) {
+    count(c, "few_row", 1), count(c, "few_row_width", wide);
+    count(c, "few_row_vector", times_to(keys, w.lanes)), count(c, "few_row_panel", times_to(keys, panel));
+    count_scores(c, p, times_to(keys, w.lanes));
+  }
+}
+
+static bool has_few_rows(const attn_problem *p) {
+  return p->score == ATTN_SCORE_DOT && p->seq_q <= 4 && group_of(p) * (double)p->seq_q <= 8;
+}
+
+static void count_flash_head(counter *c, const attn_problem *p, term_widths w, int panel, bool few) {
   const double keys = seen_by_some(p, 0, p->seq_q), seen = seen_by_a_tile(p, 6), packed = up_to(keys, w.lanes);
+  if (few && has_few_rows(p)) {
+    count(c, "head", 1), count_few_rows(c, p, w, panel, keys), count_levels(c, p, keys, 0, "few_");
+    return;
+  }
   count(c, "head", 1), count(c, "pack_key", packed), count(c, "pack_width", packed * wide_of(p, w));
   count(c, "pack_tail", wide_of(p, w) > mean_dim(p) ? packed : 0);
   for (int64_t g = 0; g < (int64_t)group_of(p); g++)
@@ -172,7 +196,7 @@ static void count_flash_head(counter *c, const attn_problem *p, term_widths w, i
       if (row % 6 == 0) count_flash_tile(c, p, w, panel, seen, keys);
       count_flash_row(c, p, w, seen, keys);
     }
-  count_levels(c, p, keys, keys * mean_dim(p) * (p->dtype_kv == ATTN_F32 ? 4 : 8)); /* K, or K and V, as floats */
+  count_levels(c, p, keys, keys * mean_dim(p) * (p->dtype_kv == ATTN_F32 ? 4 : 8), ""); /* K, or K and V, as floats */
 }
 
 TEST(flash_is_counted) {
@@ -180,13 +204,14 @@ TEST(flash_is_counted) {
   for (int i = 0; i < 300; i++) {
     counter c = {.names = attn_flash_term_names, .terms = FLASH_TERM_COUNT};
     double terms[ATTN_MAX_TERMS];
-    const attn_problem p = random_problem(96); /* up to 16 tiles: each is looked at */
+    const bool few = draw(2);
+    const attn_problem p = random_problem(few && draw(2) ? 5 : 96); /* up to 16 tiles: each is looked at */
     const term_widths w = {4 << draw(3), 4 << draw(4)};
     const int panel = w.lanes * (int)(1 + draw(4));
-    for (int64_t head = 0; head < p.heads_kv; head++) count_flash_head(&c, &p, w, panel);
+    for (int64_t head = 0; head < p.heads_kv; head++) count_flash_head(&c, &p, w, panel, few);
     count(&c, "call", 1);
     clear(terms);
-    attn_flash_terms(&p, w, panel, terms);
+    attn_flash_terms(&p, w, panel, few, terms);
     check(&c, terms, &p);
   }
 }
@@ -252,7 +277,7 @@ static void count_decode_head(counter *c, const attn_problem *p, term_widths w) 
     count_scores(c, p, times_to(keys, w.lanes));
   }
   count(c, "head", 1), count(c, "key", rest);
-  count_levels(c, p, keys, 0);
+  count_levels(c, p, keys, 0, "");
 }
 
 TEST(decode_is_counted) {
@@ -285,7 +310,7 @@ static void count_tiles_head(counter *c, const attn_problem *p, const tile_walk 
     count(c, "row", 1), count(c, "row_width", wide), count(c, "row_tail", wide > mean_dim(p)), count(c, "row_key", met);
     count_scores(c, p, met);
   }
-  count_levels(c, p, keys, walk->copies ? keys * mean_dim(p) * (p->dtype_kv == ATTN_F32 ? 4 : 2) : 0);
+  count_levels(c, p, keys, walk->copies ? keys * mean_dim(p) * (p->dtype_kv == ATTN_F32 ? 4 : 2) : 0, "");
 }
 
 TEST(tiles_are_counted) {

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/few_rows.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/pieces.h"
 
@@ -76,11 +77,14 @@ static double mean_dim(const attn_problem *p) { return (double)(p->dim_qk + p->d
 /* Bytes of a key and its value. */
 static double key_bytes(const attn_problem *p) { return (double)attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v); }
 
+enum { BEYOND_64K, BEYOND_512K, BEYOND_8M };
+
 static void add_cache_terms(const attn_problem *p, double keys, double packed_bytes, double terms[CACHE_TERM_COUNT]) {
   static const double borders[CACHE_TERM_COUNT][2] = {{16, 18}, {19, 21}, {23, 25}, {19, 20}, {20, 21}, {21, 23}};
   const double elements = keys * mean_dim(p), bytes = (double)p->heads_kv * keys * key_bytes(p);
   const double kv = log2(bytes), all = log2(bytes + packed_bytes);
-  for (int i = 0; i < CACHE_TERM_COUNT; i++) terms[i] = elements * beyond(i < 3 ? kv : all, borders[i][0], borders[i][1]);
+  for (int i = 0; i < CACHE_TERM_COUNT; i++)
+    terms[i] = elements * beyond(i <= BEYOND_8M ? kv : all, borders[i][0], borders[i][1]);
 }
 
 /* ---- What both count ---- */
@@ -112,9 +116,31 @@ const char *const attn_flash_term_names[FLASH_TERM_COUNT] = {FLASH_TERMS(TERM_NA
 
 enum { TILE_ROWS = 6, TASK_ROWS = 96, NARROW_DIM = 128, BLOCK_OF_NARROW = 256, BLOCK_OF_WIDE = 128 };
 
+/* Without packing, K and V are read once for every 4, 2 or 1 rows of a KV head. */
+static void few_terms(const attn_problem *p, const counts *c, term_widths w, int panel_keys, double *t) {
+  const double scores = c->rows * whole(c->keys, w.lanes);
+  double walks = 0, levels[CACHE_TERM_COUNT];
+  for (int64_t left = (int64_t)c->rows, rows; left > 0; left -= rows, walks++) {
+    rows = few_at_once(left);
+    t[rows == FEW_AT_ONCE ? FLASH_few_4_width : rows == 2 ? FLASH_few_2_width : FLASH_few_1_width] += c->keys * c->wide;
+  }
+  t[FLASH_few_row] = c->rows;
+  t[FLASH_few_row_width] = c->rows * c->wide;
+  t[FLASH_few_row_vector] = scores;
+  t[FLASH_few_row_panel] = c->rows * whole(c->keys, panel_keys);
+  t[FLASH_few_tail] = walks * c->keys * c->tail;
+  add_cache_terms(p, c->keys, 0, levels);
+  t[FLASH_few_beyond_512k] = levels[BEYOND_512K];
+  t[FLASH_few_beyond_8m] = levels[BEYOND_8M];
+  t[FLASH_masked] = if_used(p, ATTN_USE_MASK, scores);
+  t[FLASH_biased] = if_used(p, ATTN_USE_BIAS, scores);
+  t[FLASH_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
+  t[FLASH_capped] = p->softcap > 0 ? scores : 0;
+}
+
 /* Flash packs K and V, and goes through them once for every tile of queries. */
-void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, double *t) {
-  const counts c = counts_of(p, w);
+static void tile_terms(const attn_problem *p, const counts *of, term_widths w, int panel_keys, double *t) {
+  const counts c = *of;
   const double tiles = c.group * whole(c.queries, TILE_ROWS), seen = attn_tile_keys(p, TILE_ROWS);
   const bool in_panels = attn_uses(p, SHIFTS) || p->softcap > 0; /* whole ones */
   const double vectors = in_panels                 ? padded(seen, panel_keys)
@@ -122,8 +148,6 @@ void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, doub
                                                    : padded(seen, w.lanes);
   const double packed = padded(c.keys, w.lanes), scores = tiles * TILE_ROWS * vectors / w.lanes;
   const double elements = c.rows * seen * mean_dim(p);
-  const double packed_bytes = c.keys * mean_dim(p) * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2);
-  t[FLASH_head] = 1;
   t[FLASH_pack_key] = packed;
   t[FLASH_pack_width] = packed * c.wide;
   t[FLASH_pack_tail] = packed * c.tail;
@@ -150,7 +174,16 @@ void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, doub
   t[FLASH_additive] = p->score == ATTN_SCORE_ADDITIVE ? elements : 0;
   t[FLASH_gaussian] = p->score == ATTN_SCORE_GAUSSIAN ? elements : 0;
   t[FLASH_given] = p->score == ATTN_SCORE_PRECOMPUTED ? c.rows * seen : 0;
-  add_cache_terms(p, c.keys, packed_bytes, t + FLASH_beyond_64k);
+}
+
+void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, bool few, double *t) {
+  const counts c = counts_of(p, w);
+  const bool packs = !(few && few_rows_in(p, p->seq_q));
+  const double packed_bytes = c.keys * mean_dim(p) * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2);
+  for (int i = 0; i < FLASH_TERM_COUNT; i++) t[i] = 0;
+  (packs ? tile_terms : few_terms)(p, &c, w, panel_keys, t);
+  t[FLASH_head] = 1;
+  if (packs) add_cache_terms(p, c.keys, packed_bytes, t + FLASH_beyond_64k);
   for (int i = 0; i < FLASH_TERM_COUNT; i++) t[i] *= c.heads;
   t[FLASH_call] = 1;
 }

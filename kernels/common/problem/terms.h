@@ -17,34 +17,44 @@ typedef struct term_widths {
 
 /* TERM(name): a thing that loops do, counted. "_8": for 8 rows at once; x_width: for each vector of a row of K and one of V,
  * halved. */
-#define FLASH_TERMS(TERM)                                                                        \
-  TERM(call)                                                                                     \
-  TERM(head)                                                                                     \
-  TERM(pack_key)                                                                                 \
-  TERM(pack_width)                                                                               \
-  TERM(pack_tail) /* keys whose last vector is not full */                                       \
-  TERM(task)      /* a block of query rows */                                                    \
-  TERM(tile)      /* tiles of TILE_ROWS queries */                                               \
-  TERM(tile_width)                                                                               \
-  TERM(tile_key_width)    /* products of the keys that the tile sees, */                         \
-  TERM(tile_vector_width) /* and of those in whole vectors */                                    \
-  TERM(tile_vector)                                                                              \
-  TERM(tile_panel)                                                                               \
-  TERM(tile_block_width) /* O, which is loaded and stored once for each block of keys */         \
-  TERM(tile_ragged)      /* tiles whose rows see different keys */                               \
-  TERM(tile_tail)                                                                                \
-  TERM(row)                                                                                      \
-  TERM(row_width)                                                                                \
-  TERM(row_tail)                                                                                 \
-  TERM(row_key_tail)                                                                             \
-  TERM(shifted_edge) /* tiles whose last panel of masked, biased or sloped scores is not full */ \
-  TERM(masked)       /* vectors of scores that a boolean mask is applied to, */                  \
-  TERM(biased)       /* a bias is added to, */                                                   \
-  TERM(sloped)       /* or ALiBi's; */                                                           \
-  TERM(capped)       /* scores that pass through a softcap; */                                   \
-  TERM(additive)     /* elements of q and k of other scores than dot products */                 \
-  TERM(gaussian)                                                                                 \
-  TERM(given)                                                                                    \
+#define FLASH_TERMS(TERM)                                                                           \
+  TERM(call)                                                                                        \
+  TERM(head)                                                                                        \
+  TERM(pack_key)                                                                                    \
+  TERM(pack_width)                                                                                  \
+  TERM(pack_tail) /* keys whose last vector is not full */                                          \
+  TERM(task)      /* a block of query rows */                                                       \
+  TERM(tile)      /* tiles of TILE_ROWS queries */                                                  \
+  TERM(tile_width)                                                                                  \
+  TERM(tile_key_width)    /* products of the keys that the tile sees, */                            \
+  TERM(tile_vector_width) /* and of those in whole vectors */                                       \
+  TERM(tile_vector)                                                                                 \
+  TERM(tile_panel)                                                                                  \
+  TERM(tile_block_width) /* O, which is loaded and stored once for each block of keys */            \
+  TERM(tile_ragged)      /* tiles whose rows see different keys */                                  \
+  TERM(tile_tail)                                                                                   \
+  TERM(row)                                                                                         \
+  TERM(row_width)                                                                                   \
+  TERM(row_tail)                                                                                    \
+  TERM(row_key_tail)                                                                                \
+  TERM(shifted_edge) /* tiles whose last panel of masked, biased or sloped scores is not full */    \
+  TERM(masked)       /* vectors of scores that a boolean mask is applied to, */                     \
+  TERM(biased)       /* a bias is added to, */                                                      \
+  TERM(sloped)       /* or ALiBi's; */                                                              \
+  TERM(capped)       /* scores that pass through a softcap; */                                      \
+  TERM(additive)     /* elements of q and k of other scores than dot products */                    \
+  TERM(gaussian)                                                                                    \
+  TERM(given)                                                                                       \
+  TERM(few_row) /* rows that are computed without packing and tiles: instead of the terms above, */ \
+  TERM(few_row_width)                                                                               \
+  TERM(few_row_vector) /* scores, in vectors, */                                                    \
+  TERM(few_row_panel)                                                                               \
+  TERM(few_4_width) /* vectors of K and V for 4 rows at once, */                                    \
+  TERM(few_2_width)                                                                                 \
+  TERM(few_1_width)                                                                                 \
+  TERM(few_tail)        /* and keys whose last vector is not full */                                \
+  TERM(few_beyond_512k) /* elements of K and V in place of the next terms */                        \
+  TERM(few_beyond_8m)                                                                               \
   CACHE_TERMS(TERM)
 
 #define DECODE_TERMS(TERM)                                                                         \
@@ -126,7 +136,8 @@ enum {
 extern const char *const attn_flash_term_names[FLASH_TERM_COUNT], *const attn_decode_term_names[DECODE_TERM_COUNT],
                                                                       *const attn_tile_term_names[TILE_TERM_COUNT];
 
-void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel_keys, double *terms);
+/* few: whether the kernel computes few rows without packing (few_rows.h). */
+void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel_keys, bool few, double *terms);
 
 void attn_decode_terms(const attn_problem *problem, term_widths widths, double *terms);
 

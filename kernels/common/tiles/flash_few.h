@@ -20,9 +20,6 @@
 
 enum { VALUES = VEC_LANES * FEW_VALUES /* in a vector */ };
 
-/* The rows that the next call works on: 4, 2 or 1. 3 are taken as 4. */
-static int64_t few_at_once(int64_t rows) { return rows >= 3 ? FEW_AT_ONCE : rows; }
-
 /* Lines that are next. Keys are read VEC_LANES side by side, and V in parts of rows where there are several; but memory is
  * read fastest in its own order. So while some keys are computed, the lines of the next ones are loaded in that order, and
  * lines that are FAR_BYTES further prefetched into level 2. On a Zen 4 four float32 rows take 5.2 ms without the second, 3.3

@@ -3,9 +3,8 @@
 #ifndef ATTN_COMMON_FLASH_FEW_PLAN_H
 #define ATTN_COMMON_FLASH_FEW_PLAN_H
 
+#include "kernels/common/problem/few_rows.h"
 #include "row_block.h"
-
-enum { MOST_FEW_ROWS = 8 /* sharing a KV head */, FEW_AT_ONCE = 4 /* rows of a walk over K and V */ };
 
 /* Rows with those beyond the last that are computed beside them. */
 static inline int64_t few_capacity(int64_t rows) { return round_up(rows, 4); }
@@ -14,16 +13,6 @@ static inline int64_t few_capacity(int64_t rows) { return round_up(rows, 4); }
 static inline bool few_scratch_of(const attn_problem *p, int64_t key_block, int64_t lanes, scratch_layout *at) {
   const int64_t capacity = few_capacity(MOST_FEW_ROWS);
   return scratch_layout_for(p, capacity, capacity, key_block + lanes, lanes, at);
-}
-
-/* Whether problems like this one have such units at all. */
-static inline bool few_take(const attn_problem *p) {
-  return p->score == ATTN_SCORE_DOT && p->k_stride.d == 1 && p->v_stride.d == 1 && attn_group(p) <= MOST_FEW_ROWS;
-}
-
-/* More rows of one head would need two walks, where a tile needs one. */
-static inline bool few_rows_in(const attn_problem *p, int64_t rows) {
-  return few_take(p) && rows <= min64(MOST_FEW_ROWS / attn_group(p), FEW_AT_ONCE);
 }
 
 /* Adds to a plan of flash: if all units have few rows, there is nothing to pack. False if a size overflows. */
