@@ -4,12 +4,12 @@
 
     abi.py [--update | --break] LIBRARY.xml...     descriptions by abidw (Debian: abigail-tools)
 
-A line of the baseline is an exported function, a type of the public headers, or a member (offset and type) or value of the
-type above it. Programs that were compiled for the baseline have to run: structs that begin with struct_size, and
-attn_kernel_info, which the library owns, may grow at their end; the members behind a struct that has grown inside another
-move by as much. Functions, types and values of enums may be added, and the baseline has to learn of them at once, so that
-they are kept from then on. --update adds them; --break writes the baseline anew: when a version that breaks programs is
-wanted, with a new major number.
+A line of the baseline is an exported function and its library, a type of the public headers, or a member (offset and
+type) or value of the type above it. Programs that were compiled for the baseline have to run: structs that begin with
+struct_size, and attn_kernel_info, which the library owns, may grow at their end; the members behind a struct that has
+grown inside another move by as much. Functions, types and values of enums may be added, and the baseline has to learn of
+them at once, so that they are kept from then on. --update adds them; --break writes the baseline anew: when a version
+that breaks programs is wanted, with a new major number.
 """
 
 import pathlib
@@ -23,6 +23,7 @@ class Library:
     """A library as abidw describes it."""
 
     def __init__(self, path):
+        self.own_name = pathlib.Path(path).stem
         self.root = ElementTree.parse(path).getroot()
         self.types = {t.get("id"): t for t in self.root.iter() if t.get("id")}
         self.named = {}  # types that name() has met: each once, in that order
@@ -62,8 +63,8 @@ class Library:
     def entries(self):
         """{line: lines below it} of exported functions, and of the types that they use."""
         exported = {symbol.get("name") for symbol in self.root.iter("elf-symbol")}
-        found = {f"function {self.signature(f.get('name'), f)}": [] for f in self.root.iter("function-decl")
-                 if f.get("name") in exported}
+        found = {f"function {self.signature(f.get('name'), f)} of {self.own_name}": []
+                 for f in self.root.iter("function-decl") if f.get("name") in exported}
         done = 0
         while done < len(self.named):
             done, new = len(self.named), list(self.named.values())[done:]
