@@ -309,9 +309,9 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
                             t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
 }
 
-/* Number of close looks: as many as take LOOKS_SHARE of the time of the sample and the loops beside it. At least one in each
- * of the first rounds; in the first round alone where the oracle takes longer for a row than all that, as for long
- * sequences, whose times the roofs bound. */
+/* Number of close looks: as many as take LOOKS_SHARE of the time of the sample and the loops beside it. The first
+ * SURE_ROUNDS rounds have at least one each. Where the oracle takes longer for a row than all that, as for long sequences,
+ * only the first round has: the roofs bound such times. */
 static int choose_looks(bench_sampler *s, const bench_trial *t) {
   const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
   const double sample_ns = bench_sample_guess_ns(t);

@@ -246,9 +246,9 @@ def noticed(mutation, number, place, options, baseline):
     return "survived", ""
 
 
-def run_all(mutations, options, folder, report):
+def run_all(mutations, options, build_folder, report):
     """Tries every fault in a build: first those that are compiled together. The compiler is asked about survivors alone."""
-    build = Build(ROOT, folder)
+    build = Build(ROOT, build_folder)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         many, one = (Workplace(build, Path(folder) / name) for name in ("many", "one"))
         numbers, baseline = many.build_together(mutations), Baseline(many, options.longest)

@@ -107,6 +107,13 @@ enum { SHIFTS = ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI };
 
 static double if_used(const attn_problem *p, uint32_t uses, double count) { return attn_uses(p, uses) ? count : 0; }
 
+static void add_score_terms(const attn_problem *p, double scores, double terms[SCORE_TERM_COUNT]) {
+  terms[0] = if_used(p, ATTN_USE_MASK, scores);
+  terms[1] = if_used(p, ATTN_USE_BIAS, scores);
+  terms[2] = if_used(p, ATTN_USE_ALIBI, scores);
+  terms[3] = p->softcap > 0 ? scores : 0;
+}
+
 /* ---- Flash ---- */
 
 #define FLASH_TERM(name) FLASH_##name,
@@ -117,30 +124,26 @@ const char *const attn_flash_term_names[FLASH_TERM_COUNT] = {FLASH_TERMS(TERM_NA
 enum { TILE_ROWS = 6, TASK_ROWS = 96, NARROW_DIM = 128, BLOCK_OF_NARROW = 256, BLOCK_OF_WIDE = 128 };
 
 /* Without packing, K and V are read once for every 4, 2 or 1 rows of a KV head. */
-static void few_terms(const attn_problem *p, const counts *c, term_widths w, int panel_keys, double *t) {
-  const double scores = c->rows * whole(c->keys, w.lanes);
+static void few_terms(const attn_problem *p, counts c, term_widths w, int panel_keys, double *t) {
+  const double scores = c.rows * whole(c.keys, w.lanes);
   double walks = 0, levels[CACHE_TERM_COUNT];
-  for (int64_t left = (int64_t)c->rows, rows; left > 0; left -= rows, walks++) {
+  for (int64_t left = (int64_t)c.rows, rows; left > 0; left -= rows, walks++) {
     rows = few_at_once(left);
-    t[rows == FEW_AT_ONCE ? FLASH_few_4_width : rows == 2 ? FLASH_few_2_width : FLASH_few_1_width] += c->keys * c->wide;
+    t[rows == FEW_AT_ONCE ? FLASH_few_4_width : rows == 2 ? FLASH_few_2_width : FLASH_few_1_width] += c.keys * c.wide;
   }
-  t[FLASH_few_row] = c->rows;
-  t[FLASH_few_row_width] = c->rows * c->wide;
+  t[FLASH_few_row] = c.rows;
+  t[FLASH_few_row_width] = c.rows * c.wide;
   t[FLASH_few_row_vector] = scores;
-  t[FLASH_few_row_panel] = c->rows * whole(c->keys, panel_keys);
-  t[FLASH_few_tail] = walks * c->keys * c->tail;
-  add_cache_terms(p, c->keys, 0, levels);
+  t[FLASH_few_row_panel] = c.rows * whole(c.keys, panel_keys);
+  t[FLASH_few_tail] = walks * c.keys * c.tail;
+  add_cache_terms(p, c.keys, 0, levels);
   t[FLASH_few_beyond_512k] = levels[BEYOND_512K];
   t[FLASH_few_beyond_8m] = levels[BEYOND_8M];
-  t[FLASH_masked] = if_used(p, ATTN_USE_MASK, scores);
-  t[FLASH_biased] = if_used(p, ATTN_USE_BIAS, scores);
-  t[FLASH_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
-  t[FLASH_capped] = p->softcap > 0 ? scores : 0;
+  add_score_terms(p, scores, t + FLASH_masked);
 }
 
 /* Flash packs K and V, and goes through them once for every tile of queries. */
-static void tile_terms(const attn_problem *p, const counts *of, term_widths w, int panel_keys, double *t) {
-  const counts c = *of;
+static void tile_terms(const attn_problem *p, counts c, term_widths w, int panel_keys, double *t) {
   const double tiles = c.group * whole(c.queries, TILE_ROWS), seen = attn_tile_keys(p, TILE_ROWS);
   const bool in_panels = attn_uses(p, SHIFTS) || p->softcap > 0; /* whole ones */
   const double vectors = in_panels                 ? padded(seen, panel_keys)
@@ -148,6 +151,7 @@ static void tile_terms(const attn_problem *p, const counts *of, term_widths w, i
                                                    : padded(seen, w.lanes);
   const double packed = padded(c.keys, w.lanes), scores = tiles * TILE_ROWS * vectors / w.lanes;
   const double elements = c.rows * seen * mean_dim(p);
+  const double packed_bytes = c.keys * mean_dim(p) * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2);
   t[FLASH_pack_key] = packed;
   t[FLASH_pack_width] = packed * c.wide;
   t[FLASH_pack_tail] = packed * c.tail;
@@ -167,23 +171,18 @@ static void tile_terms(const attn_problem *p, const counts *of, term_widths w, i
   t[FLASH_row_tail] = c.rows * c.tail;
   t[FLASH_row_key_tail] = c.rows * c.keys * c.tail;
   t[FLASH_shifted_edge] = if_used(p, SHIFTS, tiles * (fmod(seen, panel_keys) > 0));
-  t[FLASH_masked] = if_used(p, ATTN_USE_MASK, scores);
-  t[FLASH_biased] = if_used(p, ATTN_USE_BIAS, scores);
-  t[FLASH_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
-  t[FLASH_capped] = p->softcap > 0 ? scores : 0;
+  add_score_terms(p, scores, t + FLASH_masked);
   t[FLASH_additive] = p->score == ATTN_SCORE_ADDITIVE ? elements : 0;
   t[FLASH_gaussian] = p->score == ATTN_SCORE_GAUSSIAN ? elements : 0;
   t[FLASH_given] = p->score == ATTN_SCORE_PRECOMPUTED ? c.rows * seen : 0;
+  add_cache_terms(p, c.keys, packed_bytes, t + FLASH_beyond_64k);
 }
 
 void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, bool few, double *t) {
   const counts c = counts_of(p, w);
-  const bool packs = !(few && few_rows_in(p, p->seq_q));
-  const double packed_bytes = c.keys * mean_dim(p) * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2);
   for (int i = 0; i < FLASH_TERM_COUNT; i++) t[i] = 0;
-  (packs ? tile_terms : few_terms)(p, &c, w, panel_keys, t);
+  (few && few_rows_in(p, p->seq_q) ? few_terms : tile_terms)(p, c, w, panel_keys, t);
   t[FLASH_head] = 1;
-  if (packs) add_cache_terms(p, c.keys, packed_bytes, t + FLASH_beyond_64k);
   for (int i = 0; i < FLASH_TERM_COUNT; i++) t[i] *= c.heads;
   t[FLASH_call] = 1;
 }
@@ -247,10 +246,7 @@ void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
   t[DECODE_row_width] = c.rows * c.wide;
   t[DECODE_row_tail] = c.rows * c.tail;
   t[DECODE_row_ragged] = c.rows * rows_are_ragged(p);
-  t[DECODE_masked] = if_used(p, ATTN_USE_MASK, scores);
-  t[DECODE_biased] = if_used(p, ATTN_USE_BIAS, scores);
-  t[DECODE_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
-  t[DECODE_capped] = p->softcap > 0 ? scores : 0;
+  add_score_terms(p, scores, t + DECODE_masked);
   add_cache_terms(p, c.keys, 0, t + DECODE_beyond_64k);
   for (int i = 0; i < DECODE_TERM_COUNT; i++) t[i] *= c.heads;
   t[DECODE_call] = 1;
@@ -277,10 +273,7 @@ void attn_tile_terms(const attn_problem *p, const tile_walk *walk, double *t) {
   t[TILE_row_width] = c.rows * c.wide;
   t[TILE_row_key] = scores;
   t[TILE_row_tail] = c.rows * c.tail;
-  t[TILE_masked] = if_used(p, ATTN_USE_MASK, scores);
-  t[TILE_biased] = if_used(p, ATTN_USE_BIAS, scores);
-  t[TILE_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
-  t[TILE_capped] = p->softcap > 0 ? scores : 0;
+  add_score_terms(p, scores, t + TILE_masked);
   add_cache_terms(p, c.keys, walk->copies ? c.keys * key_bytes(p) / 2 : 0, t + TILE_beyond_64k);
   for (int i = 0; i < TILE_TERM_COUNT; i++) t[i] *= c.heads;
   t[TILE_call] = 1;

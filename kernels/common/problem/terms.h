@@ -38,11 +38,8 @@ typedef struct term_widths {
   TERM(row_tail)                                                                                    \
   TERM(row_key_tail)                                                                                \
   TERM(shifted_edge) /* tiles whose last panel of masked, biased or sloped scores is not full */    \
-  TERM(masked)       /* vectors of scores that a boolean mask is applied to, */                     \
-  TERM(biased)       /* a bias is added to, */                                                      \
-  TERM(sloped)       /* or ALiBi's; */                                                              \
-  TERM(capped)       /* scores that pass through a softcap; */                                      \
-  TERM(additive)     /* elements of q and k of other scores than dot products */                    \
+  SCORE_TERMS(TERM)                                                                                 \
+  TERM(additive) /* elements of q and k of other scores than dot products */                        \
   TERM(gaussian)                                                                                    \
   TERM(given)                                                                                       \
   TERM(few_row) /* rows that are computed without packing and tiles: instead of the terms above, */ \
@@ -88,10 +85,7 @@ typedef struct term_widths {
   TERM(row_width)                                                                                  \
   TERM(row_tail)                                                                                   \
   TERM(row_ragged) /* rows that see different keys */                                              \
-  TERM(masked)                                                                                     \
-  TERM(biased)                                                                                     \
-  TERM(sloped)                                                                                     \
-  TERM(capped)                                                                                     \
+  SCORE_TERMS(TERM)                                                                                \
   CACHE_TERMS(TERM)
 
 /* Kernels on tiles of 16 x 32 values: of 32 queries, or of 16 rows of a KV head. */
@@ -109,11 +103,16 @@ typedef struct term_widths {
   TERM(row_width)                                                            \
   TERM(row_key)                                                              \
   TERM(row_tail)                                                             \
-  TERM(masked)                                                               \
-  TERM(biased)                                                               \
-  TERM(sloped)                                                               \
-  TERM(capped)                                                               \
+  SCORE_TERMS(TERM)                                                          \
   CACHE_TERMS(TERM)
+
+/* Vectors of scores, or scores, that pass through something. */
+enum { SCORE_TERM_COUNT = 4 };
+#define SCORE_TERMS(TERM)            \
+  TERM(masked) /* a boolean mask, */ \
+  TERM(biased)                       \
+  TERM(sloped) /* ALiBi */           \
+  TERM(capped) /* or a softcap */
 
 /* Elements of K and V of a head beyond the size of a level of the caches. The first three terms compare K and V alone with
  * the level. The next three, around the end of level 2, compare all bytes of a call, with what it packs. */
