@@ -65,6 +65,10 @@ ATTN_API int attn_parallel_available(int wanted);
  */
 ATTN_API bool attn_parallel_pays(int64_t items, double item_ns);
 
+/** The same for a loop in portable C that reads or writes that many floats, each as often as it is counted: by the time in
+ * which the portable kernels read an element of K or V. */
+ATTN_API bool attn_parallel_pays_for_elements(int64_t elements);
+
 /** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options);

@@ -125,19 +125,24 @@ int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns)
 
 /* ---- Loops ---- */
 
-/* Once per process, as the class: to find the quickest kernel takes longer than small loops. */
-double attn_element_ns(void) {
+/* The time of a kernel, or of the quickest if it is NULL. Once per process, as the class: to find the quickest kernel takes
+ * longer than small loops. */
+static double element_ns(const attn_kernel *kernel, _Atomic double *known) {
   enum { KEYS = 1024, DIM = 64 };
-  static _Atomic double known;
-  if (known > 0) return known;
+  if (*known > 0) return *known;
   const uint64_t mode = attn_float_mode_enter();
   const attn_tuning *class = class_costs();
   attn_problem p;
   attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
-  const attn_expected best = class ? quickest(class, &p) : (attn_expected){0};
-  if (best.costs) known = best.ns / (2 * KEYS * DIM);
+  const double ns = kernel ? attn_call_ns(NULL, kernel, &p) : class ? quickest(class, &p).ns : 0;
+  *known = ns / (2 * KEYS * DIM);
   attn_float_mode_leave(mode);
-  return known;
+  return *known;
+}
+
+double attn_element_ns(void) {
+  static _Atomic double known;
+  return element_ns(NULL, &known);
 }
 
 /* Volatile: the arithmetic stays between enter and leave. */
@@ -147,4 +152,9 @@ bool attn_parallel_pays(int64_t items, double item_ns) {
   volatile bool pays = (double)asked * item_ns >= 2 * least_ns(NULL);
   attn_float_mode_leave(mode);
   return pays;
+}
+
+bool attn_parallel_pays_for_elements(int64_t elements) {
+  static _Atomic double known;
+  return attn_parallel_pays(elements, element_ns(attn_registry_find("decode_portable"), &known));
 }

@@ -113,8 +113,10 @@ typedef struct block {
   _Alignas(64) float sine[TABLE_FLOATS];
 } block;
 
+/* Blocks are equal, so that threads end together. */
 static int64_t tokens_per_block(const job *j) {
-  return j->a.rope ? min64(BLOCK_TOKENS, TABLE_FLOATS / j->a.rope->turns.dim) : BLOCK_TOKENS;
+  const int64_t most = j->a.rope ? min64(BLOCK_TOKENS, TABLE_FLOATS / j->a.rope->turns.dim) : BLOCK_TOKENS;
+  return ceil_div(j->total, ceil_div(j->total, most));
 }
 
 static void find_tokens(const job *j, int64_t first, block *b) {

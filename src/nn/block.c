@@ -286,7 +286,7 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
 static void join(const block_run *r, attn_nn_join j) {
   const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
-  attn_nn_each_block(&r->block->options, r->rows, attn_nn_join_rows, &j);
+  attn_nn_each_block(&r->block->options, r->rows, attn_nn_join_floats(&j), attn_nn_join_rows, &j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }
 

@@ -49,6 +49,12 @@ static void norm_row(const float *s, int64_t width, const attn_norm *norm, float
     for (int64_t i = 0; i < width; i++) y[i] += norm->bias[i];
 }
 
+int64_t attn_nn_join_floats(const attn_nn_join *j) {
+  int64_t times = j->residual || j->sum ? 2 + (j->residual != NULL) : 0;
+  if (j->norm) times += 4 + 3 * (j->norm->gain != NULL) + 3 * (j->norm->bias != NULL); /* two sums, and centring */
+  return times * j->width;
+}
+
 void attn_nn_join_rows(const void *join, int64_t first, int64_t rows) {
   const attn_nn_join *j = join;
   for (int64_t at = first * j->width; at < (first + rows) * j->width; at += j->width) {

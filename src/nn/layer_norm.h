@@ -14,6 +14,9 @@ typedef struct attn_nn_join {
   float *sum, *y;
 } attn_nn_join;
 
+/* How many floats it reads and writes per row, in all its passes. */
+int64_t attn_nn_join_floats(const attn_nn_join *join);
+
 /* Joins `rows` rows from `first` on. The join must be valid. */
 void attn_nn_join_rows(const void *join, int64_t first, int64_t rows);
 

@@ -60,20 +60,20 @@ attn_status attn_nn_check_workspace(const char *layer, const void *workspace, si
 
 /* ---- Rows over threads ---- */
 
-enum { BLOCK_ROWS = 32 };
+enum { BLOCK_ROWS = 32 }; /* or fewer, for equal blocks */
 
 typedef struct block_context {
   attn_nn_rows_fn body;
   const void *context;
-  int64_t rows;
+  int64_t rows, blocks;
 } block_context;
 
 static void run_block(void *pointer, int64_t block, int worker) {
   (void)worker;
   const block_context *c = pointer;
-  const int64_t first = block * BLOCK_ROWS, rest = c->rows - first;
+  const int64_t first = block * c->rows / c->blocks, end = (block + 1) * c->rows / c->blocks;
   const uint64_t mode = attn_float_mode_enter();
-  c->body(c->context, first, rest < BLOCK_ROWS ? rest : BLOCK_ROWS);
+  c->body(c->context, first, end - first);
   attn_float_mode_leave(mode);
 }
 
@@ -85,9 +85,11 @@ attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept) 
   return status;
 }
 
-void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context) {
-  block_context c = {body, context, rows};
+void attn_nn_each_block(const attn_options *options, int64_t rows, int64_t floats_per_row, attn_nn_rows_fn body,
+                        const void *context) {
+  block_context c = {body, context, rows, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS};
   attn_options now = *options;
-  if (now.threads == 0) now.threads = attn_parallel_default_threads();
-  attn_parallel_run(&now, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, run_block, &c);
+  if (now.threads == 0)
+    now.threads = attn_parallel_pays_for_elements(rows * floats_per_row) ? attn_parallel_default_threads() : 1;
+  attn_parallel_run(&now, c.blocks, run_block, &c);
 }

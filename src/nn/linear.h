@@ -40,9 +40,11 @@ attn_status attn_nn_check_fits(const char *layer, bool fits);
 /* Checks that the caller's workspace is not NULL, large enough and aligned. */
 attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed);
 
-/* Divides the rows of a layer into blocks and runs body(context, first row, rows) on the threads. */
+/* Divides the rows of a layer into equal blocks and runs body(context, first row, rows) on the threads: on one where their
+ * number is open and the body reads and writes too few floats in all. */
 typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);
-void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context);
+void attn_nn_each_block(const attn_options *options, int64_t rows, int64_t floats_per_row, attn_nn_rows_fn body,
+                        const void *context);
 
 /* Checks the options and keeps them for loops and plans: threads = 0 stays 0. */
 attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept);

@@ -192,6 +192,18 @@ TEST(loops_pay_from_twice_what_a_thread_has_to_save) {
   assert_true(3 * (double)items >= least && 3 * (double)(items - 1) < least);
 }
 
+/* A float costs what the portable kernel takes for one of K or V. */
+TEST(portable_loops_pay_from_that_time_on) {
+  const attn_class *class;
+  test_ok(attn_class_here(&class));
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 1, 1024, 64, 64);
+  const double least = 2 * attn_tuning_least_ns(class->costs), row = 2 * 1024 * 64,
+               ns = attn_call_ns(NULL, attn_registry_find("decode_portable"), &p) / row;
+  const int64_t floats = (int64_t)ceil(least / ns);
+  assert_true(ns > 0 && attn_parallel_pays_for_elements(floats) && !attn_parallel_pays_for_elements(floats - 1));
+}
+
 /* ---- Dense layers and loops over rows, which have no plan to look at: the threads that a process has after a call ---- */
 
 static int threads_of_process(void) {
