@@ -123,6 +123,11 @@ def pytest_configure(config):
     config.libattn_upstream = library  # lives as long as the tests
 
 
+def pytest_runtest_setup(item):
+    """Refuses 8-bit caches before the test draws gigabytes of random keys for them."""
+    refuse_8_bit(getattr(item, "callspec", None) and item.callspec.params.get("kv_cache_dtype") or "auto")
+
+
 def pytest_runtest_teardown(item):
     """The tests keep the random tensors of every case, gigabytes in all."""
     getattr(item.module.tensor_cache, "cache_clear", lambda: None)()
