@@ -163,7 +163,7 @@ static bench_tasks copies_beside(void) {
   char name[16];
   snprintf(name, sizeof name, "%d", parent);
   bench_tasks found = {.count = 0};
-  if (!own || layout_of(parent) == own) return found; /* then it may have made them */
+  if (!own || layout_of(parent) == own) return found; /* a copy of its parent: the parent may have made them */
   const bench_tasks all = tasks_of(name, true);
   for (int i = 0; i < all.count; i++)
     if (all.number[i] != getpid() && layout_of(all.number[i]) == own) add_task(&found, all.number[i]);

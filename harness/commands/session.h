@@ -19,7 +19,7 @@ typedef struct bench_session bench_session;
 
 /* Functions and settings that differ between sessions. An exit code that is not 0 has been explained on stderr. */
 typedef struct bench_session_steps {
-  int rounds;          /* unless --rounds says otherwise; 0 = as needed */
+  int rounds;          /* default of --rounds; 0 = as many as needed */
   const char *items;   /* the steps of a session: "cases" */
   const char *goes_on; /* after an interrupt: how to continue in a folder */
   bool gate;           /* --gate makes sense */

@@ -115,7 +115,7 @@ typedef struct bench_goal_row {
   const attn_kernel_info *kernel, *against_kernel;
   bench_case bench, against; /* `against` only where the metric compares, as against_kernel */
   bool done;
-  bool against_failed; /* it is the case of comparison, or its kernel, that could not be measured */
+  bool against_failed; /* `against`, or its kernel, could not be measured */
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */
   bench_summary measured;

@@ -124,7 +124,8 @@ static bench_trial *find_hidden_work(bench_trial *const *trials, int count, char
   return NULL;
 }
 
-/* Gives the error to the trial that caused it, and takes it out. What its threads may still do is no fault of the others. */
+/* Gives the error to the trial that caused it, and removes that trial from the list. Where no cause is known, the trial that
+ * failed counts as one. */
 static int leave_out(bench_setup *s, bench_trial **trials, int count, bench_trial *failed, const char *why) {
   if (failed == &s->control) failed = &s->trials[s->controlled - s->trials];
   bench_trial *cause = bench_setup_find_cause(s, failed);

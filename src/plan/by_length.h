@@ -8,8 +8,9 @@
 
 typedef struct attn_by_length attn_by_length;
 
-/* A plan for every range of lengths, where the choice is automatic and shorter packed sequences get other kernels than the
- * longest, whose choice is given. NULL in *ranges, and ATTN_OK, where one plan serves all. */
+/* Makes a plan for each range of lengths that gets a kernel of its own. `choice` is that of the longest sequences. *ranges
+ * is NULL, and the status ATTN_OK, where one plan serves all: sequences are not packed, the kernel is named, or all get the
+ * same one. */
 attn_status attn_by_length_create(const attn_problem *problem, const attn_choice *choice, const attn_options *options,
                                   attn_by_length **ranges);
 void attn_by_length_destroy(attn_by_length *ranges);

@@ -162,7 +162,7 @@ static void rename_kernels(renamed *r, const attn_plugin *p, const char *suffix)
 
 static attn_status add_renamed(const attn_plugin *p, const char *suffix, const char *name) {
   const attn_status sizes = check_sizes(p, name);
-  renamed *r = sizes == ATTN_OK ? calloc(1, sizeof *r) : NULL; /* stays, as its names do */
+  renamed *r = sizes == ATTN_OK ? calloc(1, sizeof *r) : NULL; /* never freed: kernels stay */
   if (sizes != ATTN_OK) return sizes;
   if (!r) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the kernels of %s", name);
   rename_kernels(r, p, suffix);

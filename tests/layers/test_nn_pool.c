@@ -181,7 +181,7 @@ static void step(scene *s, int most) {
   for (int layer = 0; layer < LAYERS; layer++) step_layer(s, layer, counts, longest + (int)pick(4), packed);
 }
 
-/* Refused where a windowed sequence has given back what it would see again; then nothing has changed. */
+/* True if the call succeeded. A windowed sequence may refuse it: it no longer has the keys that earlier tokens see. */
 static bool went_back(attn_status status, const scene *s) {
   if (status != ATTN_OK) {
     assert_true(s->shape.window > 0);

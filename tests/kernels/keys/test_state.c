@@ -42,7 +42,7 @@ static void set_pages(whole *w) {
   w->table = test_allocate((size_t)(BATCH * of_each) * sizeof *w->table);
   for (int64_t b = 0; b < BATCH; b++)
     for (int64_t i = 0; i < of_each; i++) w->table[b * of_each + i] = (int32_t)(b * p->heads_kv * of_each + i);
-  p->pages = (BATCH - 1) * p->heads_kv * of_each + of_each; /* further heads lie behind their first one's pages */
+  p->pages = (BATCH - 1) * p->heads_kv * of_each + of_each; /* pages of head 0; those of other heads lie behind them */
   p->k_stride.b = PAGE_TOKENS * p->dim_qk;
   p->v_stride.b = PAGE_TOKENS * p->dim_v;
   w->data.args.page_table = w->table;
