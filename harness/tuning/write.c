@@ -53,9 +53,11 @@ static void write_class(FILE *file, const char *class) {
   fprintf(file, "\n# Of %s\n", cpu);
 }
 
-/* The line of this CPU's class: costs were measured with its policy. */
-static void write_prefetch(FILE *file) {
+/* The lines of this CPU's class: costs were measured with them. */
+static void write_memory(FILE *file) {
   const attn_prefetch cpu = attn_class_prefetch();
+  const attn_caches caches = attn_class_caches();
+  if (caches.level2 > 0) fprintf(file, "caches level1=%" PRId64 " level2=%" PRId64 "\n", caches.level1, caches.level2);
   if (cpu.none_up_to > 0 || cpu.twice_beyond > 0)
     fprintf(file, "prefetch none_up_to=%.0f twice_beyond=%.0f\n", cpu.none_up_to, cpu.twice_beyond);
 }
@@ -70,5 +72,5 @@ void bench_tune_write(const bench_tune_result *result, FILE *file) {
   for (int dtype = 0; dtype < 3; dtype++)
     for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++) write_costs(file, result, k, (attn_dtype)dtype);
   if (result->least_ns >= 1) fprintf(file, "threads least_ns=%.0f\n", result->least_ns);
-  if (result->class) write_prefetch(file);
+  if (result->class) write_memory(file);
 }

@@ -48,13 +48,20 @@ typedef struct attn_prefetch {
   double twice_beyond; /**< Each line is prefetched twice if there are more bytes, without gaps; 0 = never. */
 } attn_prefetch;
 
+/** Bytes of the caches of one core, by this CPU's class; 0 where no class can be found. */
+typedef struct attn_caches {
+  int64_t level1, level2;
+} attn_caches;
+
 /** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
  * together. */
 typedef struct attn_machine {
   int threads; /**< Threads that may work at once. */
-  /** Never NULL. Finds the CPU's class once per process, which takes milliseconds: only kernels that go by it ask. */
+  /** Never NULL. This and caches() find the CPU's class once per process, which takes milliseconds: only kernels that go by
+   * it ask. */
   attn_prefetch (*prefetch)(void);
   const struct attn_score_steps *steps; /**< For the highest tier that CPU and cap allow. */
+  attn_caches (*caches)(void);          /**< Never NULL. */
 } attn_machine;
 
 /** Phases, tasks and memory of a plan. plan() fills in the fields that are not marked as set by the plan. */

@@ -199,7 +199,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->to = (int)ceil_div(end - work->first, GROUP_KEYS);
   work->whole = end - begin == DECODE_KEYS && run.keys >= DECODE_KEYS;
   work->next = prefetch_of(lines_of(k + run.k, p->dim_qk, p->k_stride.s), lines_of(v + run.v, p->dim_v, p->v_stride.s),
-                           DECODE_KEYS, PREFETCH_ONCE);
+                           DECODE_KEYS, PREFETCH_ONCE, false);
   work->k[0] = (value_rows){k + run.k, p->k_stride.s};
   work->v[0] = (value_rows){v + run.v, p->v_stride.s};
   if (work->whole && !picks && (p->dim_qk | p->dim_v) % ROW_VALUES == 0) return; /* the first group says it all */

@@ -19,44 +19,46 @@
 #include "kernels/common/problem/terms.h"
 
 enum {
-  MOST_ROWS = 1024,          /* tiles of a task, which share a super-block of keys */
-  ONE_SUPER_BYTES = 1 << 20, /* K and V of all keys, if they are one super-block: they stay in level 2 while tiles pass */
-  SUPER_BYTES = 3 << 18,     /* bytes of one of several super-blocks: the next one is fetched before this one ends */
-  OUTPUT_BYTES = 1 << 19, /* bytes of O^T of a task's tiles, which wait in level 2, too, if there are several super-blocks */
-  BLOCKS_AHEAD = 3,       /* from the block at work to that whose bias or mask is prefetched */
-  JOBS = 3                /* before, now, next */
+  MOST_ROWS = 1024, /* tiles of a task, which share a super-block of keys */
+  BLOCKS_AHEAD = 3, /* from the block at work to that whose bias or mask is prefetched */
+  JOBS = 3          /* before, now, next */
 };
 
 /* ---- Memory of a thread ---- */
 
-/* Blocks of keys in a super-block. */
-static int64_t blocks_of_super(const attn_problem *p) {
-  const int64_t values = block_values(p->dim_qk) + block_values(p->dim_v), blocks = blocks_of(p->seq_k);
-  if (blocks <= ONE_SUPER_BYTES / 2 / values) return max64(1, blocks);
-  return ceil_div(blocks, ceil_div(blocks, max64(1, SUPER_BYTES / 2 / values)));
+/* Blocks of keys in a super-block, which stays in level 2 while tiles pass: K and V of all keys, if they take half of it.
+ * Else three eighths of it: the next super-block is fetched before this one ends. */
+static int64_t blocks_of_super(const attn_problem *p, const attn_machine *machine) {
+  const int64_t blocks = blocks_of(p->seq_k), level2 = machine->caches().level2;
+  const int64_t bytes = (block_values(p->dim_qk) + block_values(p->dim_v)) * (int64_t)sizeof(uint16_t);
+  if (blocks <= level2 / 2 / bytes) return max64(1, blocks);
+  return ceil_div(blocks, ceil_div(blocks, max64(1, level2 / 8 * 3 / bytes)));
 }
 
-/* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. Where tiles go on from
- * states, all of them and a place for products without a job. */
-static int64_t outputs_of(const attn_problem *p, int64_t rows) {
-  const int64_t tiles = ceil_div(rows, TILE_QUERIES);
-  if (attn_uses(p, ATTN_USE_STATE)) return tiles + 1;
-  return blocks_of(p->seq_k) <= blocks_of_super(p) ? 2 : tiles;
-}
-
-/* Plan data: offsets in bytes. */
+/* Plan data. */
 typedef struct thread_layout {
-  int64_t s, again, turned, nowhere, p, q, v, o, tiles, total;
+  int64_t s, again, turned, nowhere, p, q, v, o, tiles, total; /* offsets in bytes, and the size */
+  int64_t per_super;                                           /* blocks of keys in a super-block */
+  bool cold;                                                   /* the call prefetches for the next tasks (cold_lines.h) */
 } thread_layout;
 _Static_assert(sizeof(thread_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
+/* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. Where tiles go on from
+ * states, all of them and a place for products without a job. */
+static int64_t outputs_of(const attn_problem *p, int64_t rows, int64_t per_super) {
+  const int64_t tiles = ceil_div(rows, TILE_QUERIES);
+  if (attn_uses(p, ATTN_USE_STATE)) return tiles + 1;
+  return blocks_of(p->seq_k) <= per_super ? 2 : tiles;
+}
+
+/* Offsets and size; per_super is known. */
 static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout *at) {
   const int64_t tiles = ceil_div(rows, TILE_QUERIES), depth_qk = depth_of(p->dim_qk), depth_v = depth_of(p->dim_v);
   const memory_part parts[] = {
       {&at->s, SCORES, sizeof(float)},
       {&at->p, 2 * KEY_BLOCK * TILE_QUERIES, sizeof(uint16_t)},
       {&at->q, 2 * STEP * depth_qk, sizeof(uint16_t)},
-      {&at->o, outputs_of(p, rows) * depth_v, SUMS * sizeof(float)},
+      {&at->o, outputs_of(p, rows, at->per_super) * depth_v, SUMS * sizeof(float)},
       {&at->nowhere, SUMS, sizeof(float)},
       {&at->again, SCORES, sizeof(float)},
       {&at->turned, SCORES, sizeof(float)},
@@ -69,22 +71,26 @@ static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout 
 
 static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
 
-/* Rows of a task: as many as may share a super-block of keys, unless threads would idle. */
-static int64_t rows_of_task(const attn_problem *p, int64_t threads) {
+/* Rows of a task: as many as may share a super-block of keys, unless threads would idle. O^T of their tiles waits in a
+ * quarter of level 2 if there are several super-blocks. */
+static int64_t rows_of_task(const attn_problem *p, const attn_machine *machine) {
   const int64_t heads = max64(1, p->batch * p->heads_q), output_row = depth_of(p->dim_v) * DEPTH * (int64_t)sizeof(float);
+  const int64_t threads = machine->threads, output_bytes = machine->caches().level2 / 4;
   int64_t rows = MOST_ROWS;
-  while (rows > 4 * TILE_QUERIES && rows * output_row > OUTPUT_BYTES) rows /= 2;
+  while (rows > 4 * TILE_QUERIES && rows * output_row > output_bytes) rows /= 2;
   while (threads > 1 && rows > 4 * TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 8 * threads) rows /= 2;
   while (threads > 1 && rows > TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 2 * threads) rows /= 2;
   return min64(rows, round_up(max64(p->seq_q, 1), TILE_QUERIES));
 }
 
 static bool flash_amx_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  const int64_t most = INT64_MAX / 64, rows = rows_of_task(p, machine->threads);
+  const int64_t most = INT64_MAX / 64, rows = rows_of_task(p, machine);
   thread_layout *at = (void *)schedule->own;
   if (p->dim_qk > most / 4096 || p->dim_v > most / 4096) return false;
   if (p->seq_k > 0 && round_up(p->dim_qk, DEPTH) + round_up(p->dim_v, DEPTH) > most / round_up(p->seq_k, KEY_BLOCK))
     return false;
+  at->per_super = blocks_of_super(p, machine);
+  at->cold = !fits_level_2(p, machine);
   if (!thread_layout_of(p, rows, at)) return false;
   plan_phases(p, rows, KEY_BLOCK, packed_values(p) * (int64_t)sizeof(uint16_t), at->total, schedule);
   return true;
@@ -115,6 +121,7 @@ typedef struct attention {
   const uint16_t *k;       /* the first key of the KV head, if all lie in one run */
   int64_t in_place_blocks; /* blocks of K that are read in place */
   int64_t k_block;         /* values from a block of K to the next */
+  int64_t per_super;       /* blocks of keys in a super-block */
   int depth_qk, depth_v;
   body_function *body[SCORE_KINDS];
   bool adjusted;  /* scores are more than dot products times a positive scale */
@@ -133,8 +140,7 @@ typedef struct walk {
 } walk;
 
 static walk start_walk(const attention *a, int64_t first_tile, int64_t end_tile) {
-  walk w = {
-      .first_tile = first_tile, .end_tile = end_tile, .per_super = blocks_of_super(a->block->problem), .packed_tile = -1};
+  walk w = {.first_tile = first_tile, .end_tile = end_tile, .per_super = a->per_super, .packed_tile = -1};
   w.super = INT64_MAX;
   for (int64_t i = first_tile; i < end_tile; i++) {
     const query_tile *t = &a->tiles[i];
@@ -467,13 +473,14 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                  .pending = {floats_at(scratch, at->nowhere)},
                  .depth_qk = (int)depth_of(p->dim_qk),
                  .depth_v = (int)depth_of(p->dim_v),
+                 .per_super = at->per_super,
                  .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_BIAS | ATTN_USE_ALIBI) || !(p->scale > 0)};
   a.adds_bias = attn_uses(p, ATTN_USE_BIAS) && !attn_uses(p, ATTN_USE_ALIBI) && !(p->softcap > 0) && p->bias_stride.k == 1;
   for (int i = 0; i < 2; i++) {
     a.p[i] = values_at(scratch, at->p) + i * KEY_BLOCK * TILE_QUERIES;
     a.q[i] = values_at(scratch, at->q) + i * a.depth_qk * STEP;
   }
-  const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block);
+  const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block, at->per_super);
   for (int64_t i = 0; i < tiles; i++)
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at->o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
   if (attn_uses(p, ATTN_USE_STATE)) a.unused_o = floats_at(scratch, at->o) + tiles * a.depth_v * SUMS;
@@ -482,7 +489,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);
   if (a.in_place_blocks > 0 && !attn_uses(p, ATTN_USE_PAGES))
     a.k = (const uint16_t *)args->k + attn_key_run_at(p, args, &rows.seq, rows.head, 0).k;
-  a.cold = cold_lines_of(schedule, &block);
+  a.cold = cold_lines_of(schedule, &block, at->cold);
   a.first_again = task.item + 1 < schedule->items[1];
   attend(&a, &block, tiles);
 }

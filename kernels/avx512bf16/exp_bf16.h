@@ -3,9 +3,9 @@
  *
  * 2^f for f in [0, 1) is taken from a line through each 32nd, with a relative error below 2.95e-5: the level at its start
  * and the slope (scripts/make/derive_exp2.py). Tables instead of a polynomial, because multiply-adds are what these kernels
- * run out of: beside tile products only one port makes them, and the other one looks up; on Zen 5 they share their two pipes
- * with VDPBF16PS, and nearly everything else is free. Levels include half a unit of bfloat16's last place, so that cutting
- * the low word off rounds to nearest. */
+ * run out of: beside tile products only one port makes them, and the other one looks up; elsewhere they share their two
+ * pipes with VDPBF16PS, and nearly everything else is free. Levels include half a unit of bfloat16's last place, so that
+ * cutting the low word off rounds to nearest. */
 #ifndef ATTN_EXP_BF16_H
 #define ATTN_EXP_BF16_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_avx512bf16: flash attention on bf16 inputs by VDPBF16PS, which adds the products of 16 pairs of values to 16 float32
- * sums. It is for CPUs where that is faster than widening: Zen 5 makes twice as many products a second by it as by float32
- * multiply-adds, Granite Rapids half as many.
+ * sums. It is for CPUs where that is faster than widening: some make twice as many products a second by it as by float32
+ * multiply-adds, others half as many.
  *
  * The tiles are those of flash.h, with a pair of values where they have a float: two neighbours along the dimension that a
  * product sums over. So register_tile.h multiplies and tiles.h accumulates; only the packing is different:

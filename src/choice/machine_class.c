@@ -95,9 +95,11 @@ static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES &&
 
 static attn_prefetch prefetch_always(void) { return (attn_prefetch){0}; }
 
+static attn_caches usual_caches(void) { return attn_tuning_caches(&machine.costs[last_resort()]); }
+
 static void time_one(attn_probe_time *t, probe_memory *memory) {
   attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
-  const attn_machine one_thread = {.threads = 1, .prefetch = prefetch_always};
+  const attn_machine one_thread = {.threads = 1, .prefetch = prefetch_always, .caches = usual_caches};
   if (!t->kernel->plan(&t->problem, &one_thread, &schedule) || !fits(&schedule)) return;
   for (int call = 0; call < CALLS; call++) run_once(t, &schedule, memory);
 }
@@ -239,6 +241,11 @@ attn_status attn_class_here(const attn_class **found) {
 attn_prefetch attn_class_prefetch(void) {
   const attn_class *here;
   return attn_class_here(&here) == ATTN_OK ? attn_tuning_prefetch(here->costs) : prefetch_always();
+}
+
+attn_caches attn_class_caches(void) {
+  const attn_class *here;
+  return attn_class_here(&here) == ATTN_OK ? attn_tuning_caches(here->costs) : (attn_caches){0};
 }
 
 attn_status attn_class_nearest(const char *without, attn_class *found) {

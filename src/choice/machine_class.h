@@ -25,6 +25,9 @@ attn_status attn_class_check_name(void);
 /* attn_machine.prefetch: what that class says. K and V are always prefetched once where no class can be found. */
 attn_prefetch attn_class_prefetch(void);
 
+/* attn_machine.caches: those of that class. */
+attn_caches attn_class_caches(void);
+
 /* The nearest class that is not called `without` (NULL: of all). Its costs may be overwritten by the next call. */
 attn_status attn_class_nearest(const char *without, attn_class *found);
 

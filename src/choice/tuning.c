@@ -245,6 +245,15 @@ static attn_status read_prefetch(reader *r) {
   return fail(r, "this is no line of prefetches", "'prefetch none_up_to=BYTES twice_beyond=BYTES', behind the line class");
 }
 
+static attn_status read_caches(reader *r) {
+  double level1, level2;
+  if (!r->tuning->class[0] || !next_real(r, "level1", 1, 1e12, &level1) || !next_real(r, "level2", 1, 1e12, &level2) ||
+      !at_end(r))
+    return fail(r, "this is no line of caches", "'caches level1=BYTES level2=BYTES', behind the line class");
+  r->tuning->caches = (attn_caches){(int64_t)level1, (int64_t)level2};
+  return ATTN_OK;
+}
+
 /* Keeps the first reason why the file is not for this process. */
 #define refuse(tuning, ...)                                                                  \
   do {                                                                                       \
@@ -295,15 +304,15 @@ static attn_status read_line(reader *r) {
     const char *word;
     attn_status (*read)(reader *);
   } kinds[] = {{"rule", read_rule},       {"kernel", read_kernel_code}, {"cost", read_cost},
-               {"threads", read_threads}, {"prefetch", read_prefetch},  {"cpu", read_cpu},
-               {"library", read_library}, {"class", read_class}};
+               {"threads", read_threads}, {"prefetch", read_prefetch},  {"caches", read_caches},
+               {"cpu", read_cpu},         {"library", read_library},    {"class", read_class}};
   char word[16], what[40];
   if (*r->at == '#' || at_end(r)) return ATTN_OK;
   if (!next_word(r, word, sizeof word)) word[0] = 0;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     if (strcmp(word, kinds[i].word) == 0) return kinds[i].read(r);
   snprintf(what, sizeof what, "it begins with '%.16s'", word);
-  return fail(r, what, "a rule, kernel, cost, threads, prefetch, cpu, library or class");
+  return fail(r, what, "a rule, kernel, cost, threads, prefetch, caches, cpu, library or class");
 }
 
 /* ---- Files ---- */
@@ -464,6 +473,8 @@ const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_k
 }
 
 attn_prefetch attn_tuning_prefetch(const attn_tuning *tuning) { return tuning->prefetch; }
+
+attn_caches attn_tuning_caches(const attn_tuning *tuning) { return tuning->caches; }
 
 double attn_tuning_least_ns(const attn_tuning *t) { return t->least_ns; }
 

@@ -24,7 +24,7 @@ typedef struct attn_tuning_rule {
   int64_t group[2]; /* query heads of a KV head */
   int64_t seq_k[2], seq_q[2];
   char kernel[ATTN_KERNEL_NAME_BYTES], second[ATTN_KERNEL_NAME_BYTES];
-  double margin, low, high; /* times as long as the winner the second took: geometric mean, least and most */
+  double margin, low, high; /* time of the second over the winner's: geometric mean, least and most */
   int line;
 } attn_tuning_rule;
 
@@ -35,6 +35,7 @@ struct attn_tuning {
   int rule_count, cost_count, rule_room, cost_room;
   double least_ns; /* time that a thread has to save in a wave; 0 = not measured */
   attn_prefetch prefetch;
+  attn_caches caches;
   bool has_cpu, has_library;
   char class[60], tiers[120];
   _Atomic int users;
@@ -58,6 +59,9 @@ double attn_tuning_least_ns(const attn_tuning *tuning);
 
 /* How CPUs of the class want K and V prefetched. */
 attn_prefetch attn_tuning_prefetch(const attn_tuning *tuning);
+
+/* The caches of the class; zeros without such a line. */
+attn_caches attn_tuning_caches(const attn_tuning *tuning);
 
 /* The class that the file is of, and its tiers, from low to high: "c portable avx2". NULL, if it is one machine's. */
 const char *attn_tuning_class(const attn_tuning *tuning);

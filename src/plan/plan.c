@@ -142,8 +142,10 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   const attn_kernel *kernel = plan->kernel;
   const attn_schedule before = plan->schedule;
   const int most = plan->options.threads;
-  const attn_machine all = {
-      .threads = most, .prefetch = attn_class_prefetch, .steps = attn_tier_parts_below(choice->cap).score_steps};
+  const attn_machine all = {.threads = most,
+                            .prefetch = attn_class_prefetch,
+                            .steps = attn_tier_parts_below(choice->cap).score_steps,
+                            .caches = attn_class_caches};
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
   const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));

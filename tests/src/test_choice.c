@@ -248,6 +248,14 @@ TEST(prefetches_are_those_of_the_class) {
   assert_true(here.none_up_to == wanted.none_up_to && here.twice_beyond == wanted.twice_beyond);
 }
 
+TEST(caches_are_those_of_the_class) {
+  load_class(class_here());
+  const attn_caches here = attn_class_caches();
+  char line[80];
+  snprintf(line, sizeof line, "\ncaches level1=%d level2=%d\n", (int)here.level1, (int)here.level2);
+  test_contains(class_text, line);
+}
+
 /* A kernel without costs is compared with others: those that this CPU has, whatever class is named. */
 TEST(every_call_has_an_estimate) {
   seed = 10;

@@ -280,11 +280,11 @@ TEST(names_of_plugins_kernels_may_be_long) {
 
 /* A class's costs are for every build; without a probe its file is a tuning file like others. */
 TEST(a_file_of_a_class_is_for_every_cpu) {
-  snprintf(
-      text, sizeof text,
-      "attn-tuning 5\nclass cray-1 c vector\n" COST("quick", "f32", "1", "1") "prefetch none_up_to=4096 twice_beyond=8192");
+  const char *memory = "prefetch none_up_to=4096 twice_beyond=8192\ncaches level1=1024 level2=2048";
+  snprintf(text, sizeof text, "attn-tuning 5\nclass cray-1 c vector\n" COST("quick", "f32", "1", "1") "%s", memory);
   test_ok(read_text());
   assert_true(attn_tuning_prefetch(tuning).none_up_to == 4096 && attn_tuning_prefetch(tuning).twice_beyond == 8192);
+  assert_true(attn_tuning_caches(tuning).level1 == 1024 && attn_tuning_caches(tuning).level2 == 2048);
   assert_string_equal(attn_tuning_class(tuning), "cray-1");
   assert_string_equal(attn_tuning_tiers(tuning), "c vector");
   const attn_problem problem = of_shape(40, 40, 1, 32);
@@ -410,6 +410,10 @@ TEST(wrong_lines_are_named) {
       "class cray-1 c\nprefetch none_up_to=4096",
       "class cray-1 c\nprefetch none_up_to=-1 twice_beyond=8192",
       "class cray-1 c\nprefetch none_up_to=4096 twice_beyond=8192 3",
+      "caches level1=1024 level2=2048", /* the caches of one machine */
+      "class cray-1 c\ncaches level1=1024",
+      "class cray-1 c\ncaches level1=1024 level2=0",
+      "class cray-1 c\ncaches level1=1024 level2=2048 3",
   };
   char where[40];
   for (size_t i = 0; i < COUNT(wrong); i++) {

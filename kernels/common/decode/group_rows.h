@@ -209,7 +209,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
   const attn_key_run first = first_run(block, key, kind);
   key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
            v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
-  prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy);
+  prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy, stream->nearer);
   const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;

@@ -80,7 +80,7 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, const key_runs
   const attn_key_run first = first_run(block, key, kind);
   key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
            v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
-  prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy);
+  prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy, stream->nearer);
   const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;

@@ -106,6 +106,7 @@ typedef struct products {
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
   prefetch_policy policy;
+  bool nearer; /* distances of prefetch_of() */
   float factor;
 } products;
 
@@ -113,26 +114,32 @@ typedef struct products {
 typedef struct products_layout {
   int64_t q_tiles, v, total;
   prefetch_policy one_row, more_rows;
+  bool nearer; /* distances of prefetch_of() */
 } products_layout;
 
 static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_KNOBS.tile_rows); }
 static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_VALUES); }
 
+/* Bytes of a key and its value. */
+static int64_t key_bytes_of(const attn_problem *p) { return attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v); }
+
 /* How K and V of a call are prefetched. Twice where the CPU drops prefetches, if K and V are too large to be in a cache and
- * have no gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the
- * same size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with prefetches into level 2. Not at all
- * where a single row reads K and V in their order and level 3 may hold them, on CPUs that fetch such lines by themselves:
- * Zen 4 takes up to 1.7 times as long with prefetches. There, rows of 16-bit values without gaps or pages need none beyond
- * level 3, either (1.4 to 2.2 times as long with them); float32 does, and pairs do, which meet V of two keys side by
- * side. */
+ * have no gaps between rows. Not at all where a single row reads K and V in their order and level 3 may hold them, on CPUs
+ * that fetch such lines by themselves. There, rows of 16-bit values without gaps or pages need none beyond level 3, either;
+ * float32 does, and pairs do, which meet V of two keys side by side. */
 static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
-  const double key_bytes = (double)attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v);
-  const double bytes = (double)(p->batch * p->heads_kv) * (double)p->seq_k * key_bytes;
+  const double bytes = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)key_bytes_of(p);
   if (DECODE_KNOBS.prefetches_twice && dense && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond) return PREFETCH_TWICE;
   const bool narrow = dense && LANE_VALUES == 1 && p->dtype_kv != ATTN_F32 && !attn_uses(p, ATTN_USE_PAGES);
   const bool fetched = bytes <= cpu->none_up_to || (narrow && cpu->none_up_to > 0);
   return one_row && fetched ? PREFETCH_NONE : PREFETCH_ONCE;
+}
+
+/* Lines that are prefetched twice: two blocks exceed level 1, and one leaves a third of it free. */
+static bool prefetches_nearer(const attn_problem *p, attn_caches cpu) {
+  const int64_t share = cpu.level1 / DECODE_KEYS, bytes = key_bytes_of(p);
+  return bytes > share / 2 && bytes <= share / 3 * 2;
 }
 
 static bool products_layout_of(const attn_problem *p, const attn_machine *machine, int64_t capacity, products_layout *at) {
@@ -141,6 +148,7 @@ static bool products_layout_of(const attn_problem *p, const attn_machine *machin
   const attn_prefetch cpu = machine->prefetch();
   at->one_row = policy_of(p, &cpu, true);
   at->more_rows = policy_of(p, &cpu, false);
+  at->nearer = at->more_rows == PREFETCH_TWICE && prefetches_nearer(p, machine->caches());
   at->total = 0;
   return LAY_OUT(parts, &at->total);
 }
@@ -150,6 +158,7 @@ static products start_products(const row_block *block, const products_layout *at
   const products work = {.q_tiles = floats_at(memory, at->q_tiles),
                          .v_copy = floats_at(memory, at->v),
                          .policy = block->rows == 1 ? at->one_row : at->more_rows,
+                         .nearer = at->nearer,
                          .factor = score_factor(block->problem)};
   tile_queries(block, work.q_tiles);
   return work;
@@ -198,7 +207,8 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   const attn_key_run run = run_from(block, begin);
   work->k = k_rows_of(block, run);
   work->v = v_rows_of(block, run);
-  work->next = prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy);
+  work->next =
+      prefetch_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->policy, work->nearer);
   const bool whole = LOADS_PARTS_OF(p->dtype_kv) || p->dim_v % VEC_VALUES == 0;
   if (!whole && !picks) work->v = copy_values(work, block, -1);
 }

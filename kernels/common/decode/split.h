@@ -60,6 +60,7 @@ static int64_t streams_of(const row_block *block, const products *work, row_stre
     stream->run = stream_of(p, stream->rows, work->policy);
     if (!stream->run || !stream->run->dense) return 0;
     stream->policy = work->policy;
+    stream->nearer = work->nearer;
     stream->block = row > 0 ? &stream->part : block;
     stream->q = work->q_tiles + row * lanes_of(p->dim_qk);
     if (row == 0) continue;

@@ -168,6 +168,7 @@ struct row_stream {
   const float *q; /* from tile_queries() */
   int64_t rows;
   prefetch_policy policy;
+  bool nearer; /* distances of prefetch_of() */
   group_softmax state;
 };
 

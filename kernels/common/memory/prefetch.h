@@ -5,11 +5,10 @@
  * all the time. So lines are prefetched in an order of their own, while any lines are used: one of K, one of V, and so on,
  * in the order in which they lie. Measured orders: notebook/performance-log.md.
  *
- * Zen 5 drops prefetches that come faster than memory delivers (a quarter of them at full speed), and loads that wait for
- * memory are few beside the arithmetic of several rows. There lines are prefetched twice (prefetch_twice), into level 1: V
- * of a block while its K is read, K of the next block while V is read. Where two blocks of K and V exceed level 1 of 48 KiB,
- * a line may be gone before its use if it is prefetched a block ahead, so both times are nearer; blocks above 32 KiB lose by
- * it. */
+ * Some CPUs drop prefetches that come faster than memory delivers, and loads that wait for memory are few beside the
+ * arithmetic of several rows. There lines are prefetched twice (prefetch_twice), into level 1: V of a block while its K is
+ * read, K of the next block while V is read. Where two blocks of K and V exceed level 1, a line may be gone before its use
+ * if it is prefetched a block ahead, so both times are nearer; blocks above two thirds of level 1 lose by it. */
 #ifndef ATTN_COMMON_PREFETCH_H
 #define ATTN_COMMON_PREFETCH_H
 
@@ -23,12 +22,9 @@
 enum {
   LINE_BYTES = 64,
   LEAST_DISTANCE = 8192, /* least distance between the lines that are read and those that are prefetched, in K and in V */
-  /* Other distances, of the first and the second time, if lines are prefetched twice and K and V of a block have so many
-     bytes. */
+  /* Those of the first and the second time, where both are nearer. */
   FIRST_DISTANCE = 12288,
-  SECOND_DISTANCE = 8192,
-  NEARER_ABOVE = 24 << 10,
-  NEARER_UP_TO = 32 << 10
+  SECOND_DISTANCE = 8192
 };
 
 /* None: other rows have just read K and V, or the CPU fetches them by itself. Any: one piece of code for all policies,
@@ -66,11 +62,10 @@ static inline uintptr_t prefetch_distance(int64_t block, bool nearer) {
   return (uintptr_t)(nearer ? FIRST_DISTANCE : block > 0 ? round_up(LEAST_DISTANCE, block) : 0);
 }
 
-/* Lines ahead of blocks of `keys` keys. */
-static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys, prefetch_policy policy) {
+/* Lines ahead of blocks of `keys` keys. `nearer`: only if lines are prefetched twice. */
+static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys, prefetch_policy policy, bool nearer) {
   if (policy == PREFETCH_NONE) return (prefetch_lines){.policy = policy};
   const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
-  const bool nearer = policy == PREFETCH_TWICE && k_block + v_block > NEARER_ABOVE && k_block + v_block <= NEARER_UP_TO;
   prefetch_lines next = {.policy = policy,
                          .left = policy == PREFETCH_ONCE ? INT64_MAX : 0,
                          .row = INT64_MAX,

@@ -4,7 +4,7 @@
  * task will write. Packing K, loading queries and storing O are short loops that would wait for every line.
  *
  * Only calls whose tensors do not fit level 2 together prefetch: in the others the lines are there already, and prefetches
- * would cost up to 2 % (on a Zen 4 nothing). Parameters: those of tiles.h. */
+ * would cost up to 2 %. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_COLD_LINES_H
 #define ATTN_COMMON_COLD_LINES_H
 
@@ -12,11 +12,8 @@
 #include "rows_io.h"
 
 enum {
-  /* Bytes of all tensors that stay in a level 2 of 2 MiB from task to task. Tested on a Granite Rapids: without this limit
-     8 × 128 × 64 takes 2 % longer and 512 × 64 1 %; beyond it 8 × 12 × 384 × 64 takes 7 % less. */
-  WARM_BYTES = 3 << 19,
   PANEL_LINES =
-      PANEL_KEYS < 16 ? 1 : PANEL_KEYS / 16, /* lines of each tensor for each panel of a tile: enough for 384 tokens */
+      PANEL_KEYS < 16 ? 1 : PANEL_KEYS / 16 /* lines of each tensor for each panel of a tile: enough for 384 tokens */
 };
 
 /* Lines of rows, in the order in which they lie. */
@@ -60,11 +57,11 @@ static inline void prefetch_cold_lines(cold_lines *cold) {
   prefetch_walk(&cold->o);
 }
 
-/* Whether the call's tensors, counted as floats, fit level 2: a call in 16 bits reads half as much, and packs the other
- * half. */
-static bool fits_level_2(const attn_problem *p) {
+/* Whether the call's tensors, counted as floats, stay in three quarters of level 2 from task to task: a call in 16 bits
+ * reads half as much, and packs the other half. */
+static bool fits_level_2(const attn_problem *p, const attn_machine *machine) {
   const int64_t dims = p->dim_qk + p->dim_v, heads = p->heads_q * p->seq_q + p->heads_kv * p->seq_k;
-  return p->batch * heads <= WARM_BYTES / (int64_t)sizeof(float) / dims;
+  return p->batch * heads <= machine->caches().level2 / 4 * 3 / (int64_t)sizeof(float) / dims;
 }
 
 /* The compute task whose rows the block has, as task_rows_of counts. */
@@ -113,9 +110,10 @@ static void expect_window(const row_block *block, cold_lines *cold) {
   cold->v = walk_of(&v, end - begin);
 }
 
-static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *block) {
+/* `any`: whether the call prefetches. */
+static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *block, bool any) {
   const attn_problem *p = block->problem;
-  cold_lines cold = {.any = !fits_level_2(p)};
+  cold_lines cold = {.any = any};
   if (!cold.any) return cold;
   const attn_task task = task_of(schedule, block);
   const int64_t next_unit = task.unit + schedule->wave_units;

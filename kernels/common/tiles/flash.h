@@ -224,12 +224,7 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
 enum {
   FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
   FLASH_SCORE_PAD = 16, /* floats between rows of S: breaks up powers of two, which would share L1 sets */
-  /* If K and V of a head come from beyond level 2 for every task, up to MOST_FLASH_ROWS rows use them: as many as keep q and
-     acc in FAR_STATE_BYTES. Tested on a Granite Rapids: 1 to 4 % less time at 2 MiB and more, nothing at 1 MiB; on a Zen 5
-     nothing between 512 KiB and 2 MiB. */
-  FAR_KEYS_BYTES = 2 << 20,
-  MOST_FLASH_ROWS = 4 * FLASH_ROWS,
-  FAR_STATE_BYTES = 384 << 10
+  MOST_FLASH_ROWS = 4 * FLASH_ROWS
 };
 
 /* Fixed by the dimensions alone, because key borders decide when a row rescales: K and V of a block take at most half of a
@@ -249,19 +244,19 @@ static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t 
   return share * rows + (small - beside + threads - 1) / threads * rest;
 }
 
-/* Rows of a task where K and V of a head are far, all of its tasks read them and every thread has many tasks; else
- * FLASH_ROWS. */
-static int64_t usual_rows(const attn_problem *p, int64_t threads) {
+/* Rows of a task. If K and V of a head come from beyond level 2 for every task, and every thread has many tasks, up to
+ * MOST_FLASH_ROWS rows use them: as many as keep q and acc in three sixteenths of level 2. */
+static int64_t usual_rows(const attn_problem *p, const attn_machine *machine) {
   const int64_t row_bytes = float_bytes(p->dim_qk + p->dim_v), tasks = p->batch * p->heads_q * p->seq_q / MOST_FLASH_ROWS;
-  if (p->window_left >= 0 || p->seq_k < FAR_KEYS_BYTES / row_bytes || (threads > 1 && tasks < 8 * threads))
-    return FLASH_ROWS;
-  return min64(MOST_FLASH_ROWS, max64(1, FAR_STATE_BYTES / row_bytes / FLASH_ROWS) * FLASH_ROWS);
+  const int64_t level2 = machine->caches().level2, threads = machine->threads;
+  if (p->window_left >= 0 || p->seq_k < level2 / row_bytes || (threads > 1 && tasks < 8 * threads)) return FLASH_ROWS;
+  return min64(MOST_FLASH_ROWS, max64(1, level2 / 16 * 3 / row_bytes / FLASH_ROWS) * FLASH_ROWS);
 }
 
 /* The usual number, or fewer if a thread would be idle at the end: for short sequences with few heads. */
-static int64_t flash_rows(const attn_problem *p, int64_t threads) {
-  const int64_t heads = p->batch * p->heads_q;
-  const int64_t most = min64(usual_rows(p, threads), round_up(max64(p->seq_q, 1), TILE_ROWS));
+static int64_t flash_rows(const attn_problem *p, const attn_machine *machine) {
+  const int64_t heads = p->batch * p->heads_q, threads = machine->threads;
+  const int64_t most = min64(usual_rows(p, machine), round_up(max64(p->seq_q, 1), TILE_ROWS));
   if (threads < 2 || heads * p->seq_q > 16 * threads * FLASH_ROWS) return most;
   int64_t best = most;
   for (int64_t rows = most - TILE_ROWS; rows >= FLASH_ROWS / 4; rows -= TILE_ROWS)
@@ -270,7 +265,8 @@ static int64_t flash_rows(const attn_problem *p, int64_t threads) {
 }
 
 static inline bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine->threads);
+  const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine);
+  ((tiled_layout *)(void *)schedule->own)->cold = !fits_level_2(p, machine);
   return plan_tiles(p, rows, key_block, TILE_ROWS, key_block + FLASH_SCORE_PAD, schedule);
 }
 
@@ -384,7 +380,7 @@ static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
 
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
-  cold_lines cold = cold_lines_of(schedule, block);
+  cold_lines cold = cold_lines_of(schedule, block, tiled_layout_in(schedule)->cold);
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
       if (!flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold)) return false;

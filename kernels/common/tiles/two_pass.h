@@ -40,8 +40,7 @@ static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count
 /* ---- Loops ---- */
 
 enum {
-  BLOCKED_ROWS = 96,               /* like flash's: more rows would not save more L2 traffic */
-  BLOCKED_SCORE_BYTES = 384 << 10, /* bytes of S, which leave room for K and V blocks in a 1 MiB L2 */
+  BLOCKED_ROWS = 96, /* like flash's: more rows would not save more L2 traffic */
   BLOCKED_KEYS = WHOLE_PANELS(256),
   TWO_PASS_SCORE_PAD = 16
 };
@@ -54,8 +53,8 @@ static bool two_pass_plan(const attn_problem *p, int64_t rows, int64_t key_block
 }
 
 static inline bool blocked_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
-  const int64_t fitting = BLOCKED_SCORE_BYTES / (two_pass_score_stride(p) * (int64_t)sizeof(float));
+  const int64_t score_bytes = machine->caches().level2 / 8 * 3; /* leave room for blocks of K and V in level 2 */
+  const int64_t fitting = score_bytes / (two_pass_score_stride(p) * (int64_t)sizeof(float));
   return two_pass_plan(p, min64(BLOCKED_ROWS, max64(fitting, TILE_ROWS)), BLOCKED_KEYS, schedule);
 }
 

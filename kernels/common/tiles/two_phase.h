@@ -14,6 +14,7 @@
 typedef struct tiled_layout {
   packed_layout unit;
   scratch_layout scratch;
+  bool cold; /* flash: the call prefetches for the next tasks (cold_lines.h) */
 } tiled_layout;
 _Static_assert(sizeof(tiled_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
