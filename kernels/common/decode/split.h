@@ -52,7 +52,7 @@ static const stream_functions *stream_of(const attn_problem *p, int64_t rows, pr
  * for. */
 static int64_t streams_of(const row_block *block, const products *work, row_stream streams[STREAMS]) {
   const attn_problem *p = block->problem;
-  const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
+  const bool plain = !similarities_adjusted(p);
   int64_t count = 0;
   for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
     row_stream *stream = &streams[count];

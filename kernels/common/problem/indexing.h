@@ -31,6 +31,9 @@ typedef struct attn_key_range {
   int64_t begin, end;
 } attn_key_range;
 
+/* Arguments that change scores key by key. */
+enum { SCORE_SHIFTS = ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI };
+
 static inline bool attn_uses(const attn_problem *problem, uint32_t use) { return (problem->uses & use) != 0; }
 
 static inline int64_t attn_saturating_add(int64_t a, int64_t b) {

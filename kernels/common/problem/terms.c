@@ -103,8 +103,6 @@ static counts counts_of(const attn_problem *p, term_widths w) {
   return c;
 }
 
-enum { SHIFTS = ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI };
-
 static double if_used(const attn_problem *p, uint32_t uses, double count) { return attn_uses(p, uses) ? count : 0; }
 
 static void add_score_terms(const attn_problem *p, double scores, double terms[SCORE_TERM_COUNT]) {
@@ -145,7 +143,7 @@ static void few_terms(const attn_problem *p, counts c, term_widths w, int panel_
 /* Flash packs K and V, and goes through them once for every tile of queries. */
 static void tile_terms(const attn_problem *p, counts c, term_widths w, int panel_keys, double *t) {
   const double tiles = c.group * whole(c.queries, TILE_ROWS), seen = attn_tile_keys(p, TILE_ROWS);
-  const bool in_panels = attn_uses(p, SHIFTS) || p->softcap > 0; /* whole ones */
+  const bool in_panels = attn_uses(p, SCORE_SHIFTS) || p->softcap > 0; /* whole ones */
   const double vectors = in_panels                 ? padded(seen, panel_keys)
                          : seen < (double)p->seq_k ? seen + w.lanes / 2.0
                                                    : padded(seen, w.lanes);
@@ -170,7 +168,7 @@ static void tile_terms(const attn_problem *p, counts c, term_widths w, int panel
   t[FLASH_row_width] = c.rows * c.wide;
   t[FLASH_row_tail] = c.rows * c.tail;
   t[FLASH_row_key_tail] = c.rows * c.keys * c.tail;
-  t[FLASH_shifted_edge] = if_used(p, SHIFTS, tiles * (fmod(seen, panel_keys) > 0));
+  t[FLASH_shifted_edge] = if_used(p, SCORE_SHIFTS, tiles * (fmod(seen, panel_keys) > 0));
   add_score_terms(p, scores, t + FLASH_masked);
   t[FLASH_additive] = p->score == ATTN_SCORE_ADDITIVE ? elements : 0;
   t[FLASH_gaussian] = p->score == ATTN_SCORE_GAUSSIAN ? elements : 0;
@@ -211,7 +209,7 @@ static double split_rows(double rows, bool pairs, double count[AT_ONCE]) {
 /* Keys that go in whole blocks: where nothing is added to scores, those that all rows see. A row by itself needs floats of
  * one of two head dimensions. */
 static double keys_in_blocks(const attn_problem *p, term_widths w, double single_rows) {
-  const bool plain = !attn_uses(p, SHIFTS) && p->softcap == 0;
+  const bool plain = !attn_uses(p, SCORE_SHIFTS) && p->softcap == 0;
   const bool usual = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   if (!plain || (single_rows > 0 && !(usual && w.values == w.lanes))) return 0;
   return BLOCK_KEYS * floor(shared_keys(p) / BLOCK_KEYS);

@@ -167,7 +167,7 @@ static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) {
 /* A panel with a bias, ALiBi or a mask; `full`: every row may see all of it. */
 static void any_shifted_panel(const panel_work *w, bool full) {
   const attn_problem *p = w->block->problem;
-  const uint32_t uses = p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ALIBI);
+  const uint32_t uses = p->uses & SCORE_SHIFTS;
   if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1) {
     biased_panel(w);
   } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1) {

@@ -78,9 +78,7 @@ static inline attn_key_range keys_of_block(const row_block *block) {
 }
 
 /* Scores are more than similarities: softcap, bias, ALiBi or a mask (scores.h). */
-static inline bool similarities_adjusted(const attn_problem *p) {
-  return p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
-}
+static inline bool similarities_adjusted(const attn_problem *p) { return p->softcap > 0 || attn_uses(p, SCORE_SHIFTS); }
 
 /* ---- The keys of a pack task ---- */
 
