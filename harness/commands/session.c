@@ -114,7 +114,7 @@ static int audit_environment(const bench_session *s) {
                   "--strict-env: this machine is unfit to measure; see attnbench env");
 }
 
-/* Whatever changes numbers, so that rows of other builds, CPUs or settings never stand beside these. */
+/* Writes all that changes numbers: a run with another build, CPU or settings must not continue this one. */
 static void describe_run(const bench_session *s, bench_journal_head *head) {
   static const char *const facts[] = {"cpu",       "cpu_family",     "cpu_model",        "cpu_stepping",
                                       "microcode", "tiers",          "affinity",         "libraries",

@@ -19,7 +19,7 @@ static bool can_be_timed(const pair *p) {
   return trial_of(p, 0)->verdict.status == BENCH_PASS && trial_of(p, 1)->verdict.status == BENCH_PASS;
 }
 
-/* Fixed before any time is taken: to look at the times and go on until they differ would make differences. */
+/* The number of rounds is fixed before any time is taken. To go on until times differ would make differences. */
 static int choose_rounds(const pair *p) {
   const double call_s = 1e-9 * fmax(trial_of(p, 0)->call_ns, trial_of(p, 1)->call_ns);
   const double round_s = 3 * (fmax(call_s, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2);

@@ -11,7 +11,8 @@
 
 enum { FOLDER = 1024 };
 
-/* The number behind `key` in the first line of a file that begins with it; INFINITY if there is none, as for "max". */
+/* Finds the first line of a file that begins with `key`, and reads the number behind that. INFINITY without one, as in
+ * "max". */
 static double read_number(const char *folder, const char *name, const char *key) {
   char path[FOLDER + 64], line[256];
   double value = INFINITY;

@@ -170,7 +170,7 @@ static void step(scene *s, int most) {
   }
   const int64_t free_pages = attn_kv_pool_free_pages(s->pool);
   const attn_status status = attn_kv_cache_begin(s->cache, counts);
-  if (status == ATTN_OUT_OF_MEMORY) { /* and only then: pages that leave the window may add to the free ones */
+  if (status == ATTN_OUT_OF_MEMORY) { /* pages that leave the window may be taken at once */
     test_contains(attn_last_error(), "out of pages: the step needs");
     assert_true(free_pages < at_most);
     return;

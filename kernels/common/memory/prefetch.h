@@ -73,7 +73,7 @@ static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys,
                          .nearer = nearer};
   next.k = (uintptr_t)k.at + prefetch_distance(k_block, nearer);
   next.v = (uintptr_t)v.at + prefetch_distance(v_block, nearer);
-  const uintptr_t of_scores = nearer ? (uintptr_t)k_block / 2 : 0; /* bytes that are prefetched beside them */
+  const uintptr_t of_scores = nearer ? (uintptr_t)k_block / 2 : 0; /* bytes that are prefetched while scores are computed */
   next.v_again.one = nearer ? (uintptr_t)k.at + SECOND_DISTANCE : (uintptr_t)v.at;
   next.v_again.other = (uintptr_t)v.at + SECOND_DISTANCE;
   next.k_again.one = (uintptr_t)k.at + (nearer ? SECOND_DISTANCE + of_scores : (uintptr_t)k_block);

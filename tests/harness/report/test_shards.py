@@ -142,7 +142,7 @@ class Shards(FolderTest):
         nodes = self.folder / "nodes"
         elsewhere = self.folder / "home"
         elsewhere.mkdir()
-        for begun, home in (4, elsewhere), (8, self.folder):  # parallel names a folder below $HOME from there
+        for begun, home in (4, elsewhere), (8, self.folder):  # parallel writes folders below $HOME as paths from $HOME
             done = run(words, cwd=self.folder, PARALLEL_SSH=ssh, NODES=nodes, HOME=home)
             self.assert_ends(done, 0)
             self.assertEqual(sorted(nodes.read_text().split()), sorted(["node1", "node2"] * (begun // 2)))

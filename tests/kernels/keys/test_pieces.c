@@ -111,7 +111,7 @@ static void keys_between_are_not_read(const char *kernel) {
 }
 KERNEL_TEST(keys_between_are_not_read)
 
-/* The LSE is of the keys alone, also where a sink leaves them weights that doubles can only just hold. */
+/* A sink does not change the LSE, even if it is so far above the scores that weights of keys are denormal doubles. */
 static void sinks_far_above_change_no_lse(const char *kernel) {
   static const float sinks[] = {0, 300, 740, 745, 900};
   const attn_problem p = beside_first_keys(kernel, 1, 3, ATTN_USE_LSE | ATTN_USE_SINKS);
