@@ -74,31 +74,29 @@ static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool 
   return load_values(from + column * rows->column_stride, rows->column_stride, rows->columns - column);
 }
 
-/* VEC_LANES keys from `key` on, at the beginning of `run`, transposed into a panel's columns. */
-static void pack_k_pairs(const unit_keys *unit, attn_key_run run, int64_t key, float *panel) {
-  const row_source k = k_rows(unit, run);
-  for (int64_t d = 0; d < k.columns; d += ROW_VALUES) {
+static bool is_used(const unit_keys *unit, int64_t key) { return unit->used.begin <= key && key < unit->used.end; }
+
+/* VEC_LANES keys from `key` on, transposed into a panel's columns. `first`: the key of row 0. */
+static void pack_k_pairs(const unit_keys *unit, const row_source *k, int64_t first, int64_t key, float *panel) {
+  for (int64_t d = 0; d < k->columns; d += ROW_VALUES) {
     vec r[VEC_LANES];
     UNROLL
-    for (int i = 0; i < VEC_LANES; i++)
-      r[i] = _mm512_castsi512_ps(load_row(&k, i, d, unit->used.begin <= key + i && key + i < unit->used.end));
+    for (int i = 0; i < VEC_LANES; i++) r[i] = _mm512_castsi512_ps(load_row(k, key - first + i, d, is_used(unit, key + i)));
     vec_transpose(r);
-    for (int i = 0; i < VEC_LANES && d + 2 * i < k.columns; i++) vec_store(panel + (d / 2 + i) * PANEL_KEYS, r[i]);
+    for (int i = 0; i < VEC_LANES && d + 2 * i < k->columns; i++) vec_store(panel + (d / 2 + i) * PANEL_KEYS, r[i]);
   }
 }
 
-/* Keys i and i + 1 of the run that begins with `first`, in pairs, the even one first. */
-static void pack_v_pairs(const unit_keys *unit, attn_key_run run, int64_t first, int64_t i, float *to) {
-  const row_source v = v_rows(unit, run);
-  const int64_t key = first + i;
-  for (int64_t c = 0; c < v.columns; c += ROW_VALUES) {
-    const __m512i even = load_row(&v, i, c, unit->used.begin <= key && key < unit->used.end);
-    const __m512i odd = load_row(&v, i + 1, c, unit->used.begin <= key + 1 && key + 1 < unit->used.end);
+/* Two keys in pairs, the even one first. */
+static void pack_v_pairs(const unit_keys *unit, const row_source *v, int64_t first, int64_t key, float *to) {
+  for (int64_t c = 0; c < v->columns; c += ROW_VALUES) {
+    const __m512i even = load_row(v, key - first, c, is_used(unit, key));
+    const __m512i odd = load_row(v, key - first + 1, c, is_used(unit, key + 1));
     vec pairs[2];
     zip_pairs(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd), pairs);
     unzip_columns(pairs[0], pairs[1], pairs);
     vec_store(to + c, pairs[0]);
-    if (c + VEC_LANES < v.columns) vec_store(to + c + VEC_LANES, pairs[1]);
+    if (c + VEC_LANES < v->columns) vec_store(to + c + VEC_LANES, pairs[1]);
   }
 }
 
@@ -107,12 +105,16 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
   const packed_keys to = packed_pairs_at(schedule, unit_memory);
   const unit_keys unit = keys_of_unit(p, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
-  for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
-    const int64_t column = key % PANEL_KEYS;
-    const attn_key_run run = run_of_unit(&unit, key);
-    pack_k_pairs(&unit, run, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
-    for (int64_t i = 0; i < VEC_LANES; i += 2)
-      pack_v_pairs(&unit, run, key, i, (float *)(uintptr_t)to.v + (key + i) / 2 * to.v_stride);
+  for (int64_t first = round_down(keys.begin, VEC_LANES), end; first < keys.end; first = end) {
+    const attn_key_run run = run_of_unit(&unit, first);
+    const row_source k = k_rows(&unit, run), v = v_rows(&unit, run);
+    end = min64(first + run.keys, keys.end);
+    for (int64_t key = first; key < end; key += VEC_LANES) {
+      const int64_t column = key % PANEL_KEYS;
+      pack_k_pairs(&unit, &k, first, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
+      for (int64_t i = key; i < key + VEC_LANES; i += 2)
+        pack_v_pairs(&unit, &v, first, i, (float *)(uintptr_t)to.v + i / 2 * to.v_stride);
+    }
   }
 }
 
