@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/float_mode.h"
+#include "base/handlers.h"
 #include "commands/options.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
@@ -90,6 +91,7 @@ static int read_options(gbench_suite *suite, bench_options *o) {
 
 gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
   bench_options o = {.command = "-gbench", .seed = 1, .default_preset = "quick"};
+  bench_handlers_note();
   bench_threads_limit();
   if (!parse(&o, argc, argv, exit_code)) return NULL;
   *exit_code = BENCH_EXIT_UNFIT;

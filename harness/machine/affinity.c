@@ -15,6 +15,7 @@
 
 #include "attn/extend.h"
 #include "base/cli.h"
+#include "base/float_mode.h"
 #include "machine/topology.h"
 
 static bool chosen_by_user; /* with --cpus; thread 0 then goes to the first CPU */
@@ -123,6 +124,15 @@ bool bench_threads_hold(int threads) {
 
 int bench_threads_held(void) { return held.active ? held.threads : 0; }
 
+/* One CPU, or with FREE all. */
+static cpu_set_t cpus_of(int cpu) {
+  cpu_set_t set = held.before;
+  if (cpu == FREE) return set;
+  CPU_ZERO(&set);
+  bench_add_cpu(&set, cpu);
+  return set;
+}
+
 void bench_thread_settle(void) {
   int thread = 0, team = 1;
   if (!held.active) return;
@@ -132,11 +142,7 @@ void bench_thread_settle(void) {
   if (thread == 0 && team > held.largest_team) held.largest_team = team;
   const int wanted = team <= held.count ? held.cpu[thread] : FREE;
   if (settled.epoch == held.epoch && settled.cpu == wanted) return;
-  cpu_set_t set = held.before;
-  if (wanted != FREE) {
-    CPU_ZERO(&set);
-    bench_add_cpu(&set, wanted);
-  }
+  const cpu_set_t set = cpus_of(wanted);
   (void)sched_setaffinity(0, sizeof set, &set);
   settled.epoch = held.epoch;
   settled.cpu = wanted;
@@ -147,6 +153,26 @@ void bench_team_settle(int threads) {
   if (!held.active || threads < 2) return;
 #pragma omp parallel num_threads(attn_parallel_available(threads))
   bench_thread_settle();
+}
+
+#ifdef _WIN32 /* it tells the CPUs of the process alone */
+static bool thread_stays(void) { return true; }
+#else
+static bool thread_stays(void) {
+  cpu_set_t now, wanted = cpus_of(settled.cpu);
+  if (!held.active || settled.epoch != held.epoch) return true;
+  if (sched_getaffinity(0, sizeof now, &now) || CPU_EQUAL(&now, &wanted)) return true;
+  (void)sched_setaffinity(0, sizeof wanted, &wanted);
+  return false;
+}
+#endif
+
+bool bench_team_stays(int threads, uint64_t float_mode) {
+  int stay = true;
+  (void)threads; /* not used without OpenMP */
+#pragma omp parallel num_threads(attn_parallel_available(threads)) reduction(&& : stay)
+  stay = bench_keeps_float_mode(float_mode) & thread_stays();
+  return stay;
 }
 
 /* Frees every thread that may be waiting for the next region, the caller first: new threads inherit its affinity. */

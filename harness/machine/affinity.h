@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "machine/topology.h"
 
@@ -42,6 +43,10 @@ void bench_thread_settle(void);
 
 /* The same for every thread of a team that OpenMP will use next. */
 void bench_team_settle(int threads);
+
+/* Whether each of a team's threads is where it was put, in the same floating-point mode as the caller. If not, it is put
+ * there again, and gets that mode. */
+bool bench_team_stays(int threads, uint64_t float_mode);
 
 /* Describes what timed threads are kept on; false if they are too many to be held. threads: 0 for any number. */
 bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text, size_t bytes);

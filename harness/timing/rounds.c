@@ -131,7 +131,7 @@ static bool even_out(rounds *r) {
     *calls = (int64_t)fmax((double)*calls, fmin((double)most, enough));
     r->failed = r->trials[i];
     if (!bench_sample_keeps_float_mode(&r->sampler, r->failed)) return false;
-    if (!bench_sample_sets_no_handler(&r->sampler, r->failed)) return false;
+    if (!bench_sample_leaves_process(&r->sampler, r->failed)) return false;
     r->failed = NULL;
   }
   return true;

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/float_mode.h"
 #include "base/handlers.h"
+#include "base/process.h"
 #include "cases/case.h"
 #include "check/structure.h"
 #include "kernels/common/memory/aligned.h"
@@ -154,11 +155,15 @@ static void check_trial(bench_setup *s, bench_trial *t) {
   bench_team_settle(t->threads);
   const bench_tasks tasks = bench_tasks_now();
   const uint64_t float_mode = bench_float_mode();
+  bench_process process = bench_process_now();
   check_output(s, t);
   t->leaves_threads = bench_tasks_grew(&tasks, t->kernel);
   if (!bench_keeps_float_mode(float_mode)) bench_conclude(t, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
   const int handled = bench_handlers_other();
+  const char *changed = bench_process_keep(&process);
   if (handled && s->settings->timed) bench_conclude(t, BENCH_ERROR, BENCH_OTHER_HANDLER, handled);
+  if (changed && s->settings->timed) bench_conclude(t, BENCH_ERROR, BENCH_OTHER_PROCESS, changed);
+  if (!bench_team_stays(t->threads, float_mode) && s->settings->timed) bench_conclude(t, BENCH_ERROR, BENCH_OTHER_TEAM);
 }
 
 /* A kernel that failed may have damaged what all trials share. */

@@ -148,6 +148,7 @@ const bench_meter bench_machine_meter = {
     .own_cpu_ns = bench_own_cpu_ns,
     .team = bench_team_count,
     .dismiss = bench_team_dismiss,
+    .stays = bench_team_stays,
     .call = bench_trial_call,
     .renew = bench_trial_renew,
     .poison = bench_trial_poison,
@@ -168,6 +169,7 @@ static void gather_team(bench_sampler *s, const bench_trial *t) {
   if (t->threads < s->team) s->meter->dismiss();
   s->team = t->threads;
   bench_team_settle(t->threads);
+  s->process = bench_process_now();
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
@@ -189,9 +191,12 @@ bool bench_sample_keeps_float_mode(bench_sampler *s, const bench_trial *t) {
   return bench_keeps_float_mode(s->float_mode) || bench_sampler_fail(s, "%s: " BENCH_OTHER_FLOAT_MODE, t->kernel->name);
 }
 
-bool bench_sample_sets_no_handler(bench_sampler *s, const bench_trial *t) {
+bool bench_sample_leaves_process(bench_sampler *s, const bench_trial *t) {
   const int number = bench_handlers_other();
-  return !number || bench_sampler_fail(s, "%s: " BENCH_OTHER_HANDLER, t->kernel->name, number);
+  if (number) return bench_sampler_fail(s, "%s: " BENCH_OTHER_HANDLER, t->kernel->name, number);
+  const char *changed = bench_process_keep(&s->process);
+  if (changed) return bench_sampler_fail(s, "%s: " BENCH_OTHER_PROCESS, t->kernel->name, changed);
+  return s->meter->stays(t->threads, s->float_mode) || bench_sampler_fail(s, "%s: " BENCH_OTHER_TEAM, t->kernel->name);
 }
 
 /* 0 .. below - 1. */
@@ -291,7 +296,7 @@ static bool take_calls(bench_sampler *s, bench_trial *t, sample *x) {
   for (int64_t groups = (x->calls + t->group - 1) / t->group; groups > 0; groups--) {
     choose_group(s, t, x);
     if (!time_group(s, t, x) || !look(s, t, x)) return false;
-    if (is_chosen(s, &x->looks, groups) && !(bench_sample_sets_no_handler(s, t) && look_closely(s, t, x))) return false;
+    if (is_chosen(s, &x->looks, groups) && !look_closely(s, t, x)) return false;
     for (int i = 0; i < x->count; i++) s->meter->freshen(t, x->turn[i], &s->random);
     if (is_chosen(s, &x->known, groups) && !call_known(s, t)) return false;
   }
@@ -351,7 +356,7 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
   t->samples.waited += to.waits - from.waits - x.look_cpu.waits >= x.calls;
   t->samples.late[r] = x.late_ns / fmax(x.own_ns, 1);
   t->samples.time_ns[r] = x.timed_ns / (double)x.calls;
-  return bench_sample_sets_no_handler(s, t) && clocks_agree(s, t, first, last);
+  return bench_sample_leaves_process(s, t) && clocks_agree(s, t, first, last);
 }
 
 /* Where caches are warm and calls short, a call on each of the tensors, which is not timed, brings them back into the
@@ -436,7 +441,7 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
     sample x = {.calls = calls};
     const bool fine = take_calls(s, t, &x);
     t->leaves_threads |= bench_tasks_grew(&tasks, t->kernel);
-    if (!fine || !bench_sample_sets_no_handler(s, t)) return false;
+    if (!fine || !bench_sample_leaves_process(s, t)) return false;
     t->samples.iterations = calls;
     t->call_ns = x.timed_ns / (double)calls;
     t->group = group_of(t);

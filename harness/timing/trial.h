@@ -5,6 +5,7 @@
 
 #include "base/build.h"
 #include "base/clock.h"
+#include "base/process.h"
 #include "check/check.h"
 #include "layers/layer.h"
 #include "timing/rates.h"
@@ -129,7 +130,8 @@ typedef struct bench_meter {
   double (*own_cpu_ns)(void);    /* CPU time of the calling thread: bench_cpu_time.own_ns */
   double (*resolution_ns)(void); /* 0 if the clock stands still */
   bench_team (*team)(int threads);
-  void (*dismiss)(void); /* see bench_team_dismiss() */
+  void (*dismiss)(void);                           /* see bench_team_dismiss() */
+  bool (*stays)(int threads, uint64_t float_mode); /* see bench_team_stays() */
   attn_status (*call)(const bench_trial *trial, int64_t turn);
   void (*renew)(const bench_trial *trial, int64_t turn, int threads);
   void (*poison)(const bench_trial *trial, int64_t turn);
@@ -150,12 +152,13 @@ extern const bench_meter bench_machine_meter; /* this machine's clock, calls and
 
 typedef struct bench_sampler {
   const bench_meter *meter;
-  int team;            /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
-  double sample_ns;    /* a sample lasts at least this long */
-  double clock_ns;     /* a reading of the clock adds so much to a time */
-  double own_clock_ns; /* a reading of the thread's CPU time adds so much to that */
-  uint64_t random;     /* random bits for everything that a kernel must not foresee */
-  uint64_t float_mode; /* the thread's; no call may change it */
+  int team;              /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
+  double sample_ns;      /* a sample lasts at least this long */
+  double clock_ns;       /* a reading of the clock adds so much to a time */
+  double own_clock_ns;   /* a reading of the thread's CPU time adds so much to that */
+  uint64_t random;       /* random bits for everything that a kernel must not foresee */
+  uint64_t float_mode;   /* the thread's; no call may change it */
+  bench_process process; /* as it was before the last sample began */
   char error[400];
 } bench_sampler;
 
@@ -185,8 +188,9 @@ bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
  * stays what a call made it. False with the sampler's error, and the mode restored. */
 bool bench_sample_keeps_float_mode(bench_sampler *sampler, const bench_trial *trial);
 
-/* Whether calls set no handler of a signal. False with the sampler's error, and the signal ignored. */
-bool bench_sample_sets_no_handler(bench_sampler *sampler, const bench_trial *trial);
+/* Whether calls set no handler of a signal, and left the process and the trial's threads as they were before its sample.
+ * False with the sampler's error; the signal is ignored from now on, all else put back. */
+bool bench_sample_leaves_process(bench_sampler *sampler, const bench_trial *trial);
 
 /* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
  * with the sampler's error if a call failed, an output is wrong, or clocks disagree. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_mode.h"
 #include "data/generate.h"
 #include "tests/support/failing_malloc.h"
 
@@ -28,6 +29,9 @@ static bench_team team(int threads) {
   sim.threads = sim.most_threads && sim.most_threads < threads ? sim.most_threads : threads;
   return (bench_team){sim.threads, sim.cpus ? sim.cpus : threads};
 }
+
+/* Threads never move here. */
+static bool stays(int threads, uint64_t float_mode) { return threads > 0 && bench_float_mode() == float_mode; }
 
 static void dismiss(void) {
   note((event){.kind = DISMISS});
@@ -78,10 +82,12 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
   if (!sim.remembered[at]) sim.remembered[at] = sim.version[at] + 1;
   note((event){.kind = CALL, .trial = trial, .turn = turn % trial->tensor_count});
   if (s->interrupt_in && round == s->interrupt_in) sim.stop = 1;
-  if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
+  const int effect = sim.effect ? sim.effect(trial) : 0;
+  if (effect & FAILED || (s->fail_from && round >= s->fail_from)) return ATTN_INVALID_ARGUMENT;
   if (s->idle_from && round >= s->idle_from) return ATTN_OK;
   sim.marked[at] = false;
   sim.output[at] = right_output(s->remembers ? sim.remembered[at] - 1 : sim.version[at]);
+  sim.output[at] += effect & SPOILT;
   if (s->wrong_from && round >= s->wrong_from) sim.output[at]++;
   if (s->hidden_from && round >= s->hidden_from) sim.output[at] += HIDDEN;
   return ATTN_OK;
@@ -137,7 +143,8 @@ static const char *look_closely(const bench_trial *trial, int64_t turn, uint64_t
 }
 
 static bench_clocks clocks(void) {
-  return (bench_clocks){sim.now_ns, sim.now_ns, sim.now_ns * (sim.libc_factor > 0 ? sim.libc_factor : 1)};
+  return (bench_clocks){sim.now_ns, sim.now_ns * (sim.system_factor > 0 ? sim.system_factor : 1),
+                        sim.now_ns * (sim.libc_factor > 0 ? sim.libc_factor : 1)};
 }
 
 static double own_cpu_ns(void) { return sim.cpu.own_ns; }
@@ -187,6 +194,7 @@ const bench_meter simulated = {.now_ns = now_ns,
                                .cpu_now = cpu_now,
                                .team = team,
                                .dismiss = dismiss,
+                               .stays = stays,
                                .call = call,
                                .renew = renew,
                                .poison = poison,

@@ -62,17 +62,18 @@ typedef struct simulated_world {
   uint64_t output[MOST_TENSORS];   /* outputs of the trial that was poisoned last */
   volatile int stop;
   const bench_trial *control;
-  const script *all;    /* the script of every trial; NULL: each trial has its own */
-  double libc_factor;   /* factor by which the C library's clock is too quick; 0 = 1 */
-  double slow_until_ns; /* until then peak loops are disturbed */
+  const script *all;                 /* the script of every trial; NULL: each trial has its own */
+  double libc_factor, system_factor; /* factors by which the C library's clock, and system calls, are too quick; 0 = 1 */
+  double slow_until_ns;              /* until then peak loops are disturbed */
   int slices;
   int read_rounds;     /* reads so far, of a loop that reads once a round */
   double read_gbs;     /* rate of all threads; 0: faster than any kernel */
   bool read_disturbed; /* in the seven rounds a quarter of it */
   bool read_slower;    /* in round n a share of 1 / (n + 1) */
   size_t bandwidth_bytes;
-  int disturb; /* so many of the next calls take a hundred times as long */
-  double luck; /* standard deviation of the log-times of placements; 0: all are alike */
+  int disturb;                             /* so many of the next calls take a hundred times as long */
+  int (*effect)(const bench_trial *trial); /* called in every call: SPOILT or FAILED; NULL: all are right */
+  double luck;                             /* standard deviation of the log-times of placements; 0: all are alike */
   const void *place[3 * MOST_ROUNDS],
       *owner[3 * MOST_ROUNDS]; /* workspaces in the order of their first calls; whose each is */
   int places, shared;          /* so many calls were in the workspace of another trial */
@@ -82,6 +83,7 @@ typedef struct simulated_world {
   int core_looks, looks_a_round; /* looks at the core's share; looks_a_round 0: it is not known */
   uint64_t disturbed;            /* rounds in which one of these looks finds another program, as bits */
 } simulated_world;
+enum { SPOILT = 1, FAILED = 2 };
 extern simulated_world sim;
 extern const bench_meter simulated;
 

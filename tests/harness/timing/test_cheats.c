@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -300,6 +302,25 @@ static void end_of_pause(int number) { (void)number; }
 static void set_handler(const work_call *c) {
   work_fully(c);
   if (is_checked()) (void)sigaction(SIGALRM, &(struct sigaction){.sa_handler = end_of_pause}, NULL);
+}
+
+/* All that runs afterwards has a lower priority, one CPU for two threads, less memory or another rounding; the cheat's own
+ * calls could undo it for their time. */
+static int settings_call;
+static struct rlimit memory_limit;
+
+static void change_settings(const work_call *c) {
+  const int kind = settings_call % 5;
+  cpu_set_t first;
+  work_fully(c);
+  if (calls < settings_call) return;
+  if (kind == 0) (void)setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + 1);
+  if (kind == 1) (void)prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+  if (kind == 2) (void)setrlimit(RLIMIT_AS, &(struct rlimit){memory_limit.rlim_max / 2, memory_limit.rlim_max});
+  if (kind == 3) (void)prctl(PR_SET_TIMERSLACK, 1000000, 0, 0, 0);
+  CPU_ZERO(&first);
+  CPU_SET(sched_getcpu() == 0, &first);
+  if (kind == 4) (void)sched_setaffinity(0, sizeof first, &first);
 }
 
 static int rounding_call;
@@ -691,6 +712,18 @@ TEST(leaves_other_rounding_once) {
     test_contains(rows[0].verdict.reason, "leaves the thread with other rounding");
     expect_other_timed(rows);
     clear(rows);
+  }
+}
+
+/* In the check, or when it is timed. */
+TEST(changes_the_process) {
+  bench_row rows[2];
+  assert_int_equal(getrlimit(RLIMIT_AS, &memory_limit), 0);
+  for (int n = 1; n <= 20; n++) {
+    settings_call = n;
+    run_until_told(change_settings, BENCH_ERROR, n % 5 == 4 ? "moves threads" : "changes the ", NULL, "", rows);
+    expect_other_timed(rows);
+    expect_verdict(rows, BENCH_ERROR, n % 5 == 4 ? "moves threads" : "changes the ", "threads were busy");
   }
 }
 

@@ -499,6 +499,7 @@ TEST(loops_run_where_the_case_does) {
     assert_int_equal(sched_getaffinity(0, sizeof all_cpus, &all_cpus), 0);
     assert_int_equal(bench_team_count(1).cpus, CPU_COUNT(&all_cpus));
     if (!bench_threads_hold(2) || bench_threads_held() < 2) break; /* nothing is bound on this machine */
+    assert_int_equal(bench_team_count(1).cpus, 1);
     CPU_ZERO(&all_cpus);
     most_cpus = 0;
     bench_team_dismiss();

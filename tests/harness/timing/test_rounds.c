@@ -2,9 +2,14 @@
 /* Rounds with a simulated clock: calls of a sample, wrong outputs, when rounds end, and in which order all happens. */
 #include "tests/harness/timing/simulated.h"
 
+#include <fenv.h>
 #include <math.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
+#include "base/handlers.h"
 #include "data/generate.h"
 
 /* ---- Calls and samples ----------------------------------------------------------------------------------------------- */
@@ -114,17 +119,69 @@ TEST(no_time_without_pass) {
   }
 }
 
-/* No trial is to blame for a clock. */
+/* By 0.2 % and 50 us, in samples of one to three calls. */
 TEST(clocks_that_disagree_are_an_error) {
-  const script s = steady("steady", 300);
-  SET_UP(7, &s);
-  sim.libc_factor = 0.7;
-  t.options.min_sample_s = 2e-3;
-  assert_false(run_rounds());
-  test_contains(t.error, "steady: clocks disagree about its sample");
-  clear_run();
-  sim.libc_factor = 1.001;
-  run_well();
+  static const struct { double call_ns, within, beyond; } cases[] = {{1e6, 0.015, 0.055}, {1e9, 0.002, 0.0022}};
+  for (int n = 0; n < 8; n++) {
+    const bool later = n & 1, of_system = n & 2;
+    const script s = steady("steady", cases[n / 4].call_ns);
+    for (int differ = 0; differ < 2; differ++) {
+      const double by = differ ? cases[n / 4].beyond : cases[n / 4].within, factor = later ? 1 + by : 1 - by;
+      SET_UP(7, &s);
+      sim.system_factor = of_system ? factor : 1;
+      sim.libc_factor = of_system ? 1 : factor;
+      assert_int_equal(run_rounds(), !differ);
+      if (differ) test_contains(t.error, "steady: clocks disagree about its sample");
+    }
+  }
+}
+
+/* ---- Each call ------------------------------------------------------------------------------------------------------- */
+
+enum { FAILS, ROUNDS_DOWN, SETS_HANDLER, SLACKENS_TIMERS, DEEDS };
+static int deed;
+static int64_t deed_call; /* the call that does it */
+static const bench_trial *doer;
+
+static int do_deed(const bench_trial *trial) {
+  if (sim.calls != deed_call) return 0;
+  doer = trial;
+  if (deed == ROUNDS_DOWN) (void)fesetround(FE_DOWNWARD);
+  if (deed == SETS_HANDLER) (void)signal(SIGUSR2, (void (*)(int))abort);
+  if (deed == SLACKENS_TIMERS) (void)prctl(PR_SET_TIMERSLACK, 123456, 0, 0, 0);
+  return deed == FAILS ? FAILED : 0;
+}
+
+/* Two alike trials, the first of which gets more calls, and one with cold caches. */
+static void set_up_deeds(void) {
+  static script a, b;
+  a = steady("a", 900), b = steady("b", 700);
+  simulated_begin(NULL);
+  SET_UP(2, &a, deed == FAILS ? &b : &a, &b); /* a failure is no matter where calls are only evened out */
+  t.options.min_sample_s = 2e-6;
+  t.trial[2].cold = true, t.trial[2].turn = &t.turn;
+  for (int i = 0; i < 3; i++) t.trial[i].tensor_count = 3;
+  sim.disturb = 1;
+  sim.effect = do_deed;
+}
+
+/* Whichever call fails, or leaves something behind in the thread or the process, is an error of its trial, and all is as it
+ * was: calls to calibrate, to compare trials that are alike, to warm up, timed ones, and those on known inputs. */
+TEST(each_call_is_watched) {
+  static const char *const sentences[] = {"", "other rounding", "sets a handler of signal", "changes the timers"};
+  const int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+  bench_handlers_note();
+  for (deed = 0; deed < DEEDS; deed++) {
+    for (deed_call = 1, set_up_deeds(); !run_rounds(); deed_call++, set_up_deeds()) { /* up to the first that is none */
+      assert_ptr_equal(t.failed, doer);
+      test_contains(t.error, doer->kernel->name);
+      test_contains(t.error, sentences[deed]);
+      assert_true(fegetround() == FE_TONEAREST && prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0) == slack);
+    }
+    assert_true(deed_call > 40 && sim.calls == deed_call - 1);
+  }
+  deed_call = 0;
+  (void)signal(SIGUSR2, SIG_DFL);
 }
 
 TEST(fewer_threads_than_asked_for_are_an_error) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "machine/environment.h"
 
 /* ---- What rows say --------------------------------------------------------------------------------------------------- */
 
@@ -270,11 +271,36 @@ TEST(what_beats_the_read_loop_is_an_error) {
     bench_setup_time(&setup);
     bench_setup_rows(&setup, rows);
     assert_int_equal(rows[0].verdict.status, cases[i].error ? BENCH_ERROR : BENCH_PASS);
+    char sentence[120];
+    const char *level = bench_level_of(0.5e6, 2);
+    snprintf(sentence, sizeof sentence, "10.5 GB/s are 105 %% of the loop that only reads these bytes%s%s: no kernel can",
+             *level ? ", in " : "", level);
     if (cases[i].error)
-      test_contains(rows[0].verdict.reason, "10.5 GB/s are 105 % of the loop that only reads these bytes");
+      test_contains(rows[0].verdict.reason, sentence);
     else
       assert_true(fabs(rows[0].bw_pct - cases[i].pct) < 0.01 && fabs(rows[0].peak_gbs - 10) < 1e-9);
     assert_int_equal(strstr(rows[0].warnings, "disturbed") != NULL, !cases[i].error && cases[i].disturbed);
+  }
+}
+
+/* Copies that are used in turn are all read before one is read again; a layer has one. */
+TEST(the_level_holds_all_cold_copies) {
+  static const char *const caches[] = {"warm", "cold-kv", "cold"};
+  static bench_layer layer;
+  const script s = steady("reads_c", 1e5);
+  for (int n = 0; n < 6; n++) {
+    char id[100];
+    snprintf(id, sizeof id, "%s/cache:%s", two_threads, caches[n % 3]);
+    open_setup(id, &seven_rounds, (const script *[]){&s}, 1);
+    setup.rotations = MOST_TENSORS;
+    setup.layer = n < 3 ? NULL : &layer;
+    for (int level = 1; level <= 3 && bench_cache_bytes(level) > 0; level++) { /* which holds one, but not all */
+      setup.bytes = 2 * (double)bench_cache_bytes(level) / (level == 3 ? 4 : 2);
+      bench_setup_time(&setup);
+      assert_string_equal(setup.level, bench_level_of(setup.bytes * (n % 3 && n < 3 ? MOST_TENSORS : 1) / 2, 2));
+      if (n >= 3) assert_int_equal(sim.bandwidth_bytes, setup.bytes / 2);
+      bench_trial_clear(&setup.trials[0]), bench_trial_clear(&setup.control);
+    }
   }
 }
 
