@@ -274,9 +274,9 @@ static double cpu_ns_of(int number) {
   return thread_ns > 0 ? thread_ns : system_ns(clock_of_process(number));
 }
 
-const void *bench_tasks_busy_owner(void) {
+const void *bench_tasks_busy_owner(double share) {
   static const struct timespec pause = {.tv_nsec = 30000000}; /* threads of libraries may spin so long for more work */
-  const double most_ns = 0.05 * (double)pause.tv_nsec;
+  const double most_ns = share * (double)pause.tv_nsec;
   double before_ns[BENCH_MOST_TASKS];
   (void)nanosleep(&pause, NULL);
   const bench_tasks now = bench_tasks_now();
@@ -299,7 +299,7 @@ static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
 static int64_t waits_of_thread(void) { return 0; }
 bench_tasks bench_tasks_now(void) { return (bench_tasks){.count = 0}; }
 bool bench_tasks_grew(const bench_tasks *before, const void *owner) { return (void)before, (void)owner, false; }
-const void *bench_tasks_busy_owner(void) { return NULL; }
+const void *bench_tasks_busy_owner(double share) { return (void)share, NULL; }
 double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 #endif

@@ -171,7 +171,10 @@ bool bench_team_stays(int threads, uint64_t float_mode) {
   int stay = true;
   (void)threads; /* not used without OpenMP */
 #pragma omp parallel num_threads(attn_parallel_available(threads)) reduction(&& : stay)
-  stay = bench_keeps_float_mode(float_mode) & thread_stays();
+  {
+    const bool keeps = bench_keeps_float_mode(float_mode); /* both, so that both are put back */
+    stay = thread_stays() && keeps;
+  }
   return stay;
 }
 

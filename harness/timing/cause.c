@@ -10,6 +10,7 @@
 enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* rows of V, then they begin again */ };
 static const double MOST_BUSY = 1.1; /* times the trial's threads; kernels that hide none are within 1.001 */
 static const double MOST_LATE = 0.5; /* times the CPU time of its calls */
+static const double BUSY_SHARE = 0.05;
 
 /* Others may answer each call of a thread that waits: another process, or a device. */
 static bool lets_others_work(const bench_trial *t) { return t->threads == 1 && 2 * t->samples.waited > t->samples.rounds; }
@@ -143,27 +144,22 @@ static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   return found;
 }
 
-/* Its thread or process may be one that an earlier case left behind. */
-static bench_trial *find_busy_owner(bench_setup *s) {
+/* The trial whose thread or process, maybe of an earlier case, takes more than this share of a CPU while nothing runs. NULL:
+ * none. */
+static bench_trial *find_busy_owner(bench_setup *s, double share) {
   bench_team_dismiss();
-  const void *owner = bench_tasks_busy_owner();
+  const void *owner = bench_tasks_busy_owner(share);
   for (int i = 0; owner && i < s->count; i++)
     if (s->trials[i].kernel == owner) return &s->trials[i];
   return NULL;
 }
 
-/* A thread outlives even the plan that it came with. */
-static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
-  for (int i = 0; i < s->count && !failed->leaves_threads; i++)
-    if (s->trials[i].leaves_threads) return &s->trials[i];
-  return failed;
-}
-
+/* A thread that outlives its plan has to run at times to do harm; those of libraries sleep. */
 bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   s->trials[s->controlled - s->trials].leaves_threads |= s->control.leaves_threads; /* the same kernel */
   bench_trial *cause = find_writer(s, failed);
-  if (!cause) cause = find_busy_owner(s);
+  if (!cause) cause = find_busy_owner(s, BUSY_SHARE);
   if (!cause && may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
-  if (!cause && may_be_disturbed(s, failed)) cause = find_owner_of_threads(s, failed);
+  if (!cause && may_be_disturbed(s, failed)) cause = find_busy_owner(s, 0);
   return cause ? cause : failed;
 }

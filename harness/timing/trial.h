@@ -158,7 +158,7 @@ typedef struct bench_sampler {
   double own_clock_ns;   /* a reading of the thread's CPU time adds so much to that */
   uint64_t random;       /* random bits for everything that a kernel must not foresee */
   uint64_t float_mode;   /* the thread's; no call may change it */
-  bench_process process; /* as it was before the last sample began */
+  bench_process process; /* before the last sample */
   char error[400];
 } bench_sampler;
 

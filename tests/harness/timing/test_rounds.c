@@ -119,7 +119,7 @@ TEST(no_time_without_pass) {
   }
 }
 
-/* By 0.2 % and 50 us, in samples of one to three calls. */
+/* The limit is 0.2 % and 50 us; samples have one to three calls. */
 TEST(clocks_that_disagree_are_an_error) {
   static const struct { double call_ns, within, beyond; } cases[] = {{1e6, 0.015, 0.055}, {1e9, 0.002, 0.0022}};
   for (int n = 0; n < 8; n++) {
