@@ -287,7 +287,6 @@ static void conclude_comparison(bench_comparison *c, double margin, const char *
 }
 
 static void refuse(bench_comparison *c, bench_design design) {
-  c->ratio = exp(c->log_ratio);
   c->error = c->ci_lo = c->ci_hi = NAN;
   c->p = 1;
   c->verdict = BENCH_INCONCLUSIVE;

@@ -4,8 +4,10 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "compare/compare.h"
+#include "timing/places.h"
 
 /* The linker's --wrap asks here for the time that the check of a case sees. Where it is feigned, only calls take time. */
 static double feigned_ns, feigned_call_ns; /* 0: the real time */
@@ -46,6 +48,54 @@ TEST(paired_rounds_fit_into_the_budget) {
   assert_int_equal(paired_rounds(0, 1e-3, 1000, 0), BENCH_LEAST_PAIRED_ROUNDS);
   assert_int_equal(paired_rounds(0, 30.5 * 9e-3, 1000, 0), 30);
   for (int slow = 0; slow < 2; slow++) assert_int_equal(paired_rounds(0, 30.5 * 15e-3, 4e6, slow), 30);
+}
+
+static double feigned_memory; /* 0: as much as there is */
+
+double __real_bench_memory_available(const char *root);
+double __wrap_bench_memory_available(const char *root);
+double __wrap_bench_memory_available(const char *root) {
+  return feigned_memory > 0 ? feigned_memory : __real_bench_memory_available(root);
+}
+
+/* One placement a round, at most 121, as long as all take 256 MiB at most, or else five as long as they take 40 % of the
+ * free memory; fewer are a warning. Each lies at a line of its own memory. */
+TEST(placements_fit_into_memory) {
+  const bench_case bench = case_of("seq:8");
+  static const struct {
+    double bytes, memory; /* bytes: each of two workspaces; memory: free */
+    int rounds, places, length;
+  } cases[] = {{1e3, 1e12, 7, 7, 1},    {1e3, 1e12, 121, 121, 1}, {1e3, 1e12, 365, 121, 3}, {4e6, 1e12, 100, 33, 3},
+               {5e7, 1e12, 100, 5, 20}, {5e7, 1e12, 3, 3, 1},     {5e7, 1.1e9, 100, 4, 25}, {5e7, 1.1e9, 4, 4, 1},
+               {5e7, 1e8, 100, 1, 100}, {1e5, 1e7, 100, 19, 5}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_trial pair[] = {trial_of(&any), trial_of(&any)}, *const trials[] = {&pair[0], &pair[1]};
+    bench_placing placing;
+    char error[200], warning[100] = "";
+    for (int k = 0; k < 2; k++) pair[k].workspace_bytes = (size_t)cases[i].bytes, pair[k].workspace = &pair[k];
+    feigned_memory = cases[i].memory;
+    assert_true(bench_places_draw(trials, 2, &bench.problem, cases[i].rounds, 1, &placing, error, sizeof error));
+    feigned_memory = 0;
+    if (placing.count != cases[i].places || placing.length != cases[i].length)
+      fail_msg("case %zu: %d of %d rounds", i, placing.count, placing.length);
+    if (placing.count < 5 && placing.count < cases[i].rounds)
+      snprintf(warning, sizeof warning, "placement: memory has room for %d of 5", placing.count);
+    for (int k = 0; k < 2; k++) {
+      bench_trial *t_k = &pair[k];
+      int moves = 0;
+      assert_string_equal(t_k->warnings, warning);
+      for (t_k->samples.rounds = 0; t_k->samples.rounds < cases[i].rounds; t_k->samples.rounds++) {
+        const bench_place *place = &t_k->places[t_k->samples.rounds / placing.length % placing.count];
+        moves += bench_place_take(t_k);
+        assert_ptr_equal(t_k->workspace, place->workspace);
+        assert_true((uintptr_t)place->workspace % 64 == 0 && place->workspace >= place->memory);
+        memset(place->workspace, k, t_k->workspace_bytes); /* its memory has room for it */
+      }
+      assert_int_equal(moves, placing.count == 1 ? 1 : (cases[i].rounds + placing.length - 1) / placing.length);
+    }
+    bench_places_return(trials, 2);
+    for (int k = 0; k < 2; k++) assert_true(pair[k].workspace == &pair[k] && !pair[k].places);
+  }
 }
 
 static int plans_left; /* plans that a build still makes */
@@ -91,6 +141,26 @@ TEST(placements_need_their_plans) {
     for (int i = 0; i < 2; i++) {
       assert_true(pair[i].time.n == 0 && pair[i].verdict.status == (checked || i ? BENCH_ERROR : BENCH_PASS));
       if (checked) test_contains(pair[i].verdict.reason, "naive_c: its plan cannot be made again: ");
+      bench_row_clear(&pair[i]);
+    }
+  }
+}
+
+/* A kernel that one side lacks is compared with nothing, whichever side it is. */
+TEST(both_sides_need_the_kernel) {
+  const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  const bench_case_settings settings = {.timed = true, .rounds = 7, .meter = &simulated};
+  for (int lacks = 0; lacks < 2; lacks++) {
+    bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
+    bench_row pair[2];
+    bench_comparison c;
+    sim.all = &any;
+    sides[lacks].plugin = true;
+    snprintf(sides[lacks].build[0].suffix, sizeof sides[lacks].build[0].suffix, "__b0");
+    assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+    for (int i = 0; i < 2; i++) {
+      assert_int_equal(pair[i].verdict.status, BENCH_ERROR);
+      assert_string_equal(pair[i].verdict.reason, "only one of both plug-ins has a kernel of that name");
       bench_row_clear(&pair[i]);
     }
   }
