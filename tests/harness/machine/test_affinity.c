@@ -2,6 +2,7 @@
 /* Where threads run: the library leaves every thread's affinity alone and uses one team of threads; attnbench chooses CPUs
  * by the topology, holds threads on them while it times, and lets the threads touch their memory first. test_cpus.py tests
  * the syntax of --cpus. */
+#include <fenv.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <omp.h>
 #endif
 
+#include "base/float_mode.h"
 #include "machine/affinity.h"
 #include "machine/topology.h"
 #include "src/plan/parallel.h"
@@ -202,6 +204,30 @@ TEST(test_threads_are_held_apart_and_let_go) {
   assert_same_masks(&before, &after);
   assert_int_equal(bench_threads_held(), 0);
 }
+
+#ifdef _OPENMP
+/* A thread that moved to other CPUs, or rounds otherwise, is put back. */
+TEST(test_moved_threads_are_put_back) {
+  const uint64_t mode = bench_float_mode();
+  if (!may_hold(2) || !bench_threads_hold(2)) skip();
+  for (int n = 0; n < 6; n++) {
+    assert_true(bench_team_stays(2, mode));
+#pragma omp parallel num_threads(2)
+    if (omp_get_thread_num() == n % 2) {
+      cpu_set_t all;
+      CPU_ZERO(&all);
+      for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) CPU_SET((size_t)cpu, &all);
+      if (n / 2 != 1) (void)sched_setaffinity(0, sizeof all, &all);
+      if (n / 2 != 0) (void)fesetround(FE_UPWARD);
+    }
+    assert_false(bench_team_stays(2, mode));
+    assert_int_equal(fegetround(), FE_TONEAREST);
+  }
+  assert_true(bench_team_stays(2, mode));
+  bench_threads_release();
+  assert_true(bench_team_stays(2, mode));
+}
+#endif
 
 /* If there are more threads than CPUs, they stay free to move. */
 TEST(test_too_many_threads_are_free) {
