@@ -7,7 +7,10 @@
 #include "attn/kv.h"
 #include "kernels/common/problem/storage.h"
 
-enum { ROPE_MOST_DIM = 256 /* rotated elements of a row: rows are rotated in a buffer on the stack */ };
+enum {
+  ROPE_MOST_DIM = 256,      /* rotated elements of a row: rows are rotated in a buffer on the stack */
+  KV_ROWS_MOST_TOKENS = 256 /* one call writes no more */
+};
 
 /* The frequencies of a rotation, in turns per position. `high` has 22 significant bits, so that its product with a position
  * of at most 31 bits is exact; `rest` is what it lacks. */
@@ -20,7 +23,7 @@ typedef struct attn_rope_turns {
 
 /* Rows of some tokens: heads x dim elements each. */
 typedef struct attn_kv_rows {
-  int64_t tokens, heads, dim;
+  int64_t tokens, heads, dim; /* tokens: KV_ROWS_MOST_TOKENS at most */
   attn_storage from;
   const int64_t *from_at; /* [tokens]: the element that each token begins at */
   int64_t from_head, from_element;

@@ -8,6 +8,7 @@
 
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/api/layouts.h"
@@ -22,7 +23,9 @@ static const attn_struct_layout append_layout = ATTN_LAYOUT(attn_kv_append_args,
 static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_stride);
 
 enum {
-  BLOCK_TOKENS = 32,
+  FEW_TOKENS = 32,                    /* a block where threads share few tokens or rows are rotated */
+  BLOCK_TOKENS = KV_ROWS_MOST_TOKENS, /* a head's rows of a block are copied in one go, which prefetchers need */
+  BLOCKS_OF_THREAD = 4,
   TABLE_FLOATS = 2048 /* sines of a block, and as many cosines: on the stack */
 };
 
@@ -49,6 +52,7 @@ typedef struct job {
   int64_t total;       /* rows of new tokens, padding included */
   int64_t page_tokens; /* a dense cache's capacity */
   int64_t pages;
+  int64_t block_tokens;
 } job;
 
 /* ---- Where tokens are ---- */
@@ -109,18 +113,19 @@ static int64_t offset_in_cache(const job *j, const attn_strides *stride, int64_t
 typedef struct block {
   int64_t count, index[BLOCK_TOKENS];
   token at[BLOCK_TOKENS];
-  _Alignas(64) float cosine[TABLE_FLOATS];
-  _Alignas(64) float sine[TABLE_FLOATS];
+  const float *cosine, *sine; /* NULL without rope */
 } block;
 
 /* Blocks are equal, so that threads end together. */
-static int64_t tokens_per_block(const job *j) {
-  const int64_t most = j->a.rope ? min64(BLOCK_TOKENS, TABLE_FLOATS / j->a.rope->turns.dim) : BLOCK_TOKENS;
+static int64_t tokens_per_block(const job *j, int threads) {
+  int64_t most = threads == 1 ? BLOCK_TOKENS : ceil_div(j->total, BLOCKS_OF_THREAD * threads);
+  most = min64(max64(most, FEW_TOKENS), BLOCK_TOKENS);
+  if (j->a.rope) most = min64(FEW_TOKENS, TABLE_FLOATS / j->a.rope->turns.dim);
   return ceil_div(j->total, ceil_div(j->total, most));
 }
 
 static void find_tokens(const job *j, int64_t first, block *b) {
-  const int64_t end = min64(first + tokens_per_block(j), j->total);
+  const int64_t end = min64(first + j->block_tokens, j->total);
   b->count = 0;
   for (int64_t t = first; t < end; t++) {
     const token at = token_at(j, t);
@@ -130,11 +135,11 @@ static void find_tokens(const job *j, int64_t first, block *b) {
   }
 }
 
-static void find_angles(const job *j, block *b) {
+static void find_angles(const job *j, const block *b, float *cosine, float *sine) {
   const attn_rope_turns *turns = &j->a.rope->turns;
   for (int64_t n = 0; n < b->count; n++) {
     const int64_t position = j->a.positions ? j->a.positions[b->index[n]] : past_of(&j->a, b->at[n].b) + b->at[n].i;
-    j->kernel->angles(turns, position, b->cosine + n * turns->dim, b->sine + n * turns->dim);
+    j->kernel->angles(turns, position, cosine + n * turns->dim, sine + n * turns->dim);
   }
 }
 
@@ -162,23 +167,38 @@ static void write_route(const job *j, const route *r, const block *b) {
                                    .sine = b->sine});
 }
 
+static NO_INLINE void write_routes(const job *j, const block *b) {
+  for (int i = 0; i < j->route_count; i++) write_route(j, &j->routes[i], b);
+}
+
+/* Its own function, because tables fill a stack frame. */
+static NO_INLINE void turn_and_write(const job *j, block *b) {
+  _Alignas(64) float cosine[TABLE_FLOATS];
+  _Alignas(64) float sine[TABLE_FLOATS];
+  find_angles(j, b, cosine, sine);
+  b->cosine = cosine;
+  b->sine = sine;
+  write_routes(j, b);
+}
+
 static void run_block(void *context, int64_t task, int worker) {
   const job *j = context;
   block b;
   (void)worker;
   const uint64_t mode = attn_float_mode_enter();
-  find_tokens(j, task * tokens_per_block(j), &b);
-  if (b.count > 0 && j->a.rope) find_angles(j, &b);
-  for (int i = 0; b.count > 0 && i < j->route_count; i++) write_route(j, &j->routes[i], &b);
+  b.cosine = b.sine = NULL;
+  find_tokens(j, task * j->block_tokens, &b);
+  if (b.count > 0) (j->a.rope ? turn_and_write(j, &b) : write_routes(j, &b));
   attn_float_mode_leave(mode);
 }
 
-static void run_job(const job *j, const attn_options *options, bool open_threads) {
+static void run_job(job *j, const attn_options *options, bool open_threads) {
   attn_options now = *options;
   int64_t elements = 0;
   for (int i = 0; i < j->route_count; i++) elements += j->routes[i].heads * j->routes[i].dim * j->total;
   if (open_threads && !attn_parallel_pays(elements, 2 * attn_element_ns())) now.threads = 1; /* each is read and written */
-  attn_parallel_run(&now, ceil_div(j->total, tokens_per_block(j)), run_block, (void *)(uintptr_t)j);
+  j->block_tokens = tokens_per_block(j, now.threads);
+  attn_parallel_run(&now, ceil_div(j->total, j->block_tokens), run_block, j);
 }
 
 /* ---- Checks ---- */

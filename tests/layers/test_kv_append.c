@@ -344,6 +344,26 @@ TEST(rows_may_be_rotated_where_they_are) {
   attn_rope_destroy(rope);
 }
 
+/* More tokens than a block has, into pages in reverse order: the same for any tier and number of threads. */
+TEST(long_appends_are_whole) {
+  enum { TOKENS = 700, HEADS = 3, DIM = 24, PAGE = 16, PAGES = (TOKENS + PAGE - 1) / PAGE };
+  static uint16_t k[HEADS][TOKENS][DIM], cache[PAGES][HEADS][PAGE][DIM];
+  int32_t table[PAGES];
+  char names[16][16];
+  for (int i = 0; i < PAGES; i++) table[i] = PAGES - 1 - i;
+  fill(k, ATTN_BF16, HEADS * TOKENS * DIM);
+  for (int i = 0, count = tiers(names); i < 3 * count; i++) {
+    memset(cache, 0, sizeof cache);
+    const attn_kv_append_args args =
+        ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = TOKENS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = 1, .k = k,
+                    .k_cache = cache, .dtype = ATTN_BF16, .cache_dtype = ATTN_BF16, .page_tokens = PAGE, .pages = PAGES,
+                    .page_table = table, .page_table_stride = PAGES);
+    test_ok(attn_kv_append(&args, &ATTN_STRUCT(attn_options, .max_isa = names[i / 3], .threads = 1 + i % 3)));
+    for (int h = 0; h < HEADS; h++)
+      for (int t = 0; t < TOKENS; t++) assert_memory_equal(cache[table[t / PAGE]][h][t % PAGE], k[h][t], sizeof k[h][t]);
+  }
+}
+
 /* ---- Frequencies ---- */
 
 static void frequencies_are(const attn_rope_config *config, const int *pair, const double *value, int count) {

@@ -211,26 +211,35 @@ static int64_t tokens_in_step(const int64_t *at, int64_t t, int64_t end, int64_t
   return n;
 }
 
-/* Bytes as they are: rows of `elements`; tokens that follow each other in both places are one copy. */
-static void copy_tokens(const attn_kv_rows *r, int64_t first, int64_t end, int64_t head, int64_t elements) {
+/* Bytes as they are. */
+static void copy_tokens(const attn_kv_rows *r, int64_t t, int64_t head, int64_t elements) {
   const attn_dtype dtype = r->from.dtype;
-  for (int64_t t = first, n; t < end; t += n) {
-    n = tokens_in_step(r->from_at, t, end, elements);
-    n = tokens_in_step(r->to_at, t, t + n, elements);
-    const char *from = attn_element_at(r->from.data, dtype, r->from_at[t] + head * r->from_head);
-    memcpy((char *)r->to + attn_elements_bytes(dtype, r->to_at[t] + head * r->to_head), from,
-           (size_t)attn_elements_bytes(dtype, n * elements));
+  memcpy((char *)r->to + attn_elements_bytes(dtype, r->to_at[t] + head * r->to_head),
+         attn_element_at(r->from.data, dtype, r->from_at[t] + head * r->from_head),
+         (size_t)attn_elements_bytes(dtype, elements));
+}
+
+/* `heads` rows of `elements` a token; tokens that follow each other in both places are one copy. */
+static void copy_runs(const attn_kv_rows *r, int64_t heads, int64_t elements) {
+  int64_t first[KV_ROWS_MOST_TOKENS + 1], runs = 0;
+  for (int64_t t = 0; t < r->tokens; runs++) {
+    first[runs] = t;
+    const int64_t n = tokens_in_step(r->from_at, t, r->tokens, elements);
+    t += tokens_in_step(r->to_at, t, t + n, elements);
   }
+  first[runs] = r->tokens;
+  for (int64_t h = 0; h < heads; h++)
+    for (int64_t i = 0; i < runs; i++) copy_tokens(r, first[i], h, (first[i + 1] - first[i]) * elements);
 }
 
 static void copy_rows(const attn_kv_rows *r, bool heads_inside) {
   if (r->from_head == r->dim && r->to_head == r->dim) { /* the heads of a token are one row */
-    copy_tokens(r, 0, r->tokens, 0, r->heads * r->dim);
+    copy_runs(r, 1, r->heads * r->dim);
   } else if (heads_inside) {
     for (int64_t t = 0; t < r->tokens; t++)
-      for (int64_t h = 0; h < r->heads; h++) copy_tokens(r, t, t + 1, h, r->dim);
+      for (int64_t h = 0; h < r->heads; h++) copy_tokens(r, t, h, r->dim);
   } else {
-    for (int64_t h = 0; h < r->heads; h++) copy_tokens(r, 0, r->tokens, h, r->dim);
+    copy_runs(r, r->heads, r->dim);
   }
 }
 
