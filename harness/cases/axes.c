@@ -141,7 +141,10 @@ const char *bench_axis_wants(const bench_axis_info *axis, const char *text) {
     case AXIS_IS_REAL:
       if (!cli_read_real(text, &real)) return "a number";
       return fits_float(real) ? NULL : "0, or a number from 1e-45 to 3e38 in magnitude, as float32 holds";
-    case AXIS_IS_DTYPE: return bench_dtype_read(text, &q, &kv, &o) ? NULL : "f32, f16, bf16, or several joined by +";
+    case AXIS_IS_DTYPE:
+      return bench_dtype_read(text, &q, &kv, &o)
+                 ? NULL
+                 : "f32, f16, bf16, or several joined by +, of which K and V may be e4m3 or e5m2";
     case AXIS_IS_WINDOW: return bench_window_read(text, false, &window) ? NULL : "none, W, or LEFT..RIGHT";
     default: return "one of its words";
   }

@@ -51,11 +51,25 @@ static uint16_t bfloat_from_float(float x) {
   return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+/* A value is `count` units of the last place of its exponent, the largest one's if it is beyond; rint() takes ties to even.
+ */
+static uint8_t byte_from_float(float x, attn_dtype dtype) {
+  const int places = dtype == ATTN_F8_E4M3 ? 3 : 2, bias = dtype == ATTN_F8_E4M3 ? 7 : 15;
+  const double size = fmin(fabs((double)x), dtype == ATTN_F8_E4M3 ? 448 : 57344);
+  const int sign = signbit(x) ? 0x80 : 0;
+  if (isnan(x)) return (uint8_t)(sign | (dtype == ATTN_F8_E4M3 ? 0x7f : 0x7e));
+  const int exponent = size < ldexp(1, 1 - bias) ? 1 - bias : ilogb(size);
+  const int count = (int)rint(ldexp(size, places - exponent)) - (1 << places); /* beyond the first value of this exponent */
+  return (uint8_t)(sign | (((exponent + bias) << places) + count));
+}
+
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
   float x = (float)value;
   switch (dtype) {
     case ATTN_F32: ((float *)data)[index] = x; break;
     case ATTN_F16: ((uint16_t *)data)[index] = half_from_float(x); break;
     case ATTN_BF16: ((uint16_t *)data)[index] = bfloat_from_float(x); break;
+    case ATTN_F8_E4M3:
+    case ATTN_F8_E5M2: ((uint8_t *)data)[index] = byte_from_float(x, dtype); break;
   }
 }

@@ -247,13 +247,15 @@ enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more 
  * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
-/* Element i as a float32, of which a 16-bit element is the upper half. That is the value of a bfloat16, and of a float16
- * only its sign. */
+/* Element i as a float32, of which a smaller element is the upper part. That is the value of a bfloat16, and of a float16 or
+ * of 8 bits only its sign. */
 static float load(const bench_buffer *v, int64_t i) {
   uint32_t word = 0;
   float x;
   if (v->element_bytes == sizeof word) {
     memcpy(&word, v->data + i * 4, sizeof word);
+  } else if (v->element_bytes == 1) {
+    word = (uint32_t)v->data[i] << 24;
   } else {
     uint16_t upper;
     memcpy(&upper, v->data + i * 2, sizeof upper);
@@ -269,18 +271,20 @@ static void store(bench_buffer *v, int64_t i, float x) {
   const uint16_t upper = (uint16_t)(word >> 16);
   if (v->element_bytes == sizeof word)
     memcpy(v->data + i * 4, &word, sizeof word);
+  else if (v->element_bytes == 1)
+    v->data[i] = (unsigned char)(word >> 24);
   else
     memcpy(v->data + i * 2, &upper, sizeof upper);
 }
 
 static int64_t elements_of(const bench_buffer *v) { return (int64_t)(v->bytes / v->element_bytes); }
 
-/* Whether powers of two are exact, too: not in float16, whose outputs need inputs of that type. A sink may be so large that
+/* Whether powers of two are exact, too: not in float16, nor in 8 bits, which hold few of them. A sink may be so large that
  * it leaves outputs near zero. NaN, which fills gaps, stays NaN. */
 static bool takes_powers(const bench_tensors *t) {
   const bench_buffer *v = &t->buffers[BENCH_V];
   const attn_problem *p = &t->problem;
-  bool within = p->dtype_kv != ATTN_F16 && !(p->uses & ATTN_USE_SINKS);
+  bool within = (p->dtype_kv == ATTN_F32 || p->dtype_kv == ATTN_BF16) && !(p->uses & ATTN_USE_SINKS);
   for (int64_t i = 0; i < elements_of(v) && within; i++) {
     const float x = fabsf(load(v, i));
     within = !(x > MOST || (x > 0 && x < LEAST));

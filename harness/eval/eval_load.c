@@ -46,8 +46,8 @@ static attn_dtype dtype_of(const eval_loader *l, eval_file which, attn_dtype ask
 }
 
 static bool load_dtypes(eval_loader *l) {
-  const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
-  for (attn_dtype d = 0; attn_dtype_exists(d); d++) words[d] = attn_dtype_of(d).name;
+  const char *words[ATTN_FLOAT_COUNT + 1] = {NULL};
+  for (attn_dtype d = 0; attn_dtype_is_float(d); d++) words[d] = attn_dtype_of(d).name;
   const int asked = l->options->dtype ? eval_find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
   if (asked < 0) return false;
   const attn_dtype q = dtype_of(l, EVAL_Q, (attn_dtype)asked), k = dtype_of(l, EVAL_K, (attn_dtype)asked),

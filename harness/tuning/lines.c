@@ -33,7 +33,8 @@ static int set_axes(const cli_list *axes, bench_grid *grid) {
 static int add_line(bench_tune_lines *lines, const bench_spec *spec) {
   attn_dtype kv, o;
   bench_tune_line line = {.causal = !bench_spec_is(spec, AXIS_CAUSAL, "none"), .dim = bench_spec_int(spec, AXIS_HEAD_DIM)};
-  if (!bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &line.dtype, &kv, &o) || kv != line.dtype)
+  if (!bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &line.dtype, &kv, &o) || kv != line.dtype ||
+      !attn_dtype_is_float(kv))
     return cli_usage_error("tune", "-a dtype=%s: should be f32, f16 or bf16", bench_spec_get(spec, AXIS_DTYPE));
   const bench_tune_shape least = {.dim = line.dim, .group = 1, .heads_kv = 1, .seq_k = BENCH_REGRET_KEYS, .seq_q = 1};
   if (bench_tune_work(&least) > BENCH_REGRET_WORK)

@@ -335,7 +335,9 @@ inline std::size_t reach(std::initializer_list<std::pair<std::int64_t, std::int6
   return static_cast<std::size_t>(last) + 1;
 }
 
-inline std::size_t dtype_bytes(attn_dtype dtype) noexcept { return dtype == ATTN_F32 ? 4 : 2; }
+inline std::size_t dtype_bytes(attn_dtype dtype) noexcept {
+  return dtype == ATTN_F32 ? 4 : dtype == ATTN_F16 || dtype == ATTN_BF16 ? 2 : 1;
+}
 
 /** The first tensor of `owner` that is too small, or has elements of another size than its dtype. */
 class size_check {

@@ -70,6 +70,18 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+/* 8 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
+ * of a bias smaller by 8, and its NaN is the number above its largest one. */
+static inline vec vec_load_e5m2(const uint8_t *p) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 8));
+}
+static inline vec vec_load_e4m3(const uint8_t *p) {
+  const __m128i nan = _mm_set1_epi16(0x3f80), wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
+  const __m128i halves = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbf80));
+  const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(halves, nan), nan);
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(halves, is_nan)), _mm256_set1_ps(0x1p8f));
+}
+
 /* 8 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -62,6 +62,25 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
+/* 16 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
+ * of a bias smaller by 8, and its NaN is the number above its largest one. */
+static inline vec floats_of_e5m2(__m128i bytes) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
+}
+static inline vec floats_of_e4m3(__m128i bytes) {
+  const __m256i nan = _mm256_set1_epi16(0x3f80);
+  const __m256i halves =
+      _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7), _mm256_set1_epi16((short)0xbf80));
+  const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(halves, nan), nan);
+  return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(halves, is_nan)), _mm512_set1_ps(0x1p8f));
+}
+static inline vec vec_load_e5m2(const uint8_t *p) {
+  return floats_of_e5m2(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline vec vec_load_e4m3(const uint8_t *p) {
+  return floats_of_e4m3(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
 /* 16 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -75,6 +94,12 @@ static inline vec vec_load_first_f16(const uint16_t *p, int64_t n) {
 static inline vec vec_load_first_bf16(const uint16_t *p, int64_t n) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline vec vec_load_first_e5m2(const uint8_t *p, int64_t n) {
+  return floats_of_e5m2(_mm_maskz_loadu_epi8(first_lanes(n), p));
+}
+static inline vec vec_load_first_e4m3(const uint8_t *p, int64_t n) {
+  return floats_of_e4m3(_mm_maskz_loadu_epi8(first_lanes(n), p));
 }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */

@@ -117,6 +117,23 @@ static inline void vec_store_first(float *p, vec x, int64_t n) {
 static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
+/* 4 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
+ * of a bias smaller by 8, and its NaN is the number above its largest one. */
+static inline int8x8_t load_4_bytes(const uint8_t *p) {
+  uint32_t bytes;
+  memcpy(&bytes, p, sizeof bytes);
+  return vreinterpret_s8_u32(vdup_n_u32(bytes));
+}
+static inline vec vec_load_e5m2(const uint8_t *p) {
+  return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(vget_low_s16(vmovl_s8(load_4_bytes(p))), 8)));
+}
+static inline vec vec_load_e4m3(const uint8_t *p) {
+  const uint16x4_t moved = vreinterpret_u16_s16(vshl_n_s16(vget_low_s16(vmovl_s8(load_4_bytes(p))), 7));
+  const uint16x4_t halves = vand_u16(moved, vdup_n_u16(0xbf80)), nan = vdup_n_u16(0x3f80);
+  const uint16x4_t is_nan = vceq_u16(vand_u16(halves, nan), nan);
+  return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(halves, is_nan))), 0x1p8f);
+}
+
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 

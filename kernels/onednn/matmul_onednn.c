@@ -46,7 +46,9 @@ static dnnl_data_type_t onednn_type(attn_dtype dtype) {
   switch (dtype) {
     case ATTN_F16: return dnnl_f16;
     case ATTN_BF16: return dnnl_bf16;
-    case ATTN_F32: break;
+    case ATTN_F32:
+    case ATTN_F8_E4M3: /* refused */
+    case ATTN_F8_E5M2: break;
   }
   return dnnl_f32;
 }
@@ -147,6 +149,7 @@ static void say_what_is_missing(const attn_problem *p, dnnl_status_t status, con
 static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN)
     return "oneDNN multiplies matrices, and additive and gaussian scores are no products of matrices";
+  if (!attn_dtype_is_float(p->dtype_kv)) return "it multiplies k and v of 16 or 32 bits; here they have 8";
   if (p->score == ATTN_SCORE_DOT && p->dtype_q != p->dtype_kv)
     return "oneDNN multiplies matrices of one type, and q is float32 where k is not; store both alike";
   if (attn_uses(p, ATTN_USE_PAGES)) return "it reads all keys of a sequence at one stride, not in pages";

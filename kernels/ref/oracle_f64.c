@@ -81,6 +81,14 @@ static int64_t key_at(const query *r, const attn_strides *stride, int64_t j) {
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
   if (dtype == ATTN_F32) return ((const float *)data)[index];
   if (dtype == ATTN_ORACLE_F64) return ((const double *)data)[index];
+  if (dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2) {
+    const int byte = ((const uint8_t *)data)[index], places = dtype == ATTN_F8_E4M3 ? 3 : 2,
+              bias = dtype == ATTN_F8_E4M3 ? 7 : 15;
+    const int sign = byte >> 7 ? -1 : 1, exponent = (byte & 127) >> places, fraction = byte & ((1 << places) - 1);
+    if (dtype == ATTN_F8_E4M3 && (byte & 127) == 127) return NAN;
+    if (dtype == ATTN_F8_E5M2 && exponent == 31) return fraction ? NAN : copysign(INFINITY, sign);
+    return sign * ldexp(exponent ? (1 << places) + fraction : fraction, (exponent ? exponent : 1) - bias - places);
+  }
   const uint16_t bits = ((const uint16_t *)data)[index];
   if (dtype == ATTN_BF16) {
     const uint32_t wide = (uint32_t)bits << 16;

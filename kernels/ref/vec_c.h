@@ -102,6 +102,20 @@ static inline vec vec_load_f16(const uint16_t *p) {
   return (vec)((vec_bits)(exact * 0x1p-112f) | (x ^ magnitude));
 }
 
+/* 4 values of 8 bits. As for float16, exponents grow, and a denormal, m units of the smallest value, is doubled before its
+ * own exponent comes off. e4m3 has no infinity, and its NaN is the number above its largest one. */
+static inline vec vec_load_e5m2(const uint8_t *p) {
+  const uint16_t halves[4] = {(uint16_t)(p[0] << 8), (uint16_t)(p[1] << 8), (uint16_t)(p[2] << 8), (uint16_t)(p[3] << 8)};
+  return vec_load_f16(halves);
+}
+static inline vec vec_load_e4m3(const uint8_t *p) {
+  const vec_bits x = {p[0], p[1], p[2], p[3]}, magnitude = x & 0x7fu;
+  const vec large = (vec)((magnitude << 20) + (120u << 23));
+  const vec exact = large - vec_max(vec_set1(0x1p-6f) - large, vec_zero());
+  const vec_bits is_nan = (vec_bits)(magnitude == 0x7fu) & 0x7fc00000u;
+  return (vec)((vec_bits)exact | (x & 0x80u) << 24 | is_nan);
+}
+
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   for (int i = 0; i < VEC_LANES; i++) p[i] = attn_f16_of_f32(x[i]);

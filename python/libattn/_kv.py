@@ -8,7 +8,7 @@ from typing import Any
 
 from ._native import C, F, S, allocate, check
 from ._sdpa import FUNCTIONS
-from .layers import DTYPES, _options, _whole
+from .layers import CACHE_DTYPES, DTYPES, _options, _whole
 
 PAIRINGS = {"interleaved": "ATTN_ROPE_INTERLEAVED", "halves": "ATTN_ROPE_HALVES"}
 SCALINGS = {None: "ATTN_ROPE_UNSCALED", "linear": "ATTN_ROPE_LINEAR", "ntk": "ATTN_ROPE_NTK", "yarn": "ATTN_ROPE_YARN",
@@ -67,13 +67,13 @@ class _Call:
     def __init__(self):
         self.kept = []
 
-    def tensor(self, array, name, layout):
+    def tensor(self, array, name, layout, dtypes=DTYPES):
         """(address, dtype, sizes, strides) as b, h, s, d of an array [batch, heads, tokens, dim] ("bhsd"), [batch, tokens,
         heads, dim] ("bshd"), or packed [tokens, heads, dim] ("thd")."""
         address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
         self.kept.append((array, keeper))
-        if dtype not in DTYPES:
-            raise TypeError(f"{name} is {dtype}; it must be one of {', '.join(DTYPES)}")
+        if dtype not in dtypes:
+            raise TypeError(f"{name} is {dtype}; it must be one of {', '.join(dtypes)}")
         if len(shape) != len(layout):
             raise ValueError(f"{name} has shape {shape}; it must have {len(layout)} dimensions")
         order = ["thd".index(axis) if axis in "thd" and layout == "thd" else layout.index(axis)
@@ -81,7 +81,7 @@ class _Call:
         sizes, steps = [shape[i] for i in order], [strides[i] for i in order]
         if layout == "thd":
             sizes, steps = [1, *sizes], [0, *steps]
-        return address, getattr(C, DTYPES[dtype]), sizes, S.attn_strides(**dict(zip("bhsd", steps)))
+        return address, getattr(C, dtypes[dtype]), sizes, S.attn_strides(**dict(zip("bhsd", steps)))
 
     def whole(self, array, name, count):
         """The address of so many int32."""
@@ -176,7 +176,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     seen = _read_rows(call, args, layout, {"k": k, "v": v, "q": q, "q_out": q_out})
     outer = []
     for name, array, heads, dim in (("k_cache", k_cache, "heads_kv", "dim_qk"), ("v_cache", v_cache, "heads_kv", "dim_v")):
-        address, dtype, sizes, strides = call.tensor(array, name, cache_layout)
+        address, dtype, sizes, strides = call.tensor(array, name, cache_layout, CACHE_DTYPES)
         if (sizes[1], sizes[3]) != (seen[heads], seen[dim]):
             raise ValueError(f"{name} has {sizes[1]} heads of {sizes[3]} elements; new tokens have {seen[heads]} of "
                              f"{seen[dim]}")

@@ -33,8 +33,9 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
     result is a new tensor of PyTorch where q is one, else a NumPy array.
 
     q: [batch, heads, queries, dim], k and v: [batch, kv_heads, keys, dim]; batch may be missing, or batch and heads.
-        float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. heads is
-        a multiple of kv_heads (grouped queries). The dim of v may differ.
+        float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. k and v
+        may also be float8_e4m3fn or float8_e5m2, beside any q; a factor of all keys belongs in scale. heads is a multiple of
+        kv_heads (grouped queries). The dim of v may differ.
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
         [batch, heads, queries, keys] as NumPy broadcasts.
     causal: each query sees the keys up to its own position. align: where query 0 stands among the keys: "top_left" at key 0;

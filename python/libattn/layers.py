@@ -24,6 +24,7 @@ from ._plan import read_dense
 from ._sdpa import FUNCTIONS
 
 DTYPES = {"float32": "ATTN_F32", "float16": "ATTN_F16", "bfloat16": "ATTN_BF16"}
+CACHE_DTYPES = {**DTYPES, "float8_e4m3fn": "ATTN_F8_E4M3", "float8_e5m2": "ATTN_F8_E5M2"}
 
 
 def _whole(**sizes):
@@ -534,12 +535,12 @@ class KVPool(_Layer):
 
     def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
                  num_layers: int = 1, dtype: str = "float32") -> None:
-        if dtype not in DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
+        if dtype not in CACHE_DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
         _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v, page_tokens=page_tokens, num_layers=num_layers)
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
-                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, DTYPES[dtype]))
+                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, CACHE_DTYPES[dtype]))
         self._handle = ctypes.c_void_p()
         check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
 
@@ -555,7 +556,7 @@ class KVCache(_Layer):
     A sequence that holds no tokens costs nothing: it joins by its first step, and leaves by truncate(0, sequence=...).
     window: tokens that a query sees, itself included; window_first: first ones that it sees beside them. rotation
     (libattn.Rope) turns keys and queries. pool: pages shared with other caches, else `pages` of page_tokens of its own. q,
-    k and v are of dtype, or with float_tokens float32; what is kept is of dtype.
+    k and v are of dtype, or with float_tokens float32, as with types of 8 bits they must be; what is kept is of dtype.
     """
 
     _kind = "kv_cache"
@@ -566,8 +567,8 @@ class KVCache(_Layer):
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
                  page_tokens: int | None = None, pages: int | None = None) -> None:
-        if dtype not in DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
+        if dtype not in CACHE_DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
                window_first=window_first, num_layers=num_layers, page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
@@ -575,7 +576,7 @@ class KVCache(_Layer):
         self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
             batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
-            dtype=getattr(C, DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
+            dtype=getattr(C, CACHE_DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
             window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
             pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0)

@@ -341,10 +341,12 @@ static bool agree(const char *name, const char *what, int64_t size, const char *
 
 /* ---- Arrays ---------------------------------------------------------------------------------------------------------- */
 
-static bool read_typed(call *c, PyObject *object, const char *name, tensor *t) {
+/* `of_keys`: k or v, which may have 8 bits. */
+static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys, tensor *t) {
   if (!tensor_read(object, name, &c->held, t)) return false;
-  if (t->type <= DTYPE_BF16) return true;
-  PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16", name, dtype_name(t->type));
+  if (t->type <= (of_keys ? DTYPE_E5M2 : DTYPE_BF16)) return true;
+  PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s", name, dtype_name(t->type),
+               of_keys ? ", or float8_e4m3fn or float8_e5m2" : "");
   return false;
 }
 
@@ -554,7 +556,7 @@ static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
   for (int i = 0; i < 3; i++) {
     const char *name = input_names[i];
     if (!c->input[i]) return PyErr_Format(PyExc_TypeError, "%s is missing", name), false;
-    if (!read_typed(c, c->input[i], name, &t[i])) return false;
+    if (!read_typed(c, c->input[i], name, i > 0, &t[i])) return false;
     if (!(i && paged ? view_of_pages(&t[i], name, &v[i]) : view_of(&t[i], name, layout, &v[i]))) return false;
   }
   if (t[0].ndim == 3 && !places[layout].packed)
@@ -571,9 +573,10 @@ static bool take_scores_and_values(call *c, int layout, tensor t[3], view v[3]) 
   if (!c->given[KEY_scores] || !c->input[2]) return refuse(PyExc_TypeError, "score 'precomputed' needs scores and v");
   if (!tensor_read(c->given[KEY_scores], "scores", &c->held, &s)) return false;
   if (s.ndim < 2) return refuse(PyExc_ValueError, "scores must have 2, 3 or 4 dimensions: [b][h][q][k]");
-  if (!read_typed(c, c->input[2], "v", &t[2]) || !view_of(&t[2], "v", layout, &v[2])) return false;
+  if (!read_typed(c, c->input[2], "v", true, &t[2]) || !view_of(&t[2], "v", layout, &v[2])) return false;
   t[0] = t[1] = t[2];
   t[0].data = t[1].data = NULL;
+  if (t[0].type > DTYPE_BF16) t[0].type = DTYPE_F32;
   v[0] = v[1] = (view){.b = v[2].b, .h = size_at(&s, 3), .s = size_at(&s, 2), .d = 1, .stride = {0}};
   v[1].h = v[2].h;
   v[1].s = v[2].s;
@@ -586,7 +589,7 @@ static bool same_types(const tensor t[3]) {
     return PyErr_Format(PyExc_TypeError, "k is %s and v is %s; they must have one dtype", dtype_name(t[1].type),
                         dtype_name(t[2].type)),
            false;
-  if (t[0].type != DTYPE_F32 && t[0].type != t[1].type)
+  if (t[0].type != DTYPE_F32 && t[0].type != t[1].type && t[1].type <= DTYPE_BF16)
     return PyErr_Format(PyExc_TypeError, "q is %s and k is %s; q must be float32 or as k", dtype_name(t[0].type),
                         dtype_name(t[1].type)),
            false;

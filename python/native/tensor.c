@@ -24,7 +24,7 @@ typedef struct dl_tensor {
 } dl_tensor;
 
 enum { DL_CPU = 1, DL_CUDA_HOST = 3, DL_ROCM_HOST = 11 };
-enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6, DL_E4M3FN = 10, DL_E5M2 = 12 };
 
 typedef struct dl_managed {
   dl_tensor tensor;
@@ -74,6 +74,14 @@ static const char *const name_texts[NAMES] = {"__array_struct__", "__dlpack__", 
                                               "_fields",          "requires_grad", "is_neg", "resolve_neg",
                                               "filled",           "device",        "layout"};
 
+/* Types that NumPy does not have: those of ml_dtypes have these names, and a kind that others of their size may have. */
+enum { ML_DTYPES = 3 };
+static const struct {
+  const char *name;
+  int itemsize;
+  dtype type;
+} ml_dtypes[ML_DTYPES] = {{"bfloat16", 2, DTYPE_BF16}, {"float8_e4m3fn", 1, DTYPE_E4M3}, {"float8_e5m2", 1, DTYPE_E5M2}};
+
 /* Types are only ever added. Readers of the list take no lock. */
 enum { MOST_TYPES = 64 };
 struct arrays {
@@ -81,7 +89,7 @@ struct arrays {
   atomic_int reader_count;
   pthread_mutex_t lock;
   PyObject *name[NAMES], *allocate, *spec_type;
-  _Atomic(PyObject *) numpy_empty, numpy_float32, numpy_bfloat16;
+  _Atomic(PyObject *) numpy_empty, numpy_float32, ml_dtype[ML_DTYPES];
 };
 
 arrays *arrays_new(PyObject *allocate, PyObject *spec) {
@@ -107,7 +115,7 @@ void arrays_free(arrays *of) {
   drop(of->spec_type);
   drop(atomic_load(&of->numpy_empty));
   drop(atomic_load(&of->numpy_float32));
-  drop(atomic_load(&of->numpy_bfloat16));
+  for (int i = 0; i < ML_DTYPES; i++) drop(atomic_load(&of->ml_dtype[i]));
   pthread_mutex_destroy(&of->lock);
   free(of);
 }
@@ -205,8 +213,8 @@ static bool hold(holdings *held, PyObject *object) {
 
 /* ---- Reading --------------------------------------------------------------------------------------------------------- */
 
-static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float64",
-                                          "int32",   "int64",   "bool",     "of another dtype"};
+static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+                                          "float64", "int32",   "int64",    "bool",          "of another dtype"};
 
 const char *dtype_name(dtype type) { return dtype_names[type]; }
 
@@ -230,6 +238,8 @@ static dtype dl_dtype(const dl_tensor *t) {
   switch (t->dtype.code) {
     case DL_FLOAT: return bits == 32 ? DTYPE_F32 : bits == 16 ? DTYPE_F16 : bits == 64 ? DTYPE_F64 : DTYPE_OTHER;
     case DL_BFLOAT: return bits == 16 ? DTYPE_BF16 : DTYPE_OTHER;
+    case DL_E4M3FN: return bits == 8 ? DTYPE_E4M3 : DTYPE_OTHER;
+    case DL_E5M2: return bits == 8 ? DTYPE_E5M2 : DTYPE_OTHER;
     case DL_INT:
       if (bits == 32) return DTYPE_I32;
       if (bits == 64) return DTYPE_I64;
@@ -304,14 +314,18 @@ static bool take_byte_strides(const char *name, int64_t itemsize, tensor *out) {
   return true;
 }
 
-/* NumPy has no bfloat16 of its own: that of ml_dtypes is a void of two bytes by the name "bfloat16". */
-static bool is_bfloat16(arrays *of, PyObject *object) {
-  PyObject *type = PyObject_GetAttr(object, of->name[DTYPE]), *name = NULL;
-  bool found = type && type == atomic_load(&of->numpy_bfloat16);
-  if (type && !found && (name = PyObject_GetAttr(type, of->name[NAME]))) {
-    found = PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
-    PyObject *none = NULL;
-    if (found && atomic_compare_exchange_strong(&of->numpy_bfloat16, &none, type)) Py_IncRef(type);
+/* Which one of ml_dtypes the array has; those that were seen are known by their address. */
+static dtype ml_dtype_of(arrays *of, PyObject *object, int64_t itemsize) {
+  PyObject *type = PyObject_GetAttr(object, of->name[DTYPE]), *name = NULL, *none = NULL;
+  dtype found = DTYPE_OTHER;
+  for (int i = 0; i < ML_DTYPES && type && found == DTYPE_OTHER; i++)
+    if (type == atomic_load(&of->ml_dtype[i])) found = ml_dtypes[i].type;
+  if (type && found == DTYPE_OTHER && (name = PyObject_GetAttr(type, of->name[NAME]))) {
+    for (int i = 0; i < ML_DTYPES && found == DTYPE_OTHER; i++) {
+      if (itemsize != ml_dtypes[i].itemsize || PyUnicode_CompareWithASCIIString(name, ml_dtypes[i].name) != 0) continue;
+      found = ml_dtypes[i].type;
+      if (atomic_compare_exchange_strong(&of->ml_dtype[i], &none, type)) Py_IncRef(type);
+    }
     Py_DecRef(name);
   }
   if (type) Py_DecRef(type);
@@ -322,6 +336,7 @@ static bool is_bfloat16(arrays *of, PyObject *object) {
 static dtype array_dtype(arrays *of, PyObject *object, const array_interface *a) {
   switch (a->kind) {
     case 'f':
+      if (a->itemsize == 1) return ml_dtype_of(of, object, 1);
       return a->itemsize == 4 ? DTYPE_F32 : a->itemsize == 2 ? DTYPE_F16 : a->itemsize == 8 ? DTYPE_F64 : DTYPE_OTHER;
     case 'i':
       if (a->itemsize == 4) return DTYPE_I32;
@@ -329,7 +344,7 @@ static dtype array_dtype(arrays *of, PyObject *object, const array_interface *a)
       return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
     case 'u':
     case 'b': return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
-    case 'V': return a->itemsize == 2 && is_bfloat16(of, object) ? DTYPE_BF16 : DTYPE_OTHER;
+    case 'V': return ml_dtype_of(of, object, a->itemsize);
     default: return DTYPE_OTHER;
   }
 }

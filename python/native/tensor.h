@@ -16,9 +16,11 @@
 #include "python_api.h"
 
 typedef enum dtype {
-  DTYPE_F32, /* these three as attn_dtype counts them */
+  DTYPE_F32, /* these five as attn_dtype counts them */
   DTYPE_F16,
-  DTYPE_BF16,
+  DTYPE_BF16, /* those of every tensor end here */
+  DTYPE_E4M3,
+  DTYPE_E5M2, /* those of K and V end here */
   DTYPE_F64,
   DTYPE_I32,
   DTYPE_I64,

@@ -80,11 +80,11 @@ def test_rope_refuses():
 
 def half_types():
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    return np.float32, np.float16, ml_dtypes.bfloat16
+    return np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
 @pytest.mark.parametrize("cache_layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("which", range(5))
 def test_append_to_pages(cache_layout, which):
     dtype = half_types()[which]
     k, v = draw(2, 3, 5, 8), draw(2, 3, 5, 4)

@@ -161,6 +161,28 @@ def test_half_precision():
         assert_close(libattn.sdpa(q.astype(np.float32), k, v), right, limit)
 
 
+def test_keys_of_8_bits():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        q, k, v = draw()
+        k, v = k.astype(dtype), v.astype(dtype)
+        right = attention(q, k.astype(np.float32), v.astype(np.float32))[0]
+        out = libattn.sdpa(q, k, v)
+        assert out.dtype == np.float32
+        assert_close(out, right)
+        half = libattn.sdpa(q.astype(ml_dtypes.bfloat16), k, v)
+        assert half.dtype == ml_dtypes.bfloat16
+        assert_close(half, right, 3e-2)
+        plan = libattn.Plan(*(libattn.Spec(x.shape, str(x.dtype)) for x in (q, k, v)))
+        assert np.array_equal(plan.run(q, k, v), out)
+        with pytest.raises(TypeError, match=f"q is {np.dtype(dtype)}; it must be float32, float16 or bfloat16$"):
+            libattn.sdpa(q.astype(dtype), k, v)
+    with pytest.raises(TypeError, match="it must be float32, float16 or bfloat16, or float8_e4m3fn or float8_e5m2"):
+        libattn.sdpa(q, k.astype(np.float64), v)
+    with pytest.raises(TypeError, match="they must have one dtype"):
+        libattn.sdpa(q, k, v.astype(ml_dtypes.float8_e4m3fn))
+
+
 def test_given_outputs():
     q, k, v = draw()
     out, lse = np.empty((B, H, SQ, DV), np.float32), np.empty((B, H, SQ), np.float32)

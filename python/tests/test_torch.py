@@ -47,6 +47,13 @@ def test_same_as_pytorch(name, dtype):
     close(lt.sdpa(q, k, v, **options), right, limit)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_keys_of_8_bits(dtype):
+    q, k, v = qkv()
+    k, v = k.to(dtype), v.to(dtype)
+    close(libattn.sdpa(q, k, v), ORIGINAL(q, k.float(), v.float()))
+
+
 def test_grouped_queries_and_dimensions():
     q, k, v = qkv(hkv=2)
     close(lt.sdpa(q, k, v, enable_gqa=True), ORIGINAL(q, k, v, enable_gqa=True))

@@ -125,9 +125,12 @@ static attn_status check_enums(const attn_problem *p) {
   REQUIRE(attn_operation_exists(p->operation), "attn_problem.operation is %d; it must be in 0..%d, 0 being ATTN_FORWARD",
           (int)p->operation, attn_operation_count - 1);
   REQUIRE(attn_dtype_exists(p->dtype_kv), "attn_problem.dtype_kv is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)p->dtype_kv);
-  REQUIRE(p->dtype_q == ATTN_F32 || p->dtype_q == p->dtype_kv,
-          "attn_problem.dtype_q is %d with dtype_kv %d; it must be ATTN_F32 or equal to dtype_kv", (int)p->dtype_q,
-          (int)p->dtype_kv);
+  if (attn_dtype_is_float(p->dtype_kv))
+    REQUIRE(p->dtype_q == ATTN_F32 || p->dtype_q == p->dtype_kv,
+            "attn_problem.dtype_q is %d with dtype_kv %d; it must be ATTN_F32 or equal to dtype_kv", (int)p->dtype_q,
+            (int)p->dtype_kv);
+  REQUIRE(attn_dtype_is_float(p->dtype_q), "attn_problem.dtype_q is %d with dtype_kv %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)p->dtype_q, (int)p->dtype_kv);
   REQUIRE(p->dtype_o == ATTN_F32 || p->dtype_o == p->dtype_q,
           "attn_problem.dtype_o is %d with dtype_q %d; it must be ATTN_F32 or equal to dtype_q", (int)p->dtype_o,
           (int)p->dtype_q);

@@ -24,7 +24,7 @@ void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *
   best[0] = best[1] = (attn_expected){.ns = INFINITY};
   for (int i = 0; i < count; i++) {
     const attn_kernel_costs *c = &costs[i];
-    if (c->dtype != problem->dtype_kv || !takes(c->kernel, context)) continue;
+    if (c->dtype != attn_costs_dtype(problem->dtype_kv) || !takes(c->kernel, context)) continue;
     const attn_expected now = {c, attn_expected_ns(c->kernel, c->ns, problem)};
     if (!best[0].costs || now.ns < best[0].ns) {
       best[1] = best[0];

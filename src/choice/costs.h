@@ -5,6 +5,7 @@
 #define ATTN_COSTS_H
 
 #include "attn/kernel.h"
+#include "kernels/common/problem/dtypes.h"
 
 /* The measured cost of each term of a kernel. */
 typedef struct attn_kernel_costs {
@@ -14,6 +15,9 @@ typedef struct attn_kernel_costs {
   double ns[ATTN_MAX_TERMS]; /* cost of each of the kernel's terms */
   int line;                  /* line of the file */
 } attn_kernel_costs;
+
+/* The type whose costs count for K and V of a type: types of 8 bits are converted as float16 is. */
+static inline attn_dtype attn_costs_dtype(attn_dtype dtype) { return attn_dtype_is_float(dtype) ? dtype : ATTN_F16; }
 
 /* The time of one sequence on one thread, in nanoseconds. `ns`: of each of the kernel's terms. */
 double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem);
@@ -27,7 +31,7 @@ typedef struct attn_expected {
   double ns;
 } attn_expected;
 
-/* Which of `count` kernels are expected to take the least: those whose costs are of the problem's type and that `takes`
+/* Which of `count` kernels are expected to take the least: those whose costs are for the problem's type and that `takes`
  * accepts. best[1] is the second, both may be missing. */
 void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                  bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]);

@@ -217,7 +217,7 @@ static attn_status read_cost(reader *r) {
   attn_kernel_costs c = {.line = r->line};
   char name[ATTN_KERNEL_NAME_BYTES];
   attn_dtype q;
-  if (!next_kernel(r, "kernel", name) || !next_dtypes(r, &q, &c.dtype) || q != c.dtype ||
+  if (!next_kernel(r, "kernel", name) || !next_dtypes(r, &q, &c.dtype) || q != c.dtype || !attn_dtype_is_float(q) ||
       !next_real(r, "error", 0, 1e9, &c.error))
     return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");
   c.kernel = attn_registry_find(name);
@@ -468,7 +468,7 @@ const attn_kernel_costs *attn_tuning_costs(const attn_tuning *t, int *count) {
 
 const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_kernel *kernel, attn_dtype dtype) {
   for (int i = 0; i < t->cost_count; i++)
-    if (t->costs[i].kernel == kernel && t->costs[i].dtype == dtype) return &t->costs[i];
+    if (t->costs[i].kernel == kernel && t->costs[i].dtype == attn_costs_dtype(dtype)) return &t->costs[i];
   return NULL;
 }
 

@@ -209,8 +209,17 @@ static attn_status check_size(const char *field, int64_t value, int64_t least) {
   return ATTN_OK;
 }
 
-static attn_status check_dtype(const char *field, attn_dtype dtype) {
-  REQUIRE(attn_dtype_exists(dtype), "%s is %d; it must be " ATTN_DTYPE_CONSTANTS, field, (int)dtype);
+static attn_status check_float(const char *field, attn_dtype dtype) {
+  REQUIRE(attn_dtype_is_float(dtype), "%s is %d; it must be " ATTN_FLOAT_CONSTANTS, field, (int)dtype);
+  return ATTN_OK;
+}
+
+static attn_status check_dtypes(const attn_kv_append_args *a) {
+  attn_status status = check_float("attn_kv_append_args.dtype", a->dtype);
+  if (status == ATTN_OK) status = check_float("attn_kv_append_args.q_out_dtype", a->q_out_dtype);
+  if (status != ATTN_OK) return status;
+  REQUIRE(attn_dtype_exists(a->cache_dtype), "attn_kv_append_args.cache_dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
+          (int)a->cache_dtype);
   return ATTN_OK;
 }
 
@@ -230,9 +239,7 @@ static attn_status check_sizes(const attn_kv_append_args *a) {
   attn_status status = ATTN_OK;
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status == ATTN_OK; i++)
     status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
-  if (status == ATTN_OK) status = check_dtype("attn_kv_append_args.dtype", a->dtype);
-  if (status == ATTN_OK) status = check_dtype("attn_kv_append_args.cache_dtype", a->cache_dtype);
-  return status == ATTN_OK ? check_dtype("attn_kv_append_args.q_out_dtype", a->q_out_dtype) : status;
+  return status == ATTN_OK ? check_dtypes(a) : status;
 }
 
 static attn_status check_pair(const char *from, const void *given, const char *to, const void *place) {
@@ -521,8 +528,8 @@ static attn_status check_rows(const attn_rope_args *a) {
   if (status == ATTN_OK) status = check_size("attn_rope_args.tokens", a->tokens, 0);
   if (status == ATTN_OK) status = check_size("attn_rope_args.heads", a->heads, 1);
   if (status == ATTN_OK) status = check_size("attn_rope_args.dim", a->dim, 1);
-  if (status == ATTN_OK) status = check_dtype("attn_rope_args.dtype", a->dtype);
-  if (status == ATTN_OK) status = check_dtype("attn_rope_args.out_dtype", a->out_dtype);
+  if (status == ATTN_OK) status = check_float("attn_rope_args.dtype", a->dtype);
+  if (status == ATTN_OK) status = check_float("attn_rope_args.out_dtype", a->out_dtype);
   if (status != ATTN_OK || a->batch * a->tokens == 0) return status;
   REQUIRE(a->x && a->out, "attn_rope_args.%s is NULL; it must point to rows", a->x ? "out" : "x");
   return ATTN_OK;

@@ -134,8 +134,8 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
     if (sizes[i].value < 1 || sizes[i].value > ATTN_SIZE_LIMIT)
       return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %" PRId64 "; it must be in 1..2^31",
                        sizes[i].field, sizes[i].value);
-  if (!attn_dtype_exists(w->dtype))
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
+  if (!attn_dtype_is_float(w->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
                      (int)w->dtype);
   if (!w->weight || (uintptr_t)w->weight % attn_dtype_alignment(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",

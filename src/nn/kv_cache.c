@@ -68,6 +68,8 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
           s->heads_kv);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  REQUIRE(attn_dtype_is_float(s->dtype) || s->float_tokens,
+          "attn_kv_cache_shape.float_tokens is false with a cache of 8 bits; it must be true");
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
           "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",

@@ -24,6 +24,11 @@ static double load(const void *data, attn_dtype dtype, int64_t index) {
     memcpy(&single, (const char *)data + 4 * index, sizeof single);
     return single;
   }
+  if (dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2) {
+    const unsigned byte = ((const uint8_t *)data)[index];
+    if (dtype == ATTN_F8_E5M2) return value_of_bits(byte, 2, 5);
+    return (byte & 0x7f) == 0x7f ? NAN : value_of_bits((byte & 0x80) << 1 | (byte & 0x7f), 3, 5) * 0x1p8;
+  }
   memcpy(&half, (const char *)data + 2 * index, sizeof half);
   return dtype == ATTN_F16 ? value_of_bits(half, 10, 5) : value_of_bits(half, 7, 8);
 }

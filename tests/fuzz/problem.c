@@ -56,8 +56,10 @@ static void read_shape(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_types(fuzz_bytes *bytes, attn_problem *p) {
   const uint8_t types = fuzz_byte(bytes);
-  p->dtype_kv = (attn_dtype)(types % 3);
-  p->dtype_q = types & 0x40 ? ATTN_F32 : p->dtype_kv;
+  const attn_dtype stored[] = {ATTN_F8_E4M3, ATTN_F8_E5M2};
+  p->dtype_q = (attn_dtype)(types % 3);
+  p->dtype_kv = types & 0x20 ? stored[types >> 3 & 1] : p->dtype_q;
+  p->dtype_q = types & 0x40 ? ATTN_F32 : p->dtype_q;
   p->dtype_o = types & 0x80 ? ATTN_F32 : p->dtype_q;
 }
 
@@ -130,7 +132,7 @@ static attn_score_strides pair_stride(const fuzz_tensor *t) {
   return (attn_score_strides){t->stride[0], t->stride[1], t->stride[2], t->stride[3]};
 }
 
-static size_t bytes_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+static size_t bytes_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : dtype == ATTN_F16 || dtype == ATTN_BF16 ? 2 : 1; }
 
 /* Pages of a few sizes, fewer or more than the sequences need. */
 static void read_pages(fuzz_bytes *bytes, attn_problem *p) {
@@ -311,13 +313,26 @@ static uint16_t half_of(double value) {
   return (uint16_t)(sign | (exponent + 14) << 10 | (int)((2 * fraction - 1) * 1024));
 }
 
+/* A value of 8 bits near the value: the upper half of a float16, or of one of 2^-8 of it with a bit of exponent less. */
+static uint8_t byte_of(double value, attn_dtype dtype) {
+  if (dtype == ATTN_F8_E5M2) return (uint8_t)(half_of(value) >> 8);
+  if (isnan(value)) return 0x7f;
+  const uint16_t half = half_of(fmax(fmin(value, 448), -448) * 0x1p-8);
+  return (uint8_t)((half >> 8 & 0x80) | (half >> 7 & 0x7f));
+}
+
 static void store(fuzz_tensor *t, attn_dtype dtype, int64_t element, double value) {
   const float single = (float)value;
   uint32_t bits;
   memcpy(&bits, &single, sizeof bits);
   const uint16_t half = dtype == ATTN_F16 ? half_of(single) : (uint16_t)(bits >> 16);
   unsigned char *at = t->data + (size_t)element * t->element_bytes;
-  memcpy(at, t->element_bytes == 4 ? (const void *)&bits : (const void *)&half, t->element_bytes);
+  const uint8_t byte = t->element_bytes == 1 ? byte_of(value, dtype) : 0;
+  memcpy(at,
+         t->element_bytes == 4   ? (const void *)&bits
+         : t->element_bytes == 2 ? (const void *)&half
+                                 : &byte,
+         t->element_bytes);
 }
 
 static attn_dtype dtype_of(const attn_problem *p, fuzz_name tensor) {

@@ -52,6 +52,10 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(types, bf16, "bf16", "bfloat16 Q, K, V and O", set_types(p, ATTN_BF16, ATTN_BF16, ATTN_BF16))                          \
   X(types, f32_f16, "f32+f16", "float32 Q and O, float16 K and V", set_types(p, ATTN_F32, ATTN_F16, ATTN_F32))             \
   X(types, f32_bf16, "f32+bf16", "float32 Q and O, bfloat16 K and V", set_types(p, ATTN_F32, ATTN_BF16, ATTN_F32))         \
+  X(types, f32_e4m3, "f32+e4m3", "float32 Q and O, K and V of 8 bits, e4m3",                                               \
+    set_types(p, ATTN_F32, ATTN_F8_E4M3, ATTN_F32))                                                                        \
+  X(types, bf16_e5m2, "bf16+e5m2", "bfloat16 Q and O, K and V of 8 bits, e5m2",                                            \
+    set_types(p, ATTN_BF16, ATTN_F8_E5M2, ATTN_BF16))                                                                      \
   X(types, bf16_f32, "bf16\u2192f32", "bfloat16 Q, K and V, float32 O", set_types(p, ATTN_BF16, ATTN_BF16, ATTN_F32))      \
   X(types, bshd, "bshd", "`[batch][seq][heads][dim]`", attn_problem_set_bshd(p))                                           \
   X(types, row_gaps, "row gaps", "rows farther apart than they are long", multiply_strides(p, (attn_strides){2, 2, 2, 1})) \

@@ -170,7 +170,8 @@ static void check_shape(const shape *s, attn_dtype dtype) {
   static const float slopes[16] = {0.001f, 0.0005f};
   attn_problem p;
   attn_problem_init(&p, 1, s->heads_q, s->heads_kv, s->seq_q, s->seq_k, s->dim_qk, s->dim_v);
-  p.dtype_q = p.dtype_kv = dtype;
+  p.dtype_q = attn_dtype_is_float(dtype) ? dtype : ATTN_F32;
+  p.dtype_kv = dtype;
   p.uses = s->uses;
   p.window_left = s->window_left;
   p.align = s->align;
@@ -200,10 +201,50 @@ static void check_shape(const shape *s, attn_dtype dtype) {
 }
 
 TEST(every_block_of_every_shape_is_right) {
-  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2};
   for (size_t i = 0; i < COUNT(shapes); i++)
-    for (int n = 0; n < 3; n++) check_shape(&shapes[i], dtypes[n]);
+    for (size_t n = 0; n < COUNT(dtypes); n++) check_shape(&shapes[i], dtypes[n]);
 }
+
+/* ---- Types of 8 bits ------------------------------------------------------------------------------------------------- */
+
+enum { BYTES = 256 };
+
+/* One key has weight 1, so every value comes out as it is; and the score of a key of one element is that element. */
+static void check_every_byte(const char *kernel) {
+  static const attn_dtype dtypes[] = {ATTN_F8_E4M3, ATTN_F8_E5M2};
+  uint8_t bytes[BYTES];
+  float o[BYTES], lse[BYTES];
+  const float one[1] = {1};
+  for (int i = 0; i < BYTES; i++) bytes[i] = (uint8_t)i;
+  for (size_t type = 0; type < COUNT(dtypes); type++) {
+    attn_problem p;
+    attn_problem_init(&p, 1, 1, 1, 1, 1, 1, BYTES);
+    p.dtype_kv = dtypes[type];
+    if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) return;
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+    const uint8_t zero[1] = {0};
+    test_ok(test_run(&p, &ATTN_STRUCT(attn_args, .q = one, .k = zero, .v = bytes, .o = o), &options));
+    for (int i = 0; i < BYTES; i++) {
+      const double right = attn_oracle_load(bytes, dtypes[type], i);
+      if (!((double)o[i] == right || (isnan(right) && isnan(o[i]))))
+        fail_msg("%s: V of byte 0x%02x is %g, should be %g", kernel, (unsigned)i, (double)o[i], right);
+    }
+    attn_problem_init(&p, BYTES, 1, 1, 1, 1, 1, 1);
+    p.dtype_kv = dtypes[type];
+    p.q_stride.b = p.v_stride.b = 0;
+    p.scale = 1;
+    p.uses = ATTN_USE_LSE;
+    test_ok(test_run(&p, &ATTN_STRUCT(attn_args, .q = one, .k = bytes, .v = zero, .o = o, .lse = lse), &options));
+    for (int i = 0; i < BYTES; i++) {
+      const double right = attn_oracle_load(bytes, dtypes[type], i);
+      if (isfinite(right) && !(fabs((double)lse[i] - right) <= 1e-6 * fabs(right)))
+        fail_msg("%s: K of byte 0x%02x scores %g, should be %g", kernel, (unsigned)i, (double)lse[i], right);
+    }
+  }
+}
+
+TEST(every_value_of_8_bits_is_loaded_as_it_is) { test_each_kernel(check_every_byte); }
 
 /* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
 

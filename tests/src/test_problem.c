@@ -95,6 +95,9 @@ TEST(setters_set_what_they_say) {
   X(window, (p->window_left = 3, p->window_right = 2))                                                        \
   X(row_len_top_left, p->uses = ATTN_USE_ROW_LEN)                                                             \
   X(half_kv, p->dtype_kv = ATTN_F16)                                                                          \
+  X(bytes_kv, p->dtype_kv = ATTN_F8_E4M3)                                                                     \
+  X(bytes_kv_of_bf16, (p->dtype_kv = ATTN_F8_E5M2, p->dtype_q = ATTN_BF16))                                   \
+  X(bytes_kv_of_f16, (p->dtype_kv = ATTN_F8_E4M3, p->dtype_q = p->dtype_o = ATTN_F16))                        \
   X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                      \
   X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \
   X(q_of_precomputed_unread, (p->score = ATTN_SCORE_PRECOMPUTED, p->q_stride.b = INT64_MAX))                  \
@@ -139,6 +142,8 @@ TEST(legal_problems_are_accepted) {
   X(dim_qk, p->dim_qk = 0, "dim_qk", "0", "at least 1")                                                                     \
   X(dtype_kv, p->dtype_kv = (attn_dtype)9, "dtype_kv", "9", "ATTN_F32")                                                     \
   X(dtype_q, p->dtype_q = ATTN_F16, "dtype_q", "1", "equal to dtype_kv")                                                    \
+  X(dtype_q_bytes, p->dtype_q = p->dtype_kv = ATTN_F8_E4M3, "dtype_q", "3", "ATTN_F32, ATTN_F16 or ATTN_BF16")              \
+  X(dtype_o_bytes, p->dtype_o = p->dtype_kv = ATTN_F8_E5M2, "dtype_o", "4", "ATTN_F32")                                     \
   X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
   X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
   X(operation, p->operation = (attn_operation)1, "operation", "is 1", "ATTN_FORWARD")                                       \

@@ -27,6 +27,7 @@ enum {
 typedef float lane_floats __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint32_t lane_bits __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t lane_halves __attribute__((vector_size(VEC_LANES * 2)));
+typedef uint8_t lane_bytes __attribute__((vector_size(VEC_LANES)));
 
 /* VEC_LANES elements from `at` on, which lie side by side. */
 static ALWAYS_INLINE vec load_lanes(const void *data, int64_t at, const attn_dtype dtype) {
@@ -34,11 +35,37 @@ static ALWAYS_INLINE vec load_lanes(const void *data, int64_t at, const attn_dty
   return dtype == ATTN_F16 ? vec_load_f16((const uint16_t *)data + at) : vec_load_bf16((const uint16_t *)data + at);
 }
 
+/* Like attn_f8_of_f32. Values below the normal ones are rounded by an addition, in whose result their unit is the last bit.
+ */
+static ALWAYS_INLINE void store_bytes(uint8_t *to, vec x, const int fraction, const int bias, const uint32_t largest,
+                                      const uint32_t nan) {
+  const uint32_t drops = 23u - (uint32_t)fraction, rebias = (127u - (uint32_t)bias) << 23;
+  const uint32_t unit = ((uint32_t)(128 - bias) + drops) << 23; /* 2^23 of the smallest values */
+  const vec shifted = vec_add(vec_abs(x), vec_set1(attn_f32_of_bits(unit)));
+  lane_bits bits, small;
+  memcpy(&bits, &x, sizeof bits);
+  memcpy(&small, &shifted, sizeof small);
+  const lane_bits magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+  const lane_bits large = (magnitude + ((1u << (drops - 1)) - 1 - rebias) + (magnitude >> drops & 1u)) >> drops;
+  const lane_bits is_small = (lane_bits)(magnitude < (uint32_t)(128 - bias) << 23);
+  const lane_bits is_largest = (lane_bits)(magnitude >= (largest << drops) + rebias);
+  const lane_bits is_nan = (lane_bits)(magnitude > 0x7f800000u);
+  lane_bits code = (is_small & (small - unit)) | (~is_small & large);
+  code = (is_largest & largest) | (~is_largest & code);
+  code = (is_nan & nan) | (~is_nan & code);
+  const lane_bytes bytes = __builtin_convertvector(code | sign, lane_bytes);
+  memcpy(to, &bytes, sizeof bytes);
+}
+
 static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype dtype, vec x) {
   if (dtype == ATTN_F32) {
     vec_store((float *)data + at, x);
   } else if (dtype == ATTN_F16) {
     vec_store_f16((uint16_t *)data + at, x);
+  } else if (dtype == ATTN_F8_E4M3) {
+    store_bytes((uint8_t *)data + at, x, 3, 7, 0x7e, 0x7f);
+  } else if (dtype == ATTN_F8_E5M2) {
+    store_bytes((uint8_t *)data + at, x, 2, 15, 0x7b, 0x7e);
   } else { /* like attn_bf16_of_f32 */
     lane_floats floats;
     lane_bits bits;
@@ -62,20 +89,23 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
 }
 
 /* The call with both types as constants: a copy of the loops for each pair. */
-#define WITH_TYPE(type, call, ...)                       \
-  switch (type) {                                        \
-    case ATTN_F32: call(__VA_ARGS__, ATTN_F32); break;   \
-    case ATTN_F16: call(__VA_ARGS__, ATTN_F16); break;   \
-    case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break; \
+#define WITH_TYPE(type, call, ...)                             \
+  switch (type) {                                              \
+    case ATTN_F32: call(__VA_ARGS__, ATTN_F32); break;         \
+    case ATTN_F16: call(__VA_ARGS__, ATTN_F16); break;         \
+    case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break;       \
+    case ATTN_F8_E4M3: call(__VA_ARGS__, ATTN_F8_E4M3); break; \
+    case ATTN_F8_E5M2: call(__VA_ARGS__, ATTN_F8_E5M2); break; \
   }
 #define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
 #define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)
 #define FROM_BF16(function, row) WITH_TYPE((row)->to_dtype, function, *(row), ATTN_BF16)
-#define WITH_TYPES(function, row)                    \
-  switch ((row)->from_dtype) {                       \
-    case ATTN_F32: FROM_F32(function, row); break;   \
-    case ATTN_F16: FROM_F16(function, row); break;   \
-    case ATTN_BF16: FROM_BF16(function, row); break; \
+#define WITH_TYPES(function, row)                      \
+  switch ((row)->from_dtype) {                         \
+    case ATTN_F32: FROM_F32(function, row); break;     \
+    case ATTN_F16: FROM_F16(function, row); break;     \
+    case ATTN_BF16: FROM_BF16(function, row); break;   \
+    default: break; /* tokens come in no other type */ \
   }
 
 /* ---- The rows of one token ---- */

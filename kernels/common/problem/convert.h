@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* float32 from and to the 16-bit storage types, in portable C: rounding to nearest, ties to even; overflow goes to infinity;
- * denormals and NaN stay what they are. Integer arithmetic only (but for one exact product), so the results do not depend on
- * the rounding mode or on a caller that flushes denormals to zero. */
+/* float32 from and to the 16-bit and 8-bit storage types, in portable C: rounding to nearest, ties to even; overflow goes to
+ * infinity in 16 bits and to the largest value in 8; denormals and NaN stay what they are. Integer arithmetic only (but for
+ * one exact product), so the results do not depend on the rounding mode or on a caller that flushes denormals to zero. */
 #ifndef ATTN_COMMON_CONVERT_H
 #define ATTN_COMMON_CONVERT_H
 
@@ -51,6 +51,35 @@ static inline uint16_t attn_f16_of_f32(float value) {
   const uint32_t count = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1u);
   return (uint16_t)(sign | (count + (rest > tie || (rest == tie && (count & 1u)))));
 }
+
+static inline float attn_f32_of_e4m3(uint8_t value) {
+  const uint32_t sign = (uint32_t)(value & 0x80u) << 24, magnitude = value & 0x7fu;
+  if (magnitude == 0x7f) return attn_f32_of_bits(sign | 0x7fc00000u);
+  if (magnitude < 8) return attn_f32_of_bits(sign | attn_bits_of_f32((float)magnitude * 0x1p-9f));
+  return attn_f32_of_bits(sign | ((magnitude << 20) + ((127u - 7u) << 23)));
+}
+
+static inline float attn_f32_of_e5m2(uint8_t value) { return attn_f32_of_f16((uint16_t)(value << 8)); }
+
+/* To a type of 8 bits with so many bits of fraction, this bias of the exponent, and these codes. */
+static inline uint8_t attn_f8_of_f32(float value, int fraction, int bias, uint32_t largest, uint32_t nan) {
+  const uint32_t bits = attn_bits_of_f32(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (uint8_t)(sign | nan);
+  const uint32_t drops = 23u - (uint32_t)fraction, least = (uint32_t)(128 - bias) << 23; /* least: of normal values */
+  if (magnitude >= least) {
+    const uint32_t rounded =
+        (magnitude + (1u << (drops - 1)) - 1 + (magnitude >> drops & 1u)) - ((127u - (uint32_t)bias) << 23);
+    return (uint8_t)(sign | (rounded >> drops < largest ? rounded >> drops : largest));
+  }
+  const uint32_t exponent = magnitude >> 23, shift = (uint32_t)(128 - bias) + drops - exponent;
+  if (shift > 24) return (uint8_t)sign; /* less than half of the smallest value */
+  const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, count = mantissa >> shift;
+  const uint32_t rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1u);
+  return (uint8_t)(sign | (count + (rest > tie || (rest == tie && (count & 1u)))));
+}
+
+static inline uint8_t attn_e4m3_of_f32(float value) { return attn_f8_of_f32(value, 3, 7, 0x7e, 0x7f); }
+static inline uint8_t attn_e5m2_of_f32(float value) { return attn_f8_of_f32(value, 2, 15, 0x7b, 0x7e); }
 
 static inline float attn_f32_of_f32(float value) { return value; }
 

@@ -9,10 +9,15 @@ enum {
 #define DTYPE(constant, ...) +1
   ATTN_DTYPE_COUNT = 0 /* one for each */
 #include "dtypes.def"
+  ,
+  ATTN_FLOAT_COUNT = 0 /* those for every tensor, which come first */
+#include "floats.def"
 #undef DTYPE
 };
 
-#define ATTN_DTYPE_CONSTANTS "ATTN_F32, ATTN_F16 or ATTN_BF16" /* for messages */
+/* For messages. */
+#define ATTN_FLOAT_CONSTANTS "ATTN_F32, ATTN_F16 or ATTN_BF16"
+#define ATTN_DTYPE_CONSTANTS "ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3 or ATTN_F8_E5M2"
 
 typedef struct attn_dtype_info {
   const char *name;
@@ -30,6 +35,9 @@ static inline attn_dtype_info attn_dtype_of(attn_dtype dtype) {
 }
 
 static inline bool attn_dtype_exists(attn_dtype dtype) { return (unsigned)dtype < ATTN_DTYPE_COUNT; }
+
+/* Whether every tensor may have the type; the others are for K and V. */
+static inline bool attn_dtype_is_float(attn_dtype dtype) { return (unsigned)dtype < ATTN_FLOAT_COUNT; }
 
 /* All that counts bytes of elements goes through these, so that a type may store several elements together. */
 

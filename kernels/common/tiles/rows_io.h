@@ -4,7 +4,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   VEC_LOADS_PARTS  optional: the tier loads parts of vectors as quickly as whole ones, and brings vec_load_first_f16() and
- *                    vec_load_first_bf16(); tested: set (avx512), not set (portable, avx2, neon, c)
+ *                    its like for the other types; tested: set (avx512), not set (portable, avx2, neon, c)
  *   VEC_LOADS_FLOAT_PARTS  optional: so it loads floats; tested: set (avx2), not set (portable, neon, c) */
 #ifndef ATTN_COMMON_ROWS_IO_H
 #define ATTN_COMMON_ROWS_IO_H
@@ -30,17 +30,16 @@ enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
 enum { LOADS_PARTS = true };
 #else
 enum { LOADS_PARTS = false };
-static ALWAYS_INLINE const uint16_t *pad(const uint16_t *from, int64_t n, uint16_t padded[VEC_LANES]) {
-  return memcpy(padded, from, (size_t)n * sizeof *from);
-}
-static ALWAYS_INLINE vec vec_load_first_f16(const uint16_t *from, int64_t n) {
-  uint16_t padded[VEC_LANES] = {0};
-  return vec_load_f16(pad(from, n, padded));
-}
-static ALWAYS_INLINE vec vec_load_first_bf16(const uint16_t *from, int64_t n) {
-  uint16_t padded[VEC_LANES] = {0};
-  return vec_load_bf16(pad(from, n, padded));
-}
+#define LOAD_FIRST_OF(name, element)                                               \
+  static ALWAYS_INLINE vec vec_load_first_##name(const element *from, int64_t n) { \
+    element padded[VEC_LANES] = {0};                                               \
+    return vec_load_##name(memcpy(padded, from, (size_t)n * sizeof *from));        \
+  }
+LOAD_FIRST_OF(f16, uint16_t)
+LOAD_FIRST_OF(bf16, uint16_t)
+LOAD_FIRST_OF(e4m3, uint8_t)
+LOAD_FIRST_OF(e5m2, uint8_t)
+#undef LOAD_FIRST_OF
 #endif
 
 /* Whether parts of vectors of a type are loaded as quickly as whole ones: a constant. */
@@ -55,18 +54,15 @@ static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int
   const attn_dtype dtype = elements.dtype;
   assert(n >= 0 && n <= VEC_LANES);
   const bool whole = LOADS_PARTS ? __builtin_constant_p(n) && n == VEC_LANES : n == VEC_LANES; /* no branch in loops */
-  if (dtype == ATTN_F32) {
-    const float *from = (const float *)elements.data + index;
-    return whole ? vec_load(from) : vec_load_first(from, n);
+  const void *from = attn_element_at(elements.data, dtype, index);
+  switch (dtype) {
+    case ATTN_F32: return whole ? vec_load(from) : vec_load_first(from, n);
+    case ATTN_F16: return whole ? vec_load_f16(from) : vec_load_first_f16(from, n);
+    case ATTN_BF16: return whole ? vec_load_bf16(from) : vec_load_first_bf16(from, n);
+    case ATTN_F8_E4M3: return whole ? vec_load_e4m3(from) : vec_load_first_e4m3(from, n);
+    case ATTN_F8_E5M2: return whole ? vec_load_e5m2(from) : vec_load_first_e5m2(from, n);
   }
-  if (dtype != ATTN_F16 && dtype != ATTN_BF16) { /* types that no tier loads as a vector */
-    float one_by_one[VEC_LANES] = {0};
-    for (int64_t d = 0; d < n; d++) one_by_one[d] = attn_load_f32(elements, index + d);
-    return vec_load(one_by_one);
-  }
-  const uint16_t *from = (const uint16_t *)elements.data + index;
-  if (whole) return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
-  return dtype == ATTN_F16 ? vec_load_first_f16(from, n) : vec_load_first_bf16(from, n);
+  return vec_zero(); /* not reached */
 }
 
 /* Row i as floats that lie side by side; 0 up to row_floats, a multiple of VEC_LANES. */
@@ -135,8 +131,9 @@ static void load_queries(const row_block *block, int64_t begin, int64_t end) {
   case ATTN_##constant:                                          \
     load_query_rows(block, begin, end, factor, ATTN_##constant); \
     break;
-#include "kernels/common/problem/dtypes.def"
+#include "kernels/common/problem/floats.def"
 #undef DTYPE
+    default: assert(false);
   }
 }
 

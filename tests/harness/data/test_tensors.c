@@ -9,6 +9,7 @@
 #include "data/generate.h"
 #include "data/lengths.h"
 #include "data/tensors.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/ref/oracle_f64.h"
 #include "tests/support/layer_support.h"
@@ -222,6 +223,10 @@ static bool is_needed(const attn_sequence *seq, int64_t g, int64_t j) {
   return false;
 }
 
+static double size_of(attn_dtype dtype) {
+  return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2 ? 1 : 2;
+}
+
 /* Keys that no row sees are not read, nor are queries beyond the lengths. Outputs beyond them are written as zeros, except
  * in packed sequences. */
 static double bytes_of_work(void) {
@@ -233,9 +238,9 @@ static double bytes_of_work(void) {
     for (int64_t g = 0; g < p->heads_kv; g++)
       for (int64_t j = 0; j < seq.len_k; j++) keys += is_needed(&seq, g, j);
   }
-  const double q = queries * (double)(p->heads_q * p->dim_qk) * (p->dtype_q == ATTN_F32 ? 4 : 2);
-  const double kv = keys * (p->dtype_kv == ATTN_F32 ? 4 : 2);
-  const double out = outputs * (double)(p->heads_q * p->dim_v) * (p->dtype_o == ATTN_F32 ? 4 : 2) + kv * (double)p->dim_v;
+  const double q = queries * (double)(p->heads_q * p->dim_qk) * size_of(p->dtype_q);
+  const double kv = keys * size_of(p->dtype_kv);
+  const double out = outputs * (double)(p->heads_q * p->dim_v) * size_of(p->dtype_o) + kv * (double)p->dim_v;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, &tensors.args);
   return out + q + kv * (double)p->dim_qk;
 }
@@ -562,6 +567,38 @@ TEST(values_round_to_the_nearest_of_their_type) {
     assert_int_equal(stored(dtype, -INFINITY), 0x8000 | infinite);
     assert_int_equal(stored(dtype, 3.4e38), type ? 0x7f80 : 0x7c00);
     assert_true((stored(dtype, NAN) & 0x7fff) > infinite);
+  }
+}
+
+/* The same for types of 8 bits; values beyond the largest one become that. */
+TEST(values_round_to_the_nearest_of_8_bits) {
+  for (int type = 0; type < 2; type++) {
+    const attn_dtype dtype = type ? ATTN_F8_E5M2 : ATTN_F8_E4M3;
+    const uint8_t largest = type ? 0x7b : 0x7e;
+    uint8_t byte[2];
+    for (byte[0] = 0; byte[0] < largest; byte[0]++) {
+      byte[1] = (uint8_t)(byte[0] + 1);
+      const double a = attn_oracle_load(byte, dtype, 0), middle = (a + attn_oracle_load(byte, dtype, 1)) / 2;
+      const double values[] = {a, -middle, (double)nextafterf((float)middle, 0),
+                               (double)nextafterf((float)middle, INFINITY)};
+      const int right[] = {byte[0], 0x80 | byte[byte[0] % 2], byte[0], byte[1]};
+      for (int i = 0; i < 4; i++) {
+        uint8_t ours, theirs;
+        bench_store(&ours, dtype, 0, values[i]);
+        attn_store_f32(&theirs, dtype, 0, (float)values[i]);
+        assert_int_equal(ours, right[i]);
+        assert_int_equal(theirs, right[i]);
+      }
+    }
+    static const double ends[] = {-INFINITY, 3e38, -61440, 464, NAN};
+    for (size_t i = 0; i < COUNT(ends); i++) {
+      uint8_t ours, theirs;
+      bench_store(&ours, dtype, 0, ends[i]);
+      attn_store_f32(&theirs, dtype, 0, (float)ends[i]);
+      assert_int_equal(ours, theirs);
+      if (i < 3) assert_int_equal(ours, (ends[i] < 0 ? 0x80 : 0) | largest);
+      if (isnan(ends[i])) assert_true(isnan(attn_oracle_load(&ours, dtype, 0)));
+    }
   }
 }
 
