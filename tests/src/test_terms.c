@@ -228,12 +228,12 @@ TEST(many_tiles_are_estimated) {
 
 /* ---- Decode ---- */
 
-/* Parts of 8, 4, 2 and 1 rows, the largest first. A part may have a row of zeros, one of pairs up to three. */
-static double parts_of(int64_t rows, bool pairs, double part[4]) {
+/* Parts of 8, 4, 2 and 1 rows, the largest first. A part may have a row of zeros. */
+static double parts_of(int64_t rows, double part[4]) {
   double parts = 0;
   part[0] = part[1] = part[2] = part[3] = 0;
   for (int kind; rows > 0; parts++, part[kind]++) {
-    kind = rows >= (pairs ? 5 : 7) ? 0 : rows >= 3 ? 1 : rows == 2 ? 2 : 3;
+    kind = rows >= 7 ? 0 : rows >= 3 ? 1 : rows == 2 ? 2 : 3;
     rows -= 8 >> kind;
   }
   return parts;
@@ -266,7 +266,7 @@ static void count_decode_head(counter *c, const attn_problem *p, term_widths w) 
   const double keys = seen_by_some(p, 0, p->seq_q), wide = wide_of(p, w);
   const int64_t rows = (int64_t)group_of(p) * p->seq_q;
   double part[4];
-  parts_of(rows, w.values > w.lanes, part);
+  parts_of(rows, part);
   const double blocks = blocked_keys(p, w, part[3] > 0), rest = keys - blocks;
   for (int kind = 0; kind < 4; kind++)
     for (int i = 0; i < (int)part[kind]; i++) count_decode_part(c, p, w, 8 >> kind, blocks, rest);

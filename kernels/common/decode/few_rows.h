@@ -133,11 +133,9 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
 }
 
 /* The rows that the next call works on, of which there are functions: 8, 4, 2 or 1. 3 rows are taken as 4, and 7 as 8: a row
- * of zeros costs less than one more call, which reads and converts K and V again. 5 and 6 are worth 8 only for pairs, whose
- * products cost half as much. */
+ * of zeros costs less than one more call, which reads and converts K and V again. */
 static inline int64_t rows_at_once(int64_t rows) {
-  const int64_t worth_8 = LANE_VALUES == 1 ? 7 : 5;
-  return rows >= worth_8 && DECODE_KNOBS.tile_rows >= 8 ? 8 : rows >= 3 ? 4 : rows;
+  return rows >= 7 && DECODE_KNOBS.tile_rows >= 8 ? 8 : rows >= 3 ? 4 : rows;
 }
 
 /* Rows with those of zeros behind them. */

@@ -194,9 +194,9 @@ const char *const attn_decode_term_names[DECODE_TERM_COUNT] = {DECODE_TERMS(TERM
 enum { BLOCK_KEYS = 32, AT_ONCE = 4 };
 static const int ROWS_AT_ONCE[AT_ONCE] = {8, 4, 2, 1};
 
-/* Splits rows: 7 go as 8 and 3 as 4; of pairs of bf16 values, 5 and 6 go as 8, too. Returns how many parts they are. */
-static double split_rows(double rows, bool pairs, double count[AT_ONCE]) {
-  const double from[AT_ONCE] = {pairs ? 5 : 7, 3, 2, 1};
+/* Splits rows: 7 go as 8 and 3 as 4. Returns how many parts they are. */
+static double split_rows(double rows, double count[AT_ONCE]) {
+  static const double from[AT_ONCE] = {7, 3, 2, 1};
   double parts = 0;
   for (int i = 0; i < AT_ONCE; i++) {
     count[i] = rows >= from[i] ? floor((rows - from[i]) / ROWS_AT_ONCE[i]) + 1 : 0;
@@ -219,7 +219,7 @@ static double keys_in_blocks(const attn_problem *p, term_widths w, double single
 void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
   const counts c = counts_of(p, w);
   double count[AT_ONCE];
-  const double passes = split_rows(c.rows, w.values > w.lanes, count);
+  const double passes = split_rows(c.rows, count);
   const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* rows of zeros included */
   const double blocks = keys_in_blocks(p, w, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
   t[DECODE_score] = 0;
