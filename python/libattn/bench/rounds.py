@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable
 
-from .._native import bench_library
 from .harness import Rounding, latin_square, open_peak
 
 SPIN_PAUSE_S = 0.05  # idle workers of libgomp spin for less (about 10^5 pauses, below 20 ms)
@@ -82,7 +81,6 @@ def measure(rows, problem, places, rounds, sample_ns, threads, seed, pause_s):
         for row in rows:
             with start(row.run, problem, places.of_round(0)) as prepared, prepared.scope():
                 row.iterations, _ = calibrate(prepared.calls, sample_ns)
-        bench_library().attnbench_handlers_note()
         read_rate = None
         for index, position, row in schedule(rows, rounds, seed):
             time.sleep(pause_s)
@@ -105,10 +103,7 @@ def sample(row, problem, places, index, position, last):
         total_ns, returned = time_calls(prepared.calls, row.iterations)
         row.times_ns.append(total_ns / row.iterations)
         row.positions.append(position)
-        row.handler = row.handler or bench_library().attnbench_handlers_other()
-        if last and row.handler:
-            row.drop("ERROR", f"sets a handler of signal {row.handler}, which could work between calls")
-        elif last:
+        if last:
             compare_output(row, prepared, returned, warm, "after timing: ")
 
 
