@@ -8,6 +8,7 @@
 
 #include "attn/extend.h"
 #include "base/clock.h"
+#include "base/handlers.h"
 #include "cases/case.h"
 #include "cases/cases.h"
 #include "check/check.h"
@@ -42,6 +43,11 @@ int attnbench_holm(double *p, int n) { return bench_holm(p, n); }
 int attnbench_latin_square(int *square, int n, uint64_t seed, int block) {
   return bench_latin_square(square, n, seed, block);
 }
+
+/* ---- Handlers ---------------------------------------------------------------------------------------------------- */
+
+void attnbench_handlers_note(void) { bench_handlers_note(); }
+int attnbench_handlers_other(void) { return bench_handlers_other(); }
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
 

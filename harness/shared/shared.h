@@ -27,6 +27,13 @@ ATTNBENCH_API int attnbench_holm(double *p, int n);
 /* Row r of square[n][n] is the order of round r (timing/stats.h). 0 if memory is short. */
 ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int block);
 
+/* ---- Handlers of signals (base/handlers.h) ----------------------------------------------------------------------- */
+
+/* Those that are there now belong to no function that is timed. Then the number of a signal that has another one, and is
+ * ignored from now on; 0: none has. */
+ATTNBENCH_API void attnbench_handlers_note(void);
+ATTNBENCH_API int attnbench_handlers_other(void);
+
 /* ---- Cases (cases/case.h) ----------------------------------------------------------------------- */
 
 enum { ATTNBENCH_ID = 480 };

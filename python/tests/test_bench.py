@@ -5,6 +5,7 @@ import contextlib
 import csv
 import functools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ np = pytest.importorskip("numpy")
 
 import libattn  # noqa: E402
 from libattn import bench  # noqa: E402
-from libattn.bench import places  # noqa: E402
+from libattn.bench import places, rounds  # noqa: E402
 from libattn.bench.problems import Given  # noqa: E402
 
 QUICK = {"rounds": 7, "sample_ms": 0.05}
@@ -59,6 +60,25 @@ def test_checked_timed_and_compared():
     assert rows[case, "often"].p <= 1
     assert found.noise(case) > 0
     assert all(word in str(found) for word in ("often", "wrong", "FAIL", "not today", "against itself"))
+
+
+def test_a_handler_of_a_signal_is_an_error(monkeypatch):
+    case, timing, before = "heads=2 seq=40", [], signal.getsignal(signal.SIGUSR1)
+    schedule = rounds.schedule
+    monkeypatch.setattr(rounds, "schedule", lambda *arguments: timing.append(True) or schedule(*arguments))
+
+    def sets_one(q, k, v, **options):
+        if timing:
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+        return once(q, k, v, **options)
+
+    try:
+        rows = rows_of(bench.compare({"once": once, "sets one": sets_one}, [case], **QUICK))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert rows[case, "once"].status == "PASS"
+    assert rows[case, "sets one"].status == "ERROR"
+    assert f"sets a handler of signal {signal.SIGUSR1.value}" in rows[case, "sets one"].reason
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

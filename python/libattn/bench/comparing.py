@@ -36,6 +36,7 @@ class Row:
     peak_rates: list = field(default_factory=list)  # flop/s of the peak loop just before each sample
     read_rates: list = field(default_factory=list)  # where it decodes: bytes/s of the read loop in the same round
     iterations: int = 1
+    handler: int = 0  # the signal that it set a handler of when it was timed
     check: Check | None = None  # the largest error, where an oracle has one
     facts: dict = field(default_factory=dict)  # further columns
     note: str = ""

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Callable
 
+from .._native import bench_library
 from .harness import Rounding, latin_square, open_peak
 
 SPIN_PAUSE_S = 0.05  # idle workers of libgomp spin for less (about 10^5 pauses, below 20 ms)
@@ -81,6 +82,7 @@ def measure(rows, problem, places, rounds, sample_ns, threads, seed, pause_s):
         for row in rows:
             with start(row.run, problem, places.of_round(0)) as prepared, prepared.scope():
                 row.iterations, _ = calibrate(prepared.calls, sample_ns)
+        bench_library().attnbench_handlers_note()
         read_rate = None
         for index, position, row in schedule(rows, rounds, seed):
             time.sleep(pause_s)
@@ -103,7 +105,11 @@ def sample(row, problem, places, index, position, last):
         total_ns, returned = time_calls(prepared.calls, row.iterations)
         row.times_ns.append(total_ns / row.iterations)
         row.positions.append(position)
-        if last:
+        handler = bench_library().attnbench_handlers_other()  # asked after every sample, because it ends the handler
+        row.handler = row.handler or handler
+        if last and row.handler:
+            row.drop("ERROR", f"sets a handler of signal {row.handler}, which could work between calls")
+        elif last:
             compare_output(row, prepared, returned, warm, "after timing: ")
 
 
