@@ -23,8 +23,9 @@ def cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping,
                                kv_cache_dtype="auto"):
     """Token i of key and value [tokens, kv_heads, dim] goes to slot slot_mapping[i] of the caches [pages, kv_heads,
     page_tokens, dim]. The layout is plain: libattn writes and reads pages where they lie, with any strides."""
-    refuse_8_bit(kv_cache_dtype)
-    libattn.kv_append(key, value, key_cache, value_cache, slots=slot_mapping, cu_seqlens=[0, len(key)])
+    key_cache, value_cache = typed(key_cache, kv_cache_dtype), typed(value_cache, kv_cache_dtype)
+    libattn.kv_append(scaled(key, 1 / k_scale), scaled(value, 1 / v_scale), key_cache, value_cache, slots=slot_mapping,
+                      cu_seqlens=[0, len(key)])
 
 
 def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_start_loc, seq_lens, scale, causal,
@@ -32,7 +33,7 @@ def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_sta
                                 dynamic_causal=None, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"):
     """Writes `output` [tokens, heads, dim]: packed queries, each sequence aligned with the end of its keys. sliding_window:
     (left, right), or how many keys a query sees on each side, its own among them; -1 for all of them."""
-    refuse_8_bit(kv_cache_dtype)
+    key_cache, value_cache = typed(key_cache, kv_cache_dtype), typed(value_cache, kv_cache_dtype)
     if dynamic_causal is not None:
         pytest.skip("libattn has one mask for all sequences (dynamic_causal)")
     if isinstance(sliding_window, int):
@@ -40,8 +41,10 @@ def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_sta
     if sliding_window != (-1, -1):
         key_cache, value_cache, block_table = give_pages(key_cache, value_cache, block_table)
     libattn.sdpa(query, key_cache, value_cache, out=output, cu_seqlens_q=query_start_loc, kv_len=seq_lens,
-                 page_table=block_table, scale=scale, causal=causal, align="bottom_right", window=sliding_window,
+                 page_table=block_table, scale=scale * k_scale, causal=causal, align="bottom_right", window=sliding_window,
                  alibi=alibi_slopes, softcap=softcap, sinks=None if s_aux is None else s_aux.float())
+    if v_scale != 1:
+        output *= v_scale
 
 
 def give_pages(key_cache, value_cache, block_table):
@@ -53,9 +56,14 @@ def give_pages(key_cache, value_cache, block_table):
     return key_cache[pages], value_cache[pages], torch.arange(len(pages), dtype=torch.int32).view_as(block_table)
 
 
-def refuse_8_bit(kv_cache_dtype):
-    if kv_cache_dtype != "auto":
-        pytest.skip(f"libattn has no cache of {kv_cache_dtype}")
+def typed(cache, kv_cache_dtype):
+    """vLLM keeps values of 8 bits as bytes, and names their type in the call."""
+    types = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    return cache if kv_cache_dtype == "auto" else cache.view(types[kv_cache_dtype])
+
+
+def scaled(tensor, factor):
+    return tensor if factor == 1 else tensor * factor
 
 
 class CpuArchEnum(enum.Enum):
@@ -121,11 +129,6 @@ def pytest_configure(config):
     library.define("cpu_attn_has_isa(str isa) -> bool")
     library.impl("cpu_attn_has_isa", lambda isa: False, "CompositeExplicitAutograd")
     config.libattn_upstream = library  # lives as long as the tests
-
-
-def pytest_runtest_setup(item):
-    """Refuses 8-bit caches before the test draws gigabytes of random keys for them."""
-    refuse_8_bit(getattr(item, "callspec", None) and item.callspec.params.get("kv_cache_dtype") or "auto")
 
 
 def pytest_runtest_teardown(item):
