@@ -67,8 +67,8 @@ void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
 enum { VALUES = 65521 };
 
 static const unsigned char *values_of(attn_dtype dtype) {
-  static unsigned char values[ATTN_DTYPE_COUNT][VALUES * sizeof(float)];
-  static bool made[ATTN_DTYPE_COUNT];
+  static unsigned char values[ATTN_FLOAT_COUNT][VALUES * sizeof(float)];
+  static bool made[ATTN_FLOAT_COUNT];
   for (int64_t i = 0; i < VALUES && !made[dtype]; i++)
     bench_store(values[dtype], dtype, i, bench_value_normal(1, BENCH_STREAM_Q, (uint64_t)i));
   made[dtype] = true;

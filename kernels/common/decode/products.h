@@ -50,7 +50,8 @@ enum {
 #include "few_rows.def"
 #undef FEW_ROWS
 };
-_Static_assert(FEW_ROWS_FUNCTIONS == 9 * ATTN_DTYPE_COUNT, "few_rows.def has 9 lines for each type");
+_Static_assert(FEW_ROWS_FUNCTIONS == 9 * ATTN_FLOAT_COUNT + 5 * (ATTN_DTYPE_COUNT - ATTN_FLOAT_COUNT),
+               "few_rows.def has 9 lines for each type, 5 for those of 8 bits");
 
 /* Tells the functions apart. */
 #define FEW_KEY(rows, policy, type) (((type)*4 + (policy)) * 16 + (rows))
@@ -130,7 +131,8 @@ static int64_t key_bytes_of(const attn_problem *p) { return attn_elements_bytes(
 static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
   const double bytes = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)key_bytes_of(p);
-  if (DECODE_KNOBS.prefetches_twice && dense && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond) return PREFETCH_TWICE;
+  const bool drops = attn_dtype_is_float(p->dtype_kv) && cpu->twice_beyond > 0 && bytes > cpu->twice_beyond;
+  if (DECODE_KNOBS.prefetches_twice && dense && drops) return PREFETCH_TWICE;
   const bool narrow = dense && LANE_VALUES == 1 && p->dtype_kv != ATTN_F32 && !attn_uses(p, ATTN_USE_PAGES);
   const bool fetched = bytes <= cpu->none_up_to || (narrow && cpu->none_up_to > 0);
   return one_row && fetched ? PREFETCH_NONE : PREFETCH_ONCE;
