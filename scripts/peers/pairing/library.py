@@ -145,7 +145,7 @@ def make_args(problem, q, k, v, o, lse=None, pages=None):
     keys = (p.pages, p.heads_kv, p.page_tokens) if pages else (p.batch, p.heads_kv, p.seq_k)
     shapes = {"q": (*queries, p.dim_qk), "k": (*keys, p.dim_qk), "v": (*keys, p.dim_v), "o": (*queries, p.dim_v),
               "lse": queries}
-    types = {dtype.number: ARRAYS[name] for name, dtype in dtypes().items()}
+    types = {dtype.number: ARRAYS[name] for name, dtype in dtypes().items() if name in ARRAYS}
     wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
               "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}
