@@ -50,8 +50,8 @@ typedef struct attn_prefetch {
 
 /** Bytes of the caches of one core, by this CPU's class; 0 where no class can be found. */
 typedef struct attn_caches {
-  int64_t level1; /**< Of data. */
-  int64_t level2; /**< Of a core, shared with none. */
+  int64_t level1; /**< Data. */
+  int64_t level2; /**< Data and code. */
 } attn_caches;
 
 /** Facts of the machine that plan() may use to decide, beside the problem. They steer speed only, never which keys go
