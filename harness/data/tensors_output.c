@@ -255,7 +255,7 @@ static float load(const bench_buffer *v, int64_t i) {
   if (v->element_bytes == sizeof word) {
     memcpy(&word, v->data + i * 4, sizeof word);
   } else if (v->element_bytes == 1) {
-    word = (uint32_t)v->data[i] << 24;
+    word = v->data[i] == BENCH_INPUT_POISON ? UINT32_MAX : (uint32_t)v->data[i] << 24; /* poison stays what it is: a NaN */
   } else {
     uint16_t upper;
     memcpy(&upper, v->data + i * 2, sizeof upper);
