@@ -247,8 +247,8 @@ enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more 
  * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
-/* Element i as a float32, of which a smaller element is the upper part. That is the value of a bfloat16, and of a float16 or
- * of 8 bits only its sign. */
+/* Element i as a float32, of which a smaller element is the upper part. A bfloat16 keeps its value by that, the other types
+ * only their sign. */
 static float load(const bench_buffer *v, int64_t i) {
   uint32_t word = 0;
   float x;

@@ -70,8 +70,8 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-/* 8 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
- * of a bias smaller by 8, and its NaN is the number above its largest one. */
+/* 8 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
+ * and its bias is smaller by 8; its NaN is the number above its largest one. */
 static inline vec vec_load_e5m2(const uint8_t *p) {
   return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 8));
 }

@@ -62,8 +62,8 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-/* 16 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
- * of a bias smaller by 8, and its NaN is the number above its largest one. */
+/* 16 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
+ * and its bias is smaller by 8; its NaN is the number above its largest one. */
 static inline vec floats_of_e5m2(__m128i bytes) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
 }

@@ -117,8 +117,8 @@ static inline void vec_store_first(float *p, vec x, int64_t n) {
 static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
-/* 4 values of 8 bits as floats, by the float16 that holds each: e5m2 is its upper half; e4m3 has one bit of exponent less,
- * of a bias smaller by 8, and its NaN is the number above its largest one. */
+/* 4 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
+ * and its bias is smaller by 8; its NaN is the number above its largest one. */
 static inline int8x8_t load_4_bytes(const uint8_t *p) {
   uint32_t bytes;
   memcpy(&bytes, p, sizeof bytes);

@@ -132,8 +132,8 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
     memcpy(t.score + r * DECODE_SCORE_STRIDE + at, each + r * columns, (size_t)columns * sizeof(float));
 }
 
-/* The rows that the next call works on, of which there are functions: 8, 4, 2 or 1. 3 rows are taken as 4, and 7 as 8: a row
- * of zeros costs less than one more call, which reads and converts K and V again. */
+/* The rows that the next call works on, of which there are functions: 8, 4, 2 or 1. 3 rows are taken as 4, and 7 as 8: one
+ * more row, which is zeros, costs less than one more call, which reads and converts K and V again. */
 static inline int64_t rows_at_once(int64_t rows) {
   return rows >= 7 && DECODE_KNOBS.tile_rows >= 8 ? 8 : rows >= 3 ? 4 : rows;
 }

@@ -125,8 +125,8 @@ static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v,
 static int64_t key_bytes_of(const attn_problem *p) { return attn_elements_bytes(p->dtype_kv, p->dim_qk + p->dim_v); }
 
 /* How K and V of a call are prefetched. Twice where the CPU drops prefetches, if K and V are too large to be in a cache and
- * have no gaps between rows. Not at all where a single row reads K and V in their order and level 3 may hold them, on CPUs
- * that fetch such lines by themselves. There, rows of 16-bit values without gaps or pages need none beyond level 3, either;
+ * have no gaps between rows. Not at all where a single row reads K and V in their order, level 3 may hold them and the CPU
+ * fetches such lines by itself. On such CPUs, rows of 16-bit values without gaps or pages need none beyond level 3, either;
  * float32 does, and pairs do, which meet V of two keys side by side. */
 static prefetch_policy policy_of(const attn_problem *p, const attn_prefetch *cpu, bool one_row) {
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;

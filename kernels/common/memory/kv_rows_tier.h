@@ -63,9 +63,9 @@ static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype d
   } else if (dtype == ATTN_F16) {
     vec_store_f16((uint16_t *)data + at, x);
   } else if (dtype == ATTN_F8_E4M3) {
-    store_bytes((uint8_t *)data + at, x, 3, 7, 0x7e, 0x7f);
+    store_bytes((uint8_t *)data + at, x, ATTN_E4M3_FORMAT);
   } else if (dtype == ATTN_F8_E5M2) {
-    store_bytes((uint8_t *)data + at, x, 2, 15, 0x7b, 0x7e);
+    store_bytes((uint8_t *)data + at, x, ATTN_E5M2_FORMAT);
   } else { /* like attn_bf16_of_f32 */
     lane_floats floats;
     lane_bits bits;

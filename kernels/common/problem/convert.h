@@ -61,7 +61,10 @@ static inline float attn_f32_of_e4m3(uint8_t value) {
 
 static inline float attn_f32_of_e5m2(uint8_t value) { return attn_f32_of_f16((uint16_t)(value << 8)); }
 
-/* To a type of 8 bits with so many bits of fraction, this bias of the exponent, and these codes. */
+/* Types of 8 bits: bits of fraction, bias of the exponent, and the codes of the largest value and of NaN. */
+#define ATTN_E4M3_FORMAT 3, 7, 0x7e, 0x7f
+#define ATTN_E5M2_FORMAT 2, 15, 0x7b, 0x7e
+
 static inline uint8_t attn_f8_of_f32(float value, int fraction, int bias, uint32_t largest, uint32_t nan) {
   const uint32_t bits = attn_bits_of_f32(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return (uint8_t)(sign | nan);
@@ -78,8 +81,8 @@ static inline uint8_t attn_f8_of_f32(float value, int fraction, int bias, uint32
   return (uint8_t)(sign | (count + (rest > tie || (rest == tie && (count & 1u)))));
 }
 
-static inline uint8_t attn_e4m3_of_f32(float value) { return attn_f8_of_f32(value, 3, 7, 0x7e, 0x7f); }
-static inline uint8_t attn_e5m2_of_f32(float value) { return attn_f8_of_f32(value, 2, 15, 0x7b, 0x7e); }
+static inline uint8_t attn_e4m3_of_f32(float value) { return attn_f8_of_f32(value, ATTN_E4M3_FORMAT); }
+static inline uint8_t attn_e5m2_of_f32(float value) { return attn_f8_of_f32(value, ATTN_E5M2_FORMAT); }
 
 static inline float attn_f32_of_f32(float value) { return value; }
 

@@ -18,7 +18,7 @@ static struct {
   int64_t first;                  /* the disturber's call that starts its thread */
   int64_t calls[TRIALS];
   int plans[TRIALS], threads, writes_left;
-  int owner[MOST_THREADS]; /* whose the threads are */
+  int owner[MOST_THREADS]; /* the trial that each thread belongs to */
   bool gone[MOST_THREADS];
 } world;
 
