@@ -11,6 +11,8 @@
 #define FIXED(constant, value)   {AXIS_##constant, value, true},
 #define DEFAULT(constant, value) {AXIS_##constant, value, false},
 
+enum { ROPE_MOST_DIM = 256 };
+
 static const bench_layer_info layers[LAYER_COUNT] = {
 #define LAYER(constant, text, properties, own_axes) \
   [LAYER_##constant] = {.name = (text), .id = LAYER_##constant, .has = (properties), .axes = {own_axes{0}}},
@@ -160,18 +162,18 @@ static bool contradicts_masks(const question *q) {
 }
 
 /* The axes that some layer takes in addition to those of its shape; other rules look at the shape. */
-static bool is_for_layers(bench_axis axis) {
+static bool is_for_layers(bench_axis axis, unsigned has) {
   static const bench_axis some[] = {AXIS_ALIGN, AXIS_OFFSET, AXIS_WINDOW, AXIS_SCORE, AXIS_SCALE, AXIS_LAYER, AXIS_WIDTH};
   for (size_t i = 0; i < sizeof some / sizeof *some; i++)
     if (some[i] == axis) return true;
-  return false;
+  return has & BENCH_HAS_CACHE && (axis == AXIS_PAGE_TOKENS || axis == AXIS_PAGE_ORDER || axis == AXIS_ROPE);
 }
 
 static bool contradicts_options(const question *q) {
   for (int i = 0; i < AXIS_COUNT; i++) {
     const bench_axis_info *axis = bench_axis_get((bench_axis)i);
     const bool optional = axis->place == AXIS_IN_DATA || axis->place == AXIS_IN_RUN;
-    if (optional && !is_for_layers((bench_axis)i) && !is_default(q, (bench_axis)i))
+    if (optional && !is_for_layers((bench_axis)i, q->layer->has) && !is_default(q, (bench_axis)i))
       return refuse(q, "%s is %s; layers here have no such choice: leave it alone", axis->name,
                     bench_spec_get(q->spec, (bench_axis)i));
   }
@@ -180,6 +182,10 @@ static bool contradicts_options(const question *q) {
 
 static bool contradicts_dtype(const question *q) {
   const attn_problem *p = &q->bench->problem;
+  if (q->layer->has & BENCH_HAS_CACHE)
+    return p->dtype_o != p->dtype_q &&
+           refuse(q, "dtype is %s; layer %s has no O: give the type of new rows, and of the cache",
+                  bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
   return (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32) &&
          refuse(q, "dtype is %s; layers are float32 inside: dtype=f32", bench_spec_get(q->spec, AXIS_DTYPE));
 }
@@ -193,11 +199,21 @@ static bool contradicts_scores(const question *q) {
                 q->layer->name);
 }
 
+/* attn_rope_create() says the same. */
+static bool contradicts_rope(const question *q) {
+  const int64_t dim = q->bench->problem.dim_qk;
+  return !is_default(q, AXIS_ROPE) && (dim % 2 || dim > ROPE_MOST_DIM) &&
+         refuse(q, "rope is %s with dim_qk %" PRId64 "; it turns pairs: an even dim_qk, at most %d",
+                bench_spec_get(q->spec, AXIS_ROPE), dim, ROPE_MOST_DIM);
+}
+
 bool bench_layer_contradicts(const bench_case *bench, char *reason, size_t bytes) {
-  static bool (*const rules[])(const question *) = {
-      contradicts_fixed, contradicts_width,   contradicts_least_sizes, contradicts_lengths, contradicts_groups,
-      contradicts_masks, contradicts_options, contradicts_dtype,       contradicts_scores,  contradicts_memory};
+  static bool (*const rules[])(const question *) = {contradicts_fixed,   contradicts_width,  contradicts_least_sizes,
+                                                    contradicts_lengths, contradicts_groups, contradicts_masks,
+                                                    contradicts_options, contradicts_dtype,  contradicts_scores,
+                                                    contradicts_rope,    contradicts_memory};
   const question q = {bench_layer_of(bench), bench, &bench->spec, reason, bytes};
+  if (!q.layer && !is_default(&q, AXIS_ROPE)) return refuse(&q, "rope is of layers: layer=kv-append must be given with it");
   if (!q.layer) return bench->width && refuse(&q, "width is of layers: layer=mha, layer=block, ... must be given with it");
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
     if (rules[i](&q)) return true;

@@ -52,6 +52,9 @@ typedef struct bench_tensors {
 /* Bytes that bench_tensors_create would allocate, to be compared with the memory there is. 0 on overflow. */
 size_t bench_tensors_size(const bench_case *bench);
 
+/* The pages of the case in the order in which its sequences take them: [pages]. */
+void bench_pages_order(const bench_case *bench, int32_t *page);
+
 /* False if memory is short. Values: normal(0, magnitude) rounded to the storage type, from (seed, tensor, element) alone, so
  * that layout does not change them. Gaps, padding beyond lengths and guard zones hold NaN poison. */
 bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors);
@@ -106,6 +109,9 @@ void bench_tensors_restore(bench_tensors *tensors, int threads);
  * V is divided by its factor; zeros have no sign in it, and all NaN are alike. */
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
+
+/* A hash of bytes one behind the other; `hash` is that of what came before them. */
+uint64_t bench_hash_bytes(uint64_t hash, const unsigned char *data, size_t bytes);
 
 /* Bytes of the owned outputs, packed in [batch][head][query][column] order, one after the other; and that packed copy. */
 size_t bench_tensors_output_bytes(const bench_tensors *tensors);

@@ -62,6 +62,16 @@ static bool page_needed(const attn_problem *p, const attn_args *args, int64_t b,
   return false;
 }
 
+/* Fisher-Yates, inside out. */
+void bench_pages_order(const bench_case *bench, int32_t *page) {
+  const bool shuffled = is(bench, AXIS_PAGE_ORDER, "shuffled");
+  for (int64_t n = 0; n < bench->problem.pages; n++) {
+    const int64_t other = shuffled ? bench_value_below(bench->seed, BENCH_STREAM_PAGES, (uint64_t)n, n + 1) : n;
+    page[n] = page[other];
+    page[other] = (int32_t)n;
+  }
+}
+
 /* Every sequence has its own pages of the pool, but for those of a prefix that they share; in a ring it takes them in turns.
  * Entries of pages whose keys no query needs keep the poison: they name no page. */
 static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn_args *args) {
@@ -70,12 +80,7 @@ static void fill_page_table(const bench_case *bench, bench_buffer *t, const attn
                 ring = is(bench, AXIS_PAGE_ORDER, "ring") ? p->pages / max64(p->batch, 1) : 0;
   int32_t *page = (int32_t *)t->data;
   if (!t->present) return;
-  for (int64_t n = 0; n < p->pages; n++) { /* Fisher-Yates, inside out */
-    const bool shuffled = is(bench, AXIS_PAGE_ORDER, "shuffled");
-    const int64_t other = shuffled ? bench_value_below(bench->seed, BENCH_STREAM_PAGES, (uint64_t)n, n + 1) : n;
-    page[n] = page[other];
-    page[other] = (int32_t)n;
-  }
+  bench_pages_order(bench, page);
   for (int64_t b = p->batch - 1; b >= 0; b--)
     for (int64_t at = 0; at < of_each; at++) {
       if ((at + 1) * p->page_tokens <= p->shared_prefix) page[b * of_each + at] = page[at];

@@ -96,7 +96,7 @@ void bench_tensors_gather_output(const bench_tensors *tensors, void *packed) {
 /* ---- Hashes ---------------------------------------------------------------------------------------------------------- */
 
 /* Four independent lanes keep the multiplier busy; the tail is padded with zeros. It is no cryptographic hash. */
-static uint64_t hash_bytes(uint64_t hash, const unsigned char *data, size_t bytes) {
+uint64_t bench_hash_bytes(uint64_t hash, const unsigned char *data, size_t bytes) {
   const uint64_t prime = 0x9fb21c651e98df25u;
   uint64_t lane[4] = {hash, hash + 1, hash + 2, hash + 3};
   size_t done = 0;
@@ -146,7 +146,7 @@ static uint64_t hash_elements(uint64_t hash, canonical c, const unsigned char *d
   for (int64_t done = 0; done < count; done += WORDS) {
     const int64_t part = count - done < WORDS ? count - done : WORDS;
     for (int64_t i = 0; i < part; i++) word[i] = canonical_word(c, data + (done + i) * stride);
-    hash = hash_bytes(hash, (const unsigned char *)word, (size_t)part * sizeof *word);
+    hash = bench_hash_bytes(hash, (const unsigned char *)word, (size_t)part * sizeof *word);
   }
   return hash;
 }
@@ -180,7 +180,7 @@ uint64_t bench_tensors_input_hash(const bench_tensors *tensors) {
   uint64_t hash = 0;
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const bench_buffer *t = &tensors->buffers[i];
-    if (t->present && !t->output) hash = hash_bytes(hash, t->data, t->bytes);
+    if (t->present && !t->output) hash = bench_hash_bytes(hash, t->data, t->bytes);
   }
   return hash;
 }

@@ -8,9 +8,12 @@
 #include "attn/extend.h"
 #include "cases/case.h"
 #include "data/generate.h"
+#include "data/tensors.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/dtypes.h"
 #include "layers/layer.h"
 
-enum { SEEDED_ROWS = 48, ALL_ROWS = 96 };
+enum { SEEDED_ROWS = 48, ALL_ROWS = 96, GUARD_BYTES = BENCH_LAYER_GUARD * sizeof(float), ALIGNMENT = 64 };
 
 /* ---- Work ---- */
 
@@ -48,12 +51,13 @@ double bench_layer_flops(const bench_case *bench) {
 
 double bench_layer_bytes(const bench_case *bench) {
   const bench_layer_shape s = functions_of(bench)->shape(bench);
-  const double outputs = (double)(bench->problem.batch * s.rows) * (double)s.columns;
-  return 4.0 * ((double)s.inputs + outputs + (double)s.weights + (double)s.biases);
+  return (double)(attn_elements_bytes(s.type_x, s.inputs) +
+                  attn_elements_bytes(s.type_y, bench->problem.batch * s.rows * s.columns)) +
+         4.0 * ((double)s.weights + (double)s.biases);
 }
 
 static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
-  float *data = malloc(((size_t)count + 1) * sizeof *data);
+  float *data = attn_aligned_alloc(ALIGNMENT, ((size_t)count + 1) * sizeof *data);
   for (int64_t i = 0; data && i < count; i++)
     data[i] = (float)(scale * bench_value_normal(bench->seed, BENCH_STREAM_LAYER, first + (uint64_t)i));
   return data;
@@ -67,11 +71,15 @@ typedef struct row_list {
   int64_t count;
 } row_list;
 
+static void append_row(row_list *list, int64_t b, int64_t i) {
+  list->batch[list->count] = b;
+  list->row[list->count++] = i;
+}
+
 static void add_row(row_list *list, int64_t b, int64_t i) {
   for (int64_t r = 0; r < list->count; r++)
     if (list->batch[r] == b && list->row[r] == i) return;
-  list->batch[list->count] = b;
-  list->row[list->count++] = i;
+  append_row(list, b, i);
 }
 
 /* Rows around the blocks that products and kernels work in. */
@@ -88,19 +96,20 @@ static void add_some_rows(row_list *list, const bench_case *bench, int64_t b, in
     add_row(list, b, bench_value_below(bench->seed, BENCH_STREAM_CHECKED_ROWS, (uint64_t)(b * SEEDED_ROWS + s), rows));
 }
 
-/* All rows of short sequences, some of long ones; one batch after the other. */
+/* All rows of short sequences and of caches, some of long sequences; one batch after the other. */
 static bool choose_rows(bench_layer *layer) {
   const bench_case *bench = layer->data.bench;
   const int64_t batches = bench->problem.batch, rows = layer->data.shape.rows;
-  const int64_t most = batches * (rows <= ALL_ROWS ? rows : SEEDED_ROWS + 2 * EDGES);
+  const bool all = rows <= ALL_ROWS || bench_layer_has(bench, BENCH_HAS_CACHE);
+  const int64_t most = batches * (all ? rows : SEEDED_ROWS + 2 * EDGES);
   layer->row_memory = malloc(2 * ((size_t)most + 1) * sizeof *layer->row_memory);
   if (!layer->row_memory) return false;
   row_list list = {layer->row_memory, layer->row_memory + most, 0};
   for (int64_t b = 0; b < batches; b++)
-    if (rows > ALL_ROWS)
+    if (!all)
       add_some_rows(&list, bench, b, rows);
     else
-      for (int64_t i = 0; i < rows; i++) add_row(&list, b, i);
+      for (int64_t i = 0; i < rows; i++) append_row(&list, b, i);
   layer->rows = (bench_layer_rows){.count = list.count, .batch = list.batch, .row = list.row};
   return true;
 }
@@ -114,8 +123,9 @@ static int64_t numbers_read(const bench_layer *layer) {
 
 void bench_layer_choose_input(bench_layer *layer, int input) {
   const float *from = layer->all_x + input / 2 * BENCH_LAYER_SHIFT, sign = input % 2 ? -1 : 1;
-  layer->input = layer->data.shape.inputs ? input : 0;
-  for (int64_t i = 0; i < numbers_read(layer); i++) layer->data.x[i] = sign * from[i];
+  const bench_layer_shape *s = &layer->data.shape;
+  layer->input = s->inputs ? input : 0;
+  for (int64_t i = 0; i < numbers_read(layer); i++) bench_store(layer->data.x, s->type_x, i, (double)(sign * from[i]));
 }
 
 void bench_layer_freshen(bench_layer_trial *trial, uint64_t *random) {
@@ -138,16 +148,20 @@ static bool allocate(bench_layer *layer) {
   bench_layer_data *data = &layer->data;
   const bench_case *bench = data->bench;
   const bench_layer_shape *s = &data->shape;
-  data->x = normal(bench, 0, s->inputs, 1);
+  data->x = normal(bench, 0, s->inputs + 1, 1); /* one more for wrong answers */
   data->weights = normal(bench, (uint64_t)1 << 40, s->weights, 1 / sqrt((double)(bench->width ? bench->width : 1)));
   data->biases = normal(bench, (uint64_t)1 << 41, s->biases, 0.2);
-  layer->y_floats = bench->problem.batch * s->rows * s->columns;
-  layer->y_memory = malloc((size_t)(layer->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
-  if (!data->x || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer)) return false;
+  const int64_t pages = bench->problem.uses & ATTN_USE_PAGES ? bench->problem.pages : 0;
+  if (pages) data->pages = malloc((size_t)pages * sizeof *data->pages);
+  layer->y_bytes = attn_elements_bytes(s->type_y, s->places ? s->places : bench->problem.batch * s->rows * s->columns);
+  layer->y_memory = attn_aligned_alloc(ALIGNMENT, (size_t)layer->y_bytes + 2 * GUARD_BYTES);
+  if (!data->x || (pages && !data->pages) || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer))
+    return false;
   data->y = layer->y_memory + BENCH_LAYER_GUARD;
   const size_t values = (size_t)(layer->rows.count * s->columns + 1);
   layer->rows.value = malloc(values * sizeof(double));
   layer->rows.limit = malloc(values * sizeof(double));
+  if (pages) bench_pages_order(bench, data->pages);
   return layer->rows.value && layer->rows.limit;
 }
 
@@ -159,7 +173,7 @@ bench_layer *bench_layer_open(const bench_case *bench) {
       (bench_layer_data){.bench = bench, .functions = functions, .shape = functions->shape(bench), .kept = &layer->kept};
   if (allocate(layer)) {
     if (functions->prepare) functions->prepare(&layer->data);
-    if (keep_inputs(layer)) return layer;
+    if (keep_inputs(layer)) return bench_layer_choose_input(layer, 0), layer;
   }
   bench_layer_close(layer);
   return NULL;
@@ -168,9 +182,9 @@ bench_layer *bench_layer_open(const bench_case *bench) {
 void bench_layer_close(bench_layer *layer) {
   if (!layer) return;
   bench_forget(&layer->kept);
-  void *const memory[] = {layer->data.x,     layer->data.weights, layer->data.biases,
-                          layer->y_memory,   layer->all_x,        layer->row_memory,
-                          layer->rows.value, layer->rows.limit,   layer};
+  void *const aligned[] = {layer->data.x, layer->data.weights, layer->data.biases, layer->y_memory};
+  void *const memory[] = {layer->data.pages, layer->all_x, layer->row_memory, layer->rows.value, layer->rows.limit, layer};
+  for (size_t i = 0; i < sizeof aligned / sizeof *aligned; i++) attn_aligned_free(aligned[i]);
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
 
@@ -248,18 +262,11 @@ attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t b
 
 /* Poisons the guards too. */
 void bench_layer_poison(bench_layer_trial *trial) {
-  memset(trial->of->y_memory, 0xff, (size_t)(trial->of->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
+  memset(trial->of->y_memory, BENCH_LAYER_POISON, (size_t)trial->of->y_bytes + 2 * GUARD_BYTES);
 }
 
-/* FNV-1a over 32-bit words. */
 uint64_t bench_layer_hash_y(const bench_layer *layer) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (int64_t i = 0; i < layer->y_floats; i++) {
-    uint32_t word;
-    memcpy(&word, layer->data.y + i, sizeof word);
-    hash = (hash ^ word) * 0x100000001b3u;
-  }
-  return hash;
+  return bench_hash_bytes(0, (const unsigned char *)layer->data.y, (size_t)layer->y_bytes);
 }
 
 uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {

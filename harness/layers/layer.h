@@ -65,6 +65,8 @@ typedef struct bench_layer_shape {
   int64_t inputs_read;     /* for a call: so many, the first; 0: all */
   int64_t rows, columns;   /* y is [batch][rows][columns] */
   int64_t weights, biases; /* in all matrices, and in all biases */
+  attn_dtype type_x, type_y;
+  int64_t places; /* y has room for so many numbers, and bench_layer_functions.place says where each is; 0: as above */
 } bench_layer_shape;
 
 /* Keys and values that self-attention projects from one sequence of x, in float64: the same for every kernel. */
@@ -79,10 +81,11 @@ typedef struct bench_layer_data {
   const bench_layer_functions *functions;
   const bench_case *bench;
   bench_layer_shape shape;
-  float *x, *y;     /* x: normal numbers */
+  float *x, *y;     /* x: normal numbers. Both of the shape's types */
   float *weights;   /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
   float *biases;    /* a fifth of normal numbers */
   bench_kept *kept; /* from one kernel to the next */
+  int32_t *pages;   /* in the order in which sequences take them; NULL: the case has none */
 } bench_layer_data;
 
 /* Rows of the output in float64 with their limits: value[i][c] may be missed by limit[i][c]. */
@@ -127,7 +130,8 @@ struct bench_layer_functions {
   void (*destroy)(void *layer);  /* takes NULL; NULL where `create` is */
   size_t (*workspace)(const bench_layer_trial *trial); /* NULL: 0 bytes */
   attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
-  attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns] */
+  attn_nn_field (*expect)(const bench_chosen *chosen);                                        /* [count][columns] */
+  int64_t (*place)(const bench_layer_data *data, int64_t batch, int64_t row, int64_t column); /* in y; NULL: in order */
 };
 
 #define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
@@ -147,14 +151,14 @@ double bench_dense_flops(const bench_case *bench, int64_t weights);
 attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
 /* A layer with its data and output: layer.c allocates and runs it, layer_check.c checks it. */
-enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
+enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */, BENCH_LAYER_POISON = 0xff /* a NaN in every type */ };
 struct bench_layer {
   bench_layer_data data;
   bench_kept kept;
   bench_layer_rows rows; /* to check */
   int64_t *row_memory;
   float *y_memory; /* [guard][y][guard] */
-  int64_t y_floats;
+  int64_t y_bytes;
   float *all_x; /* [inputs that a call reads + room for shifts] */
   int input;    /* x is this one now */
 };

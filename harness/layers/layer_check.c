@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/common/problem/dtypes.h"
+#include "kernels/ref/oracle_f64.h"
 #include "layers/layer.h"
 
 /* ---- Steps ---- */
@@ -70,10 +72,33 @@ static void expect(bench_layer *layer, const attn_numerics *numerics) {
 
 static bool guards_stand(const bench_layer *layer) {
   const unsigned char *before = (const unsigned char *)layer->y_memory;
-  const unsigned char *behind = (const unsigned char *)(layer->y_memory + BENCH_LAYER_GUARD + layer->y_floats);
+  const unsigned char *behind = before + BENCH_LAYER_GUARD * sizeof(float) + layer->y_bytes;
   for (size_t i = 0; i < BENCH_LAYER_GUARD * sizeof(float); i++)
-    if (before[i] != 0xff || behind[i] != 0xff) return false;
+    if (before[i] != BENCH_LAYER_POISON || behind[i] != BENCH_LAYER_POISON) return false;
   return true;
+}
+
+static bool is_poison(const bench_layer *layer, int64_t at) {
+  const attn_dtype type = layer->data.shape.type_y;
+  const unsigned char *byte = (const unsigned char *)attn_element_at(layer->data.y, type, at);
+  for (int64_t i = 0; i < attn_elements_bytes(type, 1); i++)
+    if (byte[i] != BENCH_LAYER_POISON) return false;
+  return true;
+}
+
+/* Whether as many places of y are written as the rows have numbers, all of which were compared: no other place is. */
+static bool others_stand(const bench_layer *layer) {
+  const bench_layer_shape *s = &layer->data.shape;
+  int64_t written = 0;
+  for (int64_t i = 0; i < s->places; i++) written += !is_poison(layer, i);
+  return !s->places || written == layer->rows.count * s->columns;
+}
+
+static double number_at(const bench_layer *layer, const int64_t index[4]) {
+  const bench_layer_data *data = &layer->data;
+  const int64_t in_order = (index[0] * data->shape.rows + index[2]) * data->shape.columns + index[3];
+  const int64_t place = data->functions->place ? data->functions->place(data, index[0], index[2], index[3]) : in_order;
+  return attn_oracle_load(data->y, data->shape.type_y, place);
 }
 
 /* Takes one number into the verdict; a NaN anywhere fails. Limits are above 0. */
@@ -87,12 +112,12 @@ static void compare_number(double error, double limit, const int64_t index[4], b
 
 /* Compares what stands in y, or zeros, with the expected rows. */
 static void compare(const bench_layer *layer, bool zeros, bench_verdict *verdict) {
-  const int64_t columns = layer->data.shape.columns, rows = layer->data.shape.rows;
+  const int64_t columns = layer->data.shape.columns;
   *verdict = (bench_verdict){.status = BENCH_PASS, .rows_checked = layer->rows.count};
   for (int64_t r = 0; r < layer->rows.count; r++)
     for (int64_t c = 0; c < columns; c++) {
       const int64_t index[] = {layer->rows.batch[r], 0, layer->rows.row[r], c};
-      const double got = zeros ? 0 : (double)layer->data.y[(index[0] * rows + index[2]) * columns + c];
+      const double got = zeros ? 0 : number_at(layer, index);
       compare_number(fabs(got - layer->rows.value[r * columns + c]), layer->rows.limit[r * columns + c], index, verdict);
     }
 }
@@ -120,6 +145,8 @@ static void decide(const bench_layer *layer, bench_verdict *verdict) {
                      (long long)verdict->err_index[3]);
   else if (!guards_stand(layer))
     bench_set_reason(verdict, BENCH_FAIL, "wrote outside y");
+  else if (!others_stand(layer))
+    bench_set_reason(verdict, BENCH_FAIL, "wrote to places of other tokens");
 }
 
 /* The wrong answer that the case does not tell from the right one, or NULL. */
@@ -134,7 +161,7 @@ static const char *undetected(const bench_layer_trial *trial, const bench_verdic
 /* The outputs on all other inputs: timing compares with them. False if a call failed. */
 static bool run_others(bench_layer_trial *trial, void *workspace, size_t bytes, bench_verdict *verdict) {
   bench_layer *layer = trial->of;
-  const bool differs = layer->data.shape.inputs && layer->y_floats;
+  const bool differs = layer->data.shape.inputs && layer->y_bytes;
   bool ran = true;
   for (int n = 0; n < BENCH_LAYER_INPUTS && ran; n++) {
     if (n) bench_layer_choose_input(layer, n);

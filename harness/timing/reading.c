@@ -33,7 +33,7 @@ typedef struct couple {
   runs side[2];
 } couple;
 
-enum { ONE_BY_ONE, SIDE_BY_SIDE, PREFETCHED }; /* orders */
+enum { ONE_BY_ONE, SIDE_BY_SIDE, PREFETCHED, COPIED }; /* orders; the last one is no order of tensors */
 
 static const size_t AHEAD = 4096; /* bytes: a page of one tensor while the other is read; tested: 1 to 16 KiB */
 
@@ -280,9 +280,14 @@ typedef struct reading {
   bool failed;
 } reading;
 
-static double time_repeats(const reading *r, const unsigned char *data, bool *wrong) {
+static double time_repeats(const reading *r, unsigned char *data, bool *wrong) {
   const size_t half = r->bytes / 2;
   const double start = bench_now_ns();
+  for (int64_t i = 0; i < r->repeats && r->order == COPIED; i++) {
+    memcpy(data + half, data, half);
+    __asm__ volatile("" : : "r"(data) : "memory"); /* the stores have a use */
+  }
+  if (r->order == COPIED) return bench_now_ns() - start;
   for (int64_t i = 0; i < r->repeats; i++) {
     const uint64_t seen =
         r->order == ONE_BY_ONE ? r->loop(data, NULL, r->bytes, 0) : r->loop(data, data + half, half, ahead_of(r->order));
@@ -292,7 +297,7 @@ static double time_repeats(const reading *r, const unsigned char *data, bool *wr
 }
 
 /* Finds how often a pass reads the buffer, on one thread alone; with many threads passes last somewhat longer. */
-static void calibrate(reading *r, const unsigned char *data) {
+static void calibrate(reading *r, unsigned char *data) {
   bool wrong = false;
   r->repeats = 1;
   while (time_repeats(r, data, &wrong) < PASS_NS / 2) r->repeats *= 2;
@@ -323,16 +328,24 @@ static void read_own_buffer(reading *r) {
   attn_aligned_free(data);
 }
 
+/* 0 if memory is short. */
+static double bandwidth_of(int order, size_t bytes, int threads) {
+  reading r = {.loop = bench_widest_read(), .order = order};
+  r.bytes = (bytes ? (bytes + 2 * LINE - 1) / (2 * LINE) : 1) * 2 * LINE;
+  (void)threads; /* not used without OpenMP */
+#pragma omp parallel num_threads(attn_parallel_available(threads))
+  read_own_buffer(&r);
+  return r.failed ? 0 : bench_median(r.rate, PASSES);
+}
+
 double bench_read_bandwidth(size_t bytes, int threads) {
   double best = 0;
-  (void)threads; /* not used without OpenMP */
   for (int order = ONE_BY_ONE; order < BENCH_READ_ORDERS; order++) {
-    reading r = {.loop = bench_widest_read(), .order = order};
-    r.bytes = (bytes ? (bytes + 2 * LINE - 1) / (2 * LINE) : 1) * 2 * LINE;
-#pragma omp parallel num_threads(attn_parallel_available(threads))
-    read_own_buffer(&r);
-    if (r.failed) return 0;
-    best = fmax(best, bench_median(r.rate, PASSES));
+    const double rate = bandwidth_of(order, bytes, threads);
+    if (!(rate > 0)) return 0;
+    best = fmax(best, rate);
   }
   return best;
 }
+
+double bench_copy_bandwidth(size_t bytes, int threads) { return bandwidth_of(COPIED, bytes, threads); }

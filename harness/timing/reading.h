@@ -16,6 +16,9 @@ bench_read_loop bench_widest_read(void);
  * memory is short. Without OpenMP, of one thread. */
 double bench_read_bandwidth(size_t bytes, int threads);
 
+/* The same of threads that copy one half of their bytes to the other half: what is read and what is written count. */
+double bench_copy_bandwidth(size_t bytes, int threads);
+
 /* Which tensors a rate is taken over: `passes` of a rotation of `count`, from tensors[first] on. */
 typedef struct bench_read_span {
   const bench_tensors *tensors;

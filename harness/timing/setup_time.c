@@ -49,11 +49,9 @@ static int choose_trials(bench_setup *s, bench_trial **chosen) {
 
 /* ---- The read loop ------------------------------------------------------------------------------------------------- */
 
-/* Reads the tensors of the case; for a layer, whose data are its own, a buffer of as many bytes. */
 static double read_once(const bench_setup *s, const bench_trial *t) {
   const bench_meter *meter = bench_setup_meter(s);
-  const double bytes = s->bytes / s->bench->threads;
-  return s->layer ? meter->bandwidth((size_t)fmax(bytes, 1), s->bench->threads) : bench_sample_read(meter, t);
+  return s->layer ? bench_sample_read_layer(meter, s->bench, s->bytes) : bench_sample_read(meter, t);
 }
 
 /* Makes room for the rates of these rounds, and says who reads in them. False if memory is short. */
@@ -252,8 +250,9 @@ static bool beats_reading(const bench_setup *s, bench_trial *t, char *sentence, 
   double best = largest(rates, rounds);
   for (int i = 0; i < REMEASURED_READS && rate > BENCH_ROOF * best; i++) best = fmax(best, read_once(s, t));
   if (rate > BENCH_ROOF * best)
-    return !bench_say(sentence, bytes, "%.4g GB/s are %.0f %% of the loop that only reads these bytes%s%s: no kernel can",
-                      1e-9 * rate, 100 * rate / best, s->level && *s->level ? ", in " : "", s->level ? s->level : "");
+    return !bench_say(sentence, bytes, "%.4g GB/s are %.0f %% of the loop that only %s these bytes%s%s: no kernel can",
+                      1e-9 * rate, 100 * rate / best, bench_layer_has(s->bench, BENCH_HAS_CACHE) ? "copies" : "reads",
+                      s->level && *s->level ? ", in " : "", s->level ? s->level : "");
   for (int i = 0; i < rounds; i++) rates[i] = best;
   bench_warn(t, "the loops that only read were disturbed: the best of them is the roof");
   return false;

@@ -140,6 +140,10 @@ static double read_rate(const bench_trial *t, int64_t turn, int threads) {
                          threads);
 }
 
+static double bandwidth(size_t bytes, int threads, bool copies) {
+  return (copies ? bench_copy_bandwidth : bench_read_bandwidth)(bytes, threads);
+}
+
 const bench_meter bench_machine_meter = {
     .now_ns = bench_now_ns,
     .resolution_ns = bench_clock_resolution_ns,
@@ -160,7 +164,7 @@ const bench_meter bench_machine_meter = {
     .peak_prepare = bench_peak_prepare,
     .peak_rate = bench_peak_rate,
     .read_rate = read_rate,
-    .bandwidth = bench_read_bandwidth,
+    .bandwidth = bandwidth,
     .core_share = bench_core_share,
 };
 
@@ -258,11 +262,14 @@ static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   return status == ATTN_OK ? bench_sample_keeps_float_mode(s, t) : fail_call(s, t);
 }
 
-/* A call may return early and leave its work to a signal handler, which runs when its output is read first: here. */
+static bool only_copies(const bench_trial *t) { return t->layer && bench_layer_has(t->layer->data->bench, BENCH_HAS_CACHE); }
+
+/* A call may return early and leave its work to a signal handler, which runs when its output is read first: here. Reading a
+ * copy takes as long as making it, so that this tells nothing of layers that only copy. */
 static bool look(bench_sampler *s, const bench_trial *t, sample *x) {
   const bench_meter *m = s->meter;
   const char *fault = NULL;
-  const bool lasts = t->call_ns * x->count >= BENCH_GROUP_NS;
+  const bool lasts = t->call_ns * x->count >= BENCH_GROUP_NS && !only_copies(t);
   const double from_ns = lasts ? m->own_cpu_ns() : 0;
   for (int i = 0; i < x->count && !fault; i++) fault = m->look(t, x->turn[i]);
   if (lasts) x->late_ns += fmax(m->own_cpu_ns() - from_ns - s->own_clock_ns, 0);
@@ -379,7 +386,13 @@ static bool time_sample(bench_sampler *s, bench_trial *t) {
 
 /* Reads as many tensors as a sample does, in every order, from the present place in the rotation on. */
 double bench_sample_read(const bench_meter *m, const bench_trial *t) {
+  if (t->layer) return bench_sample_read_layer(m, t->layer->data->bench, bench_layer_bytes(t->layer->data->bench));
   return m->read_rate(t, take_turns(t, BENCH_READ_ORDERS * t->samples.iterations), t->threads);
+}
+
+double bench_sample_read_layer(const bench_meter *m, const bench_case *bench, double bytes) {
+  const double share = fmax(bytes / bench->threads, 1);
+  return m->bandwidth((size_t)share, bench->threads, bench_layer_has(bench, BENCH_HAS_CACHE));
 }
 
 static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {

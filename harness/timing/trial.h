@@ -143,9 +143,9 @@ typedef struct bench_meter {
   bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);
   double (*peak_rate)(const bench_peak_slice *slice);
   double (*read_rate)(const bench_trial *trial, int64_t turn,
-                      int threads);               /* see bench_read_rate(); as many passes as a sample has calls */
-  double (*bandwidth)(size_t bytes, int threads); /* see bench_read_bandwidth() */
-  double (*core_share)(int threads);              /* see bench_core_share() */
+                      int threads); /* see bench_read_rate(); as many passes as a sample has calls */
+  double (*bandwidth)(size_t bytes, int threads, bool copies); /* see bench_read_bandwidth(), bench_copy_bandwidth() */
+  double (*core_share)(int threads);                           /* see bench_core_share() */
 } bench_meter;
 
 extern const bench_meter bench_machine_meter; /* this machine's clock, calls and loops */
@@ -198,6 +198,10 @@ bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position,
 
 /* Bytes/s of the read loop on the trial's tensors, which are those of its next calls. */
 double bench_sample_read(const bench_meter *meter, const bench_trial *trial);
+
+/* The same for a layer, whose data are its own: on buffers of as many bytes. Where the layer only copies, so does the loop.
+ */
+double bench_sample_read_layer(const bench_meter *meter, const bench_case *bench, double bytes);
 
 /* About how long bench_sample_take() takes. */
 double bench_sample_guess_ns(const bench_trial *trial);

@@ -53,6 +53,13 @@ static const trial trials[] = {
       "heads:2/heads_kv:1/head_dim:8/seq_q:20/seq_k:20", "batch:3/heads:1/head_dim:16/seq:300"},
      'x',
      8 * 8 + 2 * 8 * 8 + 3}, /* in the first shape: a cached key, behind query, key and value of the step */
+    {"kv-append",
+     {"heads:3/seq:40/head_dim:6/rope:halves", "batch:2/heads:2/seq_q:5/seq_k:40/dim_qk:34/dim_v:7/rope:interleaved",
+      "batch:3/heads:2/seq_q:33/seq_k:50/page_tokens:16/page_order:shuffled/head_dim:16/rope:halves/dtype:f32+bf16",
+      "heads:1/seq:130/head_dim:8/rope:halves/dtype:bf16", "heads:2/seq:9/head_dim:32/rope:interleaved/dtype:bf16+e4m3",
+      "heads:2/seq:9/head_dim:32/rope:halves/dtype:f16"},
+     0,
+     0},
 };
 
 /* Calls check() with every kind of layer in each of its shapes. */
@@ -134,6 +141,28 @@ TEST(test_guards) {
   test_contains(check_layer(&one).reason, "wrote outside y");
   data->y -= 1;
   close_layer(&one);
+}
+
+/* Without a rotation the cache holds the very values, rounded once, in every type; and nothing else is written. */
+TEST(test_caches_hold_the_rounded_values) {
+  static const char *const dtypes[] = {"f32", "f16", "bf16", "f32+f16", "f32+bf16", "bf16+e4m3", "f32+e5m2"};
+  static const char *const places[] = {"seq:40", "seq_q:1/seq_k:40", "batch:3/seq_q:33/seq_k:50/page_tokens:16",
+                                       "batch:2/seq:130/page_tokens:48/page_order:shuffled"};
+  for (size_t i = 0; i < COUNT(dtypes) * COUNT(places); i++) {
+    layer_one one;
+    char shape[120];
+    snprintf(shape, sizeof shape, "heads:3/dim_qk:40/dim_v:13/dtype:%s/%s", dtypes[i / COUNT(places)],
+             places[i % COUNT(places)]);
+    open_layer(&one, "kv-append", shape);
+    const attn_problem *p = &one.bench.problem;
+    const bench_verdict verdict = check_layer(&one);
+    if (verdict.status != BENCH_PASS) fail_msg("%s: %s", shape, verdict.reason);
+    assert_true(verdict.max_err_ratio == 0 && verdict.rows_checked == p->batch * p->seq_q * p->heads_kv);
+    one.layer->rows.count--; /* its row counts as written beside the others */
+    test_contains(check_layer(&one).reason, "wrote to places of other tokens");
+    assert_true(remake_layer(&one, NULL, true) && check_layer(&one).status == BENCH_FAIL);
+    close_layer(&one);
+  }
 }
 
 /* Right and wrong layers agree where there is only one key, or only the frequency 1. */
@@ -228,7 +257,15 @@ TEST(test_contradictions) {
              {"layer:decode-step/seq_q:5/seq_k:3", "seq_k counts the step's own tokens too: at least 5"},
              {"layer:decode-step/width:512", "width is 512; layer decode-step has none"},
              {"layer:decode-step/scale:2", "scale is 2; layer decode-step has none to set"},
-             {"layer:decode-step/dtype:bf16", "dtype is bf16; layers are float32 inside"}};
+             {"layer:decode-step/dtype:bf16", "dtype is bf16; layers are float32 inside"},
+             {"layer:decode-step/page_tokens:16", "page_tokens is 16; layers here have no such choice"},
+             {"layer:decode-step/rope:halves", "rope is halves; layers here have no such choice"},
+             {"rope:halves", "rope is of layers"},
+             {"layer:kv-append/rope:halves/head_dim:7", "rope is halves with dim_qk 7; it turns pairs"},
+             {"layer:kv-append/rope:halves/head_dim:258", "an even dim_qk, at most 256"},
+             {"layer:kv-append/heads_kv:2", "heads_kv is 2 with 8 heads"},
+             {"layer:kv-append/seq_q:5/seq_k:3", "at least 5"},
+             {"layer:kv-append/dtype:bf16+bf16+f32", "layer kv-append has no O"}};
   for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
@@ -274,7 +311,8 @@ TEST(test_rows) {
       {"positions", "seq:20/width:16", "", "16", "", "none", false, false, false, false, false},
       {"add-norm", "seq:20/width:16", "", "16", "", "none", true, false, false, false, false},
       {"feed-forward", "seq:20/width:16", "", "16", "", "none", true, true, true, true, false},
-      {"decode-step", "heads:2/seq:20/head_dim:8", "2", "", "dot", "bottom-right", true, true, false, false, false}};
+      {"decode-step", "heads:2/seq:20/head_dim:8", "2", "", "dot", "bottom-right", true, true, false, false, false},
+      {"kv-append", "heads:2/seq:20/head_dim:8", "2", "", "", "none", false, false, false, false, false}};
   const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
   const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
   for (size_t i = 0; i < COUNT(rows); i++) {

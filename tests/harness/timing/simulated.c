@@ -176,7 +176,8 @@ static double read_rate(const bench_trial *trial, int64_t turn, int threads) {
   return rate;
 }
 
-static double bandwidth(size_t bytes, int threads) {
+static double bandwidth(size_t bytes, int threads, bool copies) {
+  assert_false(copies);
   sim.bandwidth_bytes = bytes;
   return 8e9 * threads;
 }
