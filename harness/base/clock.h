@@ -37,8 +37,8 @@ bench_tasks bench_tasks_now(void);
 /* Whether a thread or process that was not among these is there, and stays for a moment. Then it belongs to the owner. */
 bool bench_tasks_grew(const bench_tasks *before, const void *owner);
 
-/* The owner of one that takes more than this share of a CPU while the calling thread sleeps; NULL: there is none. */
-const void *bench_tasks_busy_owner(double share);
+/* The owner of the busiest one while the calling thread sleeps, and its share of a CPU; NULL and 0: none takes any time. */
+const void *bench_tasks_busiest_owner(double *share);
 
 /* The resolution: the larger one of what the system states and the smallest step seen; 0 if the clock stands still. */
 double bench_clock_resolution_ns(void);

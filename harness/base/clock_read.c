@@ -274,19 +274,21 @@ static double cpu_ns_of(int number) {
   return thread_ns > 0 ? thread_ns : system_ns(clock_of_process(number));
 }
 
-const void *bench_tasks_busy_owner(double share) {
+const void *bench_tasks_busiest_owner(double *share) {
   static const struct timespec pause = {.tv_nsec = 30000000}; /* threads of libraries may spin so long for more work */
-  const double most_ns = share * (double)pause.tv_nsec;
+  const void *busiest = NULL;
   double before_ns[BENCH_MOST_TASKS];
   (void)nanosleep(&pause, NULL);
   const bench_tasks now = bench_tasks_now();
   for (int i = 0; i < now.count; i++) before_ns[i] = cpu_ns_of(now.number[i]);
   (void)nanosleep(&pause, NULL);
+  *share = 0;
   for (int i = 0; i < now.count; i++) {
     const void *owner = owner_of(now.number[i]);
-    if (owner && cpu_ns_of(now.number[i]) - before_ns[i] > most_ns) return owner;
+    const double its_share = owner ? (cpu_ns_of(now.number[i]) - before_ns[i]) / (double)pause.tv_nsec : 0;
+    if (its_share > *share) busiest = owner, *share = its_share;
   }
-  return NULL;
+  return busiest;
 }
 
 double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
@@ -299,7 +301,7 @@ static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
 static int64_t waits_of_thread(void) { return 0; }
 bench_tasks bench_tasks_now(void) { return (bench_tasks){.count = 0}; }
 bool bench_tasks_grew(const bench_tasks *before, const void *owner) { return (void)before, (void)owner, false; }
-const void *bench_tasks_busy_owner(double share) { return (void)share, NULL; }
+const void *bench_tasks_busiest_owner(double *share) { return *share = 0, NULL; }
 double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 #endif

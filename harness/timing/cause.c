@@ -144,11 +144,11 @@ static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   return found;
 }
 
-/* The trial whose thread or process, maybe of an earlier case, takes more than this share of a CPU while nothing runs. NULL:
- * none. */
-static bench_trial *find_busy_owner(bench_setup *s, double share) {
+/* The trial whose thread or process, maybe of an earlier case, is the busiest while nothing runs, and its share of a CPU.
+ * NULL: none. */
+static bench_trial *find_busiest(bench_setup *s, double *share) {
   bench_team_dismiss();
-  const void *owner = bench_tasks_busy_owner(share);
+  const void *owner = bench_tasks_busiest_owner(share);
   for (int i = 0; owner && i < s->count; i++)
     if (s->trials[i].kernel == owner) return &s->trials[i];
   return NULL;
@@ -158,8 +158,11 @@ static bench_trial *find_busy_owner(bench_setup *s, double share) {
 bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   s->trials[s->controlled - s->trials].leaves_threads |= s->control.leaves_threads; /* the same kernel */
   bench_trial *cause = find_writer(s, failed);
-  if (!cause) cause = find_busy_owner(s, BUSY_SHARE);
-  if (!cause && may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
-  if (!cause && may_be_disturbed(s, failed)) cause = find_busy_owner(s, 0);
+  if (cause) return cause;
+  double share;
+  bench_trial *busiest = find_busiest(s, &share);
+  if (busiest && share > BUSY_SHARE) return busiest;
+  if (may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
+  if (!cause) cause = busiest;
   return cause ? cause : failed;
 }

@@ -49,7 +49,7 @@ static void start_thread(int of) {
 
 bench_tasks __wrap_bench_tasks_now(void);
 bool __wrap_bench_tasks_grew(const bench_tasks *before, const void *owner);
-const void *__wrap_bench_tasks_busy_owner(double share);
+const void *__wrap_bench_tasks_busiest_owner(double *share);
 
 bench_tasks __wrap_bench_tasks_now(void) {
   bench_tasks now = {.count = 1};
@@ -67,10 +67,14 @@ bool __wrap_bench_tasks_grew(const bench_tasks *before, const void *owner) {
   return true;
 }
 
+static bool takes_time(void) {
+  return (world.harm == BUSY_WHILE_PLANNED || world.harm == BUSY_FOR_EVER) && has_thread(world.disturber);
+}
+
 /* Threads that write take a hundredth of a CPU. */
-const void *__wrap_bench_tasks_busy_owner(double share) {
-  const bool busy = world.harm == BUSY_WHILE_PLANNED || world.harm == BUSY_FOR_EVER;
-  return (busy ? share < 1 : share < 0.01) && has_thread(world.disturber) ? &kernels[world.disturber].kernel : NULL;
+const void *__wrap_bench_tasks_busiest_owner(double *share) {
+  *share = !has_thread(world.disturber) ? 0 : takes_time() ? 1 : 0.01;
+  return *share > 0 ? &kernels[world.disturber].kernel : NULL;
 }
 
 static const char *plan_kernel(const attn_plan *plan) { return kernels[*(const int *)(const void *)plan].kernel.name; }
@@ -105,16 +109,15 @@ static const bench_build scripted = {.last_error = last_error,
 /* The effect of each call: whether its output becomes wrong. */
 static int spoil(const bench_trial *trial) {
   const int own = index_of(trial->kernel);
-  const bool takes_time = __wrap_bench_tasks_busy_owner(0.5) != NULL;
   const int64_t call = ++world.calls[own];
-  if (takes_time) sim.cpu.all_ns += kernels[own].call_ns[0];
+  if (takes_time()) sim.cpu.all_ns += kernels[own].call_ns[0];
   if (own == world.bystander) start_thread(own);
   if (own == world.disturber) {
     if (call >= world.first && world.harm != OWN) start_thread(own), world.writes_left = WRITES;
     return call >= world.first && world.harm == OWN;
   }
   if (world.harm == WRITES_A_WHILE) return world.writes_left > 0 && world.writes_left--;
-  return !takes_time && world.harm != OWN && world.harm <= WRITES_FOR_EVER && has_thread(world.disturber);
+  return !takes_time() && world.harm != OWN && world.harm <= WRITES_FOR_EVER && has_thread(world.disturber);
 }
 
 /* ---- The tests -------------------------------------------------------------------------------------------------------- */
