@@ -41,6 +41,7 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
+    ("python/*", "python"),
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers nn_pool layer fault_memory layer_family"),
     ("src/*", "problem plan args structs merge open_close choice paying_threads cpu probe load tuning tune mistakes"
               " grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
@@ -103,7 +104,7 @@ def read_options(arguments):
 
 
 def files_of(patterns):
-    names = sorted(str(path.relative_to(ROOT)) for folder in ("src", "kernels", "harness")
+    names = sorted(str(path.relative_to(ROOT)) for folder in ("src", "kernels", "harness", "python/native")
                    for path in (ROOT / folder).rglob("*.[ch]"))
     return [name for name in names if name not in PREFETCHES and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
@@ -250,6 +251,7 @@ def run_all(mutations, options, build_folder, report):
     """Tries every fault in a build: first those that are compiled together. The compiler is asked about survivors alone."""
     build = Build(ROOT, build_folder)
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        (Path(folder) / "libattnbench.so").symlink_to(build.folder / "libattnbench.so")  # the Python package looks there
         many, one = (Workplace(build, Path(folder) / name) for name in ("many", "one"))
         numbers, baseline = many.build_together(mutations), Baseline(many, options.longest)
         print(f"{len(numbers)} of {len(mutations)} faults compiled at once", flush=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mutating.together import READER, with_all
 
-SOURCES = ("include", "src", "kernels", "harness", "tests")  # copied folders; faults are put into the copies
+SOURCES = ("include", "src", "kernels", "harness", "tests", "python")  # copied folders; faults are put into the copies
 FEW = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # users of a header of kernels/ that are compiled
 ALONE = ("/kernels/plugin/", "/harness/shared/")  # plug-ins and libattnbench.so, which define names again
 STRICT = ["-g0", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
@@ -62,7 +62,7 @@ class Build:
         return few if few and file.startswith("kernels/") else users
 
     def _tests(self):
-        """{name: (command, environment)} of ctest's tests that run in this build. Python tests get --failfast."""
+        """{name: (command, environment)} of ctest's tests that run in this build. Python tests stop at a failure."""
         shown = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.folder, stdout=subprocess.PIPE, check=True)
         tests = {}
         for test in json.loads(shown.stdout)["tests"]:
@@ -71,6 +71,7 @@ class Build:
                 continue
             environment = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
             command = test.get("command") or []
+            environment["PYTEST_ADDOPTS"] = "-x"
             stop = ["--failfast"] if len(command) > 1 and re.search(r"/test_\w+\.py$", command[1]) else []
             tests[test["name"]] = (command + stop, environment)
         return tests
@@ -87,7 +88,8 @@ class Workplace:
         self.objects, self.programs = {}, {}
         self.number = "0"  # the fault's among those that are compiled together
         (self.folder / "reader.c").write_text(READER, encoding="utf-8")
-        subprocess.run(["cc", "-fPIC", "-c", "-o", self.folder / "reader.o", self.folder / "reader.c"], check=True)
+        command = ["cc", "-fPIC", "-fvisibility=hidden", "-c", "-o", "reader.o", "reader.c"]
+        subprocess.run(command, cwd=self.folder, check=True)
 
     def _moved(self, word):
         """A word of a compiler's command, with folders of the sources replaced by those of the copy."""
@@ -185,8 +187,8 @@ class Workplace:
             words = [f"-Wl,-rpath,{self.folder}" if word.startswith("-Wl,-rpath,") and libraries else word for word in words]
             own = {source[len(str(self.build.root)) + 1:]: str(each) for source, each in self.objects.items()}
             inside = libraries or "-shared" in words  # the faults of a shared library stay there
-            placed = {f".dir/{source.removeprefix('tests/')}.o": own.pop(source) for source in list(own)
-                      if inside or source.startswith("tests/")}
+            placed = {f".dir/{re.sub('^(tests|python)/', '', source)}.o": own.pop(source) for source in list(own)
+                      if inside or source.startswith(("tests/", "python/"))}
             words = [word for word in words if not any(word.endswith(f"/{source}.o") for source in own)]
             words = [next((each for end, each in placed.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
@@ -208,8 +210,9 @@ class Workplace:
     def command_of(self, test):
         """Command and environment of a test with the fault."""
         command, environment = self.build.tests[test]
-        return [self._program(word) if word in self.build.links else word for word in command], \
-            {**environment, "MUTANT": self.number}
+        made = lambda word: self._program(word) if word in self.build.links else word
+        environment = {name: made(value) for name, value in environment.items()}
+        return list(map(made, command)), {**environment, "MUTANT": self.number}
 
 
 def hash_of(path):
