@@ -2,7 +2,10 @@
 """Every array argument of every function, spoilt in every way: a ValueError or TypeError that names it, and nothing written;
 or, where the change is harmless, the same numbers. Arrays stand between guards."""
 
+import contextlib
+import gc
 import re
+import sys
 
 import pytest
 
@@ -253,6 +256,8 @@ def check_refusal(call, name, what, error):
                      [name, *{"alibi": ["alibi_slopes"], "cu_seqlens_q": ["max_seqlen_q", "seq_q"],
                               "cu_seqlens_k": ["max_seqlen_k", "seq_k"]}.get(name, ())])
     assert re.search(rf"(\b|_)({names})\b", str(error)), f"{call}: {name} {what}: {error}"
+    if what == "more dimensions":
+        assert "6 dim" in str(error)
 
 
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS)
@@ -272,6 +277,28 @@ def test_harmless_changes_give_the_same(call, name):
         assert error is None, f"{name} {what}: {error}"
         for a, b in zip(result, right):
             assert np.array_equal(a, b), f"{name} {what}"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_keep_and_lose_nothing(call):
+    arrays = {name: array.copy() for name, array in CALLS[call][1].items()}
+    every = [arrays, *({**arrays, name: other} for name, array in arrays.items()
+                       for change in (spoilt, harmless) for _, other in change(call, name, array))]
+    watched = [x for given in every for array in given.values() for x in (array, type(array), getattr(array, "dtype", None))]
+
+    def counts():
+        for given in every:
+            with contextlib.suppress(ValueError, TypeError):
+                CALLS[call][0](given)
+        gc.collect()
+        return [sys.getallocatedblocks(), *map(sys.getrefcount, watched)]
+
+    counts()
+    rounds = np.zeros((5, 1 + len(watched)), int)
+    for n in range(len(rounds)):
+        rounds[n] = counts()
+    growth = np.diff(rounds, axis=0)
+    assert growth.min(axis=0).max() <= 0 <= growth.max(axis=0).min(), growth
 
 
 # ---- PyTorch's tensors that are no plain memory ---------------------------------------------------------------------------

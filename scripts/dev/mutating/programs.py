@@ -186,6 +186,8 @@ class Workplace:
             words = [self._library(folder / word) if word in libraries else word for word in words]
             words = [f"-Wl,-rpath,{self.folder}" if word.startswith("-Wl,-rpath,") and libraries else word for word in words]
             own = {source[len(str(self.build.root)) + 1:]: str(each) for source, each in self.objects.items()}
+            if not any(word.endswith("libattn_nn.a") for word in words):
+                own = {source: each for source, each in own.items() if not source.startswith("src/nn/")}
             inside = libraries or "-shared" in words  # the faults of a shared library stay there
             placed = {f".dir/{re.sub('^(tests|python)/', '', source)}.o": own.pop(source) for source in list(own)
                       if inside or source.startswith(("tests/", "python/"))}

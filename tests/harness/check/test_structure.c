@@ -8,6 +8,7 @@
 #include "cases/cases.h"
 #include "check/check.h"
 #include "check/structure.h"
+#include "check/structure_private.h"
 #include "kernels/common/problem/convert.h"
 #include "src/plan/plan.h"
 #include "tests/support/layer_support.h"
@@ -292,23 +293,56 @@ TEST(wrong_values_are_told) {
   close_case(&w);
 }
 
-/* ---- Which sequence --------------------------------------------------------------------------------------------------- */
+/* ---- Cut views -------------------------------------------------------------------------------------------------------- */
 
-/* Views say where query 0 stands by an alignment where one does, else by an offset. */
-TEST(views_are_aligned_in_each_way) {
-  static const struct {
-    const char *id;
-    attn_align align;
-  } cases[] = {{"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:top-left", ATTN_ALIGN_TOP_LEFT},
-               {"heads:1/seq:3/head_dim:2/causal:bottom-right", ATTN_ALIGN_TOP_LEFT},
-               {"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:bottom-right", ATTN_ALIGN_BOTTOM_RIGHT},
-               {"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:offset/offset:1", ATTN_ALIGN_OFFSET}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    watched w = open_case(cases[i].id);
-    expect_pass(&w, BENCH_STRUCTURE_batch, 1);
-    assert_int_equal(spy.problem[0].align, cases[i].align);
-    close_case(&w);
+static uint64_t random_state = 7;
+
+static int64_t between(int64_t least, int64_t most) {
+  return least + (int64_t)(bench_random(&random_state) % (uint64_t)(most - least + 1));
+}
+
+/* The rule of docs/semantics.md, once more. */
+static bool may_see(const attn_problem *p, const int32_t *row_len, int64_t position, int64_t i, int64_t j) {
+  if (j >= p->seq_k || j < p->key_begin || (p->key_end > 0 && j >= p->key_end)) return false;
+  if (attn_uses(p, ATTN_USE_ROW_LEN) && j >= row_len[i]) return false;
+  if (p->window_right >= 0 && j > position + p->window_right) return false;
+  return p->window_left < 0 || j >= position - p->window_left || j < p->window_first;
+}
+
+/* Rows and keys that are left see each other as before, whatever selects keys; positions are told in each way. */
+TEST(cut_views_see_what_the_case_sees) {
+  enum { MOST_ROWS = 6, MOST_KEYS = 12 };
+  int ways[3] = {0};
+  for (int n = 0; n < 20000; n++) {
+    int32_t lengths[MOST_ROWS];
+    const int64_t rows = between(1, MOST_ROWS), keys = between(1, MOST_KEYS), right = between(-1, 4), left = between(-1, 4);
+    const int64_t offset = between(0, 1) ? keys - rows : between(-4, 6), begin = between(0, keys - 1);
+    for (int i = 0; i < MOST_ROWS; i++) lengths[i] = (int32_t)between(0, keys);
+    const attn_problem p = {.seq_q = rows,
+                            .seq_k = keys,
+                            .uses = between(0, 2) ? 0 : ATTN_USE_ROW_LEN,
+                            .window_left = left,
+                            .window_right = right,
+                            .window_first = between(0, 1) * between(0, keys),
+                            .key_begin = begin,
+                            .key_end = between(0, 1) * between(begin + 1, keys)};
+    bench_view v = {.problem = p, .args = {.row_len = lengths}, .offset = (int32_t)offset};
+    const int64_t row = between(0, rows - 1), first = between(0, keys - 1), end = between(first + 1, keys);
+    bench_view_keep_rows(&v, row, between(1, rows - row));
+    bench_view_keep_keys(&v, first, end, 1);
+    const int64_t told[] = {0, v.problem.seq_k - v.problem.seq_q, v.offset};
+    const attn_sequence seq = {
+        .len_q = v.problem.seq_q, .len_k = v.problem.seq_k, .offset = told[v.problem.align - ATTN_ALIGN_TOP_LEFT]};
+    ways[v.problem.align - ATTN_ALIGN_TOP_LEFT]++;
+    for (int64_t i = 0; i < v.problem.seq_q; i++)
+      for (int64_t j = 0; j < end - first; j++) {
+        const attn_key_range range = attn_allowed_keys(&v.problem, &v.args, &seq, 0, i);
+        const bool sees = j >= range.begin && j < range.end && !attn_between_windows(&v.problem, &seq, i, j);
+        assert_int_equal(sees, may_see(&p, lengths, row + i + offset, row + i, first + j));
+      }
+    bench_view_clear(&v);
   }
+  assert_true(ways[0] && ways[1] && ways[2]);
 }
 
 /* ---- What seeds choose ------------------------------------------------------------------------------------------------ */
