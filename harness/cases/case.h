@@ -100,4 +100,7 @@ double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 /* An estimate of the seconds of one call, right within a factor of a few: for --dry-run and the time left only. */
 double bench_work_guess(const attn_problem *problem, const attn_kernel_info *kernel, int threads);
 
+/* About how many pairs of query and key a problem has, whatever its lengths. */
+double bench_work_typical_pairs(const attn_problem *problem);
+
 #endif

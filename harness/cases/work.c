@@ -210,8 +210,11 @@ static double typical_rate(const attn_kernel_info *kernel) {
   return strcmp(kernel->algorithm, "naive") ? rate : rate / 2.5;
 }
 
-double bench_work_guess(const attn_problem *p, const attn_kernel_info *kernel, int threads) {
+double bench_work_typical_pairs(const attn_problem *p) {
   const double causal = p->window_right == 0 ? 0.55 : 1;
-  const double pairs = (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * causal;
-  return 1e-6 + bench_work_flops(p, pairs) / typical_rate(kernel) / (threads > 1 ? threads : 1);
+  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * causal;
+}
+
+double bench_work_guess(const attn_problem *p, const attn_kernel_info *kernel, int threads) {
+  return 1e-6 + bench_work_flops(p, bench_work_typical_pairs(p)) / typical_rate(kernel) / (threads > 1 ? threads : 1);
 }

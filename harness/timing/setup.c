@@ -284,9 +284,8 @@ bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kern
 
 /* How much more a layer has to do than its attention. */
 static double layer_factor(const bench_case *bench) {
-  const attn_args none = {.struct_size = sizeof(attn_args)};
   if (bench->invalid[0] || !bench_layer_is(bench)) return 1;
-  const double attention = bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
+  const double attention = bench_work_flops(&bench->problem, bench_work_typical_pairs(&bench->problem));
   const double flops = bench_layer_flops(bench);
   return attention > 0 && flops > 0 ? flops / attention : 1;
 }
