@@ -15,6 +15,7 @@
 #include "cases/cases.h"
 #include "cases/layer_info.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/operation.h"
 
 int bench_cpu_count(void) {
 #ifdef _OPENMP
@@ -127,6 +128,9 @@ static void build_uses(bench_case *bench) {
                   {AXIS_BIAS, "masking", ATTN_USE_BIAS},
                   {AXIS_BIAS, "heads", ATTN_USE_BIAS},
                   {AXIS_BIAS, "row", ATTN_USE_BIAS},
+                  {AXIS_KV_SCALES, "tensor", ATTN_USE_KV_SCALES},
+                  {AXIS_KV_SCALES, "head", ATTN_USE_KV_SCALES},
+                  {AXIS_KV_SCALES, "token", ATTN_USE_KV_SCALES},
                   {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN},
                   {AXIS_LENGTHS, "q_len", ATTN_USE_Q_LEN},
                   {AXIS_LENGTHS, "both", ATTN_USE_KV_LEN | ATTN_USE_Q_LEN},
@@ -241,11 +245,23 @@ static const char *find_fault(const bench_case *bench, char *words, size_t bytes
   return attn_problem_validate(&bench->problem) == ATTN_OK ? NULL : attn_last_error();
 }
 
+/* Strides of factors of K and V: dense for one a key and KV head. */
+static void build_scales(bench_case *bench) {
+  attn_problem *p = &bench->problem;
+  if (is(bench, AXIS_KV_SCALES, "head")) p->k_scale_stride.h = p->v_scale_stride.h = 1;
+  if (!is(bench, AXIS_KV_SCALES, "token")) return;
+  attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
+  attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+}
+
 /* Says in `invalid` why no kernel can take the case, if so. */
 static void note_invalid(bench_case *bench) {
   char words[sizeof bench->invalid - sizeof "not a valid problem: "];
   const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
-  if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
+  if (bench_layout_apply(&bench->problem, bench->layout)) {
+    build_scales(bench);
+    reason = find_fault(bench, words, sizeof words);
+  }
   if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
 }
 

@@ -60,6 +60,9 @@ int64_t bench_row_place(const attn_problem *problem, const attn_args *args, cons
 int64_t bench_key_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
                         const bench_expected_row *row, int64_t j);
 
+/* The factor of value j of the row's KV head; 1 in a problem without. */
+double bench_v_scale(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j);
+
 /* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
 
 /* The terms from which the error limits of a row's outputs are computed; docs/numerics.md explains each of them. */

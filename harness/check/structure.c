@@ -96,7 +96,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   *ran = 0;
   set &= bench_answers[tensors->problem.operation].structure;
   if (!choose_sequence(&s)) return verdict;
-  if (!bench_view_gather_pages(&s)) bench_set_reason(&verdict, BENCH_ERROR, "out of memory: keys and values outside pages");
+  if (!bench_view_gather_keys(&s)) bench_set_reason(&verdict, BENCH_ERROR, "out of memory: copies of keys and values");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {
     if (!(set >> test & 1)) continue;
     const bench_outcome outcome = tests[test](&s);
@@ -127,9 +127,10 @@ static bool find_hull(const bench_view *v, int64_t h, int64_t i, hull range) {
   for (int64_t j = 0; j < p->seq_k; j++) {
     const int64_t at = attn_kv_head(p, h) * p->v_stride.h + j * p->v_stride.s;
     const bool seen = bench_view_sees(v, h, i, j);
+    const double scale = seen ? bench_v_scale(p, &v->args, &(bench_expected_row){.h = h}, j) : 1;
     any |= seen;
     for (int64_t d = 0; seen && d < p->dim_v; d++) {
-      const double value = attn_oracle_load(v->args.v, p->dtype_kv, at + d * p->v_stride.d);
+      const double value = scale * attn_oracle_load(v->args.v, p->dtype_kv, at + d * p->v_stride.d);
       range.low[d] = fmin(range.low[d], value);
       range.high[d] = fmax(range.high[d], value);
     }
@@ -205,6 +206,7 @@ bench_outcome bench_structure_heads(bench_structure *s) {
   bench_view view = bench_view_of_kv_head(s);
   view.problem.heads_kv = view.problem.heads_q;
   view.problem.k_stride.h = view.problem.v_stride.h = 0;
+  view.problem.k_scale_stride.h = view.problem.v_scale_stride.h = 0;
   return bench_view_check(s, &view, BENCH_WITHIN_LIMITS, "with KV heads repeated");
 }
 

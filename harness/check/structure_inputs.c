@@ -153,6 +153,7 @@ static void equalise_scores(bench_view *v) {
 
 /* Equal scores and one-hot V, so that column j of O is the weight of key j. */
 static void make_probe(bench_view *v) {
+  static const float one = 1;
   attn_problem *p = &v->problem;
   const int64_t keys = p->seq_k;
   bench_view_copy_keys(v, NULL);
@@ -163,6 +164,8 @@ static void make_probe(bench_view *v) {
   equalise_scores(v);
   for (int64_t j = 0; j < keys; j++) bench_store(one_hot, p->dtype_kv, j * keys + j, 1);
   v->args.v = one_hot;
+  if (attn_uses(p, ATTN_USE_KV_SCALES)) v->args.v_scale = &one;
+  p->v_scale_stride = (attn_strides){0};
   p->dim_v = keys;
   p->v_stride = (attn_strides){keys * keys, keys * keys, keys, 1};
 }

@@ -31,13 +31,13 @@ typedef struct bench_structure {
   const bench_expected *expected;
   uint64_t seed;
   attn_sequence seq; /* has queries and keys */
-  bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages */
+  bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages; their factors */
   char reason[320];  /* why, for BROKEN and CANNOT_RUN */
 } bench_structure;
 
-/* Sets s->dense, if the case has pages: views can then leave out, reorder and change keys, and the answers for them show
- * whether pages change any. False if memory is short. */
-bool bench_view_gather_pages(bench_structure *s);
+/* Sets s->dense, if the case has pages or factors of keys: views can then leave out, reorder and change keys, and the
+ * answers for them show whether pages change any. False if memory is short. */
+bool bench_view_gather_keys(bench_structure *s);
 
 /* The structure's sequence, whole; or one KV head of it with its queries, seeded. */
 bench_view bench_view_of_sequence(const bench_structure *s);

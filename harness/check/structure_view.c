@@ -68,8 +68,30 @@ static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
   return copy;
 }
 
-bool bench_view_gather_pages(bench_structure *s) {
-  if (!attn_uses(&s->tensors->problem, ATTN_USE_PAGES)) return true;
+/* Factors of K or V of the sequence as [heads_kv][keys]; those of keys that no row may see are NaN. */
+static const float *gather_scales(bench_structure *s, bool of_k, attn_strides *stride) {
+  const attn_problem *p = &s->tensors->problem;
+  const attn_args *a = &s->tensors->args;
+  const int64_t keys = s->seq.len_k;
+  const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
+  float *copy = bench_view_allocate(&s->dense, p->heads_kv * keys, sizeof *copy);
+  for (int64_t n = 0; copy && n < p->heads_kv * keys; n++) copy[n] = NAN;
+  for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
+    for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
+      const attn_key_scales scales = attn_key_scales_at(p, a, &s->seq, h * attn_group(p), j);
+      copy[h * keys + j] = of_k ? *scales.k : *scales.v;
+    }
+  *stride = (attn_strides){p->heads_kv * keys, keys, 1, 1};
+  return copy;
+}
+
+bool bench_view_gather_keys(bench_structure *s) {
+  attn_problem *p = &s->dense.problem;
+  if (attn_uses(&s->tensors->problem, ATTN_USE_KV_SCALES)) {
+    if (s->tensors->args.k_scale) s->dense.args.k_scale = gather_scales(s, true, &p->k_scale_stride);
+    s->dense.args.v_scale = gather_scales(s, false, &p->v_scale_stride);
+  }
+  if (!attn_uses(&s->tensors->problem, ATTN_USE_PAGES)) return !s->dense.out_of_memory;
   s->dense.args.k = gather(s, true, &s->dense.problem.k_stride);
   if (s->tensors->args.v) s->dense.args.v = gather(s, false, &s->dense.problem.v_stride);
   return !s->dense.out_of_memory;
@@ -90,6 +112,8 @@ static attn_args args_of_sequence(const bench_structure *s) {
     a.k = shift_elements(a.k, whole->dtype_kv, run.k);
     a.v = shift_elements(a.v, whole->dtype_kv, run.v);
   }
+  a.k_scale = s->dense.args.k_scale;
+  a.v_scale = s->dense.args.v_scale;
   a.bias = shift(a.bias, b * whole->bias_stride.b, sizeof(float));
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
   a.scores = shift(a.scores, b * whole->scores_stride.b, sizeof(float));
@@ -106,6 +130,8 @@ bench_view bench_view_of_sequence(const bench_structure *s) {
     v.problem.k_stride = s->dense.problem.k_stride;
     v.problem.v_stride = s->dense.problem.v_stride;
   }
+  v.problem.k_scale_stride = s->dense.problem.k_scale_stride;
+  v.problem.v_scale_stride = s->dense.problem.v_scale_stride;
   v.problem.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN | ATTN_USE_PAGES);
   if (attn_is_output(&v.problem, ATTN_OPERAND_LSE)) v.problem.uses |= ATTN_USE_LSE;
   align(&v, s->seq.offset);
@@ -130,6 +156,8 @@ bench_view bench_view_of_kv_head(const bench_structure *s) {
   a->q = shift_elements(a->q, p->dtype_q, h * p->q_stride.h);
   a->k = shift_elements(a->k, p->dtype_kv, kv_head * p->k_stride.h);
   a->v = shift_elements(a->v, p->dtype_kv, kv_head * p->v_stride.h);
+  a->k_scale = shift(a->k_scale, kv_head * p->k_scale_stride.h, sizeof(float));
+  a->v_scale = shift(a->v_scale, kv_head * p->v_scale_stride.h, sizeof(float));
   a->score_weight = shift(a->score_weight, h * p->score_weight_stride_h, sizeof(float));
   a->alibi_slopes = shift(a->alibi_slopes, h, sizeof(float));
   a->sinks = shift(a->sinks, h, sizeof(float));
@@ -174,9 +202,13 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
   attn_problem *p = &v->problem;
   v->args.k = shift_elements(v->args.k, p->dtype_kv, first * p->k_stride.s);
   v->args.v = shift_elements(v->args.v, p->dtype_kv, first * p->v_stride.s);
+  v->args.k_scale = shift(v->args.k_scale, first * p->k_scale_stride.s, sizeof(float));
+  v->args.v_scale = shift(v->args.v_scale, first * p->v_scale_stride.s, sizeof(float));
   shift_pairs(v, 0, 0, first);
   p->k_stride.s *= step;
   p->v_stride.s *= step;
+  p->k_scale_stride.s *= step;
+  p->v_scale_stride.s *= step;
   p->bias_stride.k *= step;
   p->mask_stride.k *= step;
   p->scores_stride.k *= step;
@@ -222,6 +254,13 @@ static const void *copy_rows(bench_view *v, const void *data, attn_strides *stri
   return copy_array(v, data, a, order, NULL);
 }
 
+static const void *copy_scales(bench_view *v, const float *data, attn_strides *stride, const int64_t *order) {
+  const attn_problem *p = &v->problem;
+  const array a = {p->heads_kv, p->seq_k, 1, {stride->h, stride->s, 1}, sizeof *data};
+  *stride = (attn_strides){p->heads_kv * p->seq_k, p->seq_k, 1, 1};
+  return copy_array(v, data, a, order, NULL);
+}
+
 static const void *copy_pairs(bench_view *v, const void *data, attn_score_strides *stride, size_t bytes,
                               const int64_t *order) {
   const attn_problem *p = &v->problem;
@@ -238,6 +277,8 @@ void bench_view_copy_keys(bench_view *v, const int64_t *order) {
   else
     a->k = copy_rows(v, a->k, &p->k_stride, p->dim_qk, order);
   a->v = copy_rows(v, a->v, &p->v_stride, p->dim_v, order);
+  if (a->k_scale) a->k_scale = copy_scales(v, a->k_scale, &p->k_scale_stride, order);
+  if (a->v_scale) a->v_scale = copy_scales(v, a->v_scale, &p->v_scale_stride, order);
   if (attn_uses(p, ATTN_USE_BIAS)) a->bias = copy_pairs(v, a->bias, &p->bias_stride, sizeof(float), order);
   if (attn_uses(p, ATTN_USE_MASK)) a->mask = copy_pairs(v, a->mask, &p->mask_stride, 1, order);
 }

@@ -156,6 +156,7 @@ typedef struct row_terms {
   double u, u_p;         /* roundoff of float32; of p */
   double eps, f, tiny;   /* error of exp; inputs below f are flushed; the smallest result that is not */
   double n, terms;       /* allowed keys; terms of a score */
+  double scaled;         /* 1 with factors of K and V, each of which rounds once, else 0 */
   double rescales, bend; /* how often the sum is rescaled; error of tanh */
   double vanish;         /* most that flushed inputs and results take from a score */
 } row_terms;
@@ -180,18 +181,20 @@ static row_terms terms_of(const attn_problem *problem, const attn_numerics *nume
                      .tiny = f > 0 ? 0x1p-126 : 0x1p-149,
                      .n = (double)row->allowed,
                      .terms = problem->score == ATTN_SCORE_PRECOMPUTED ? 0.0 : (double)problem->dim_qk,
+                     .scaled = attn_uses(problem, ATTN_USE_KV_SCALES),
                      .rescales = (double)(1 + row->allowed / 16),
                      .bend = tanhs * (2 * eps + 4 * u),
                      .vanish = flushed_scores(problem, row, f)};
 }
 
 static double proven_error(const row_terms *t, double abs_sum) {
-  return (t->u * (t->terms + 16) + t->bend) * abs_sum + t->vanish + t->eps * (1 + t->rescales) + t->u_p +
-         t->u * (t->n + t->rescales + 4);
+  return (t->u * (t->terms + 16 + t->scaled) + t->bend) * abs_sum + t->vanish + t->eps * (1 + t->rescales) + t->u_p +
+         t->u * (t->n + t->rescales + 4 + t->scaled);
 }
 
 static double sharp_error(const row_terms *t, double abs_sum) {
-  return (t->u * (4 + sqrt(t->terms)) + t->bend) * abs_sum + t->vanish + t->eps + t->u * (sqrt(t->n) + 4);
+  return (t->u * (4 + sqrt(t->terms) + t->scaled) + t->bend) * abs_sum + t->vanish + t->eps +
+         t->u * (sqrt(t->n) + 4 + t->scaled);
 }
 
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,

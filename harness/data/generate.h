@@ -26,6 +26,8 @@ typedef enum bench_stream {
   BENCH_STREAM_LAYER,
   BENCH_STREAM_PLACES,
   BENCH_STREAM_PAGES,
+  BENCH_STREAM_K_SCALE,
+  BENCH_STREAM_V_SCALE,
 } bench_stream;
 
 /* 64 uniform bits. */

@@ -157,10 +157,15 @@ static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t 
 /* The sequence whose numbers key j of sequence b has: the first one's, in a prefix that they share. */
 static int64_t source_of(const attn_problem *p, int64_t b, int64_t j) { return j < p->shared_prefix ? 0 : b; }
 
-/* One row of q, k or v, whose first number has that index: normal; V may be uniform in [0, magnitude). */
+/* One row of q, k or v, whose first number has that index: normal; V may be uniform in [0, magnitude). Or a factor of K or
+ * V: uniform in [0.5, 1.5). */
 static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stream, uint64_t index, int64_t place) {
   const double magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
   const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
+  if (t->single) {
+    bench_store(t->data, t->dtype, place, 0.5 + bench_value_uniform(bench->seed, stream, index));
+    return;
+  }
   for (int64_t d = 0; d < stored(t, 3); d++) {
     const double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
                              : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
@@ -177,8 +182,9 @@ static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream st
       for (int64_t j = batch[b].key_begin; j < batch[b].key_end; j++) {
         if (!reaches(&batch[b], j)) continue;
         const int64_t page = args->page_table[b * p->page_table_stride + j / p->page_tokens];
-        fill_row(bench, t, stream, (uint64_t)(((source_of(p, b, j) * p->heads_kv + h) * p->seq_k + j) * t->extent[3]),
-                 storage_row(t, page, h, j % p->page_tokens));
+        const int64_t key = (source_of(p, b, j) * p->heads_kv + h) * p->seq_k + j;
+        const int64_t index = !t->single || t->stride[2] != 0 ? key : h * t->stride[1]; /* factors of many keys repeat */
+        fill_row(bench, t, stream, (uint64_t)(index * t->extent[3]), storage_row(t, page, h, j % p->page_tokens));
       }
 }
 
@@ -290,7 +296,9 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
   fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
   fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench_spec_real(&bench->spec, AXIS_MAGNITUDE), batch);
-  bool filled = fill_keys(bench, &t[BENCH_V], BENCH_STREAM_V, &tensors->args, batch);
+  bool filled = fill_keys(bench, &t[BENCH_V], BENCH_STREAM_V, &tensors->args, batch) &&
+                fill_keys(bench, &t[BENCH_K_SCALE], BENCH_STREAM_K_SCALE, &tensors->args, batch) &&
+                fill_keys(bench, &t[BENCH_V_SCALE], BENCH_STREAM_V_SCALE, &tensors->args, batch);
   if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */
     filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, batch);
     filled = filled && fill_keys(bench, &t[BENCH_K], BENCH_STREAM_K, &tensors->args, batch);

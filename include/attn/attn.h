@@ -141,6 +141,7 @@ enum {
   ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
   ATTN_USE_PAGES = 1 << 10,       /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
   ATTN_USE_STATE = 1 << 11,       /**< args.state: keys come in pieces, and rows go on from what they have seen */
+  ATTN_USE_KV_SCALES = 1 << 12,   /**< args.k_scale, args.v_scale: factors of keys and values */
 };
 
 /** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
@@ -215,6 +216,9 @@ typedef struct attn_problem {
    * from one sequence, for the queries of all (Ye et al. 2025, https://arxiv.org/abs/2501.01005: FlashInfer's cascade). A
    * multiple of page_tokens with PAGES; 0 = none. */
   int64_t shared_prefix;
+
+  attn_strides k_scale_stride; /**< Strides of k_scale; .d is ignored, 0 repeats: all 0, the default, is one number. */
+  attn_strides v_scale_stride; /**< Strides of v_scale, likewise. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -286,6 +290,10 @@ typedef struct attn_args {
 
   float *state; /**< Read and written: [batch][heads_q][seq_q] rows of attn_state_floats(dim_v) floats by state_stride. With
                    STATE, o and lse may be NULL: then the state alone goes on. */
+
+  const float *k_scale; /**< With KV_SCALES, but not PRECOMPUTED: each key is its elements of k times its number here,
+                           [batch][heads_kv][seq_k] by k_scale_stride, or [pages][heads_kv][page_tokens]. */
+  const float *v_scale; /**< With KV_SCALES: each value is its elements of v times its number here, likewise. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */

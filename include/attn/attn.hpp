@@ -304,6 +304,8 @@ struct args {
   view<const float> sinks;               /**< [heads_q] */
   view<const std::int32_t> page_table;   /**< [batch][pages of a sequence] */
   view<float> state; /**< [batch][heads_q][seq_q][attn_state_floats(dim_v)], read and written. */
+  view<const float> k_scale;             /**< [batch][heads_kv][seq_k], or [pages][heads_kv][page_tokens]. */
+  view<const float> v_scale;             /**< Likewise. */
 
   /** No tensors. */
   args() noexcept = default;
@@ -318,7 +320,7 @@ struct args {
     c.kv_len = kv_len.data(), c.q_len = q_len.data(), c.row_len = row_len.data();
     c.cu_seqlens_q = cu_seqlens_q.data(), c.cu_seqlens_k = cu_seqlens_k.data(), c.offsets = offsets.data();
     c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data(), c.page_table = page_table.data();
-    c.state = state.data();
+    c.state = state.data(), c.k_scale = k_scale.data(), c.v_scale = v_scale.data();
     return c;
   }
 };
@@ -366,6 +368,8 @@ class size_check {
     check("o", a.o, dtype_bytes(p.dtype_o), tensor(p.heads_q, rows, p.dim_v, p.o_stride));
     check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
     check("state", a.state, 4, tensor(p.heads_q, rows, attn_state_floats(p.dim_v), dense(p.state_stride)));
+    check("k_scale", a.k_scale, 4, cache(1, p.k_scale_stride));
+    check("v_scale", a.v_scale, 4, cache(1, p.v_scale_stride));
     check("bias", a.bias, 4, pairs(p.bias_stride));
     check("mask", a.mask, 1, pairs(p.mask_stride));
     check("scores", a.scores, 4, pairs(p.scores_stride));

@@ -43,7 +43,7 @@ typedef struct unit_layout {
 
 static bool reads_k_in_place(const attn_problem *p) {
   return p->dtype_kv == ATTN_F32 && p->k_stride.d == 1 && p->k_stride.s >= p->dim_qk && p->k_stride.s <= INT32_MAX &&
-         !attn_uses(p, ATTN_USE_PAGES);
+         !attn_uses(p, ATTN_USE_PAGES | ATTN_USE_KV_SCALES);
 }
 
 /* False if a size overflows. */
@@ -93,7 +93,9 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
   const unit_layout *at = &plan_in(schedule)->unit;
   for (int64_t key = keys.begin, count; key < keys.end; key += count) {
     const attn_key_run run = run_of_unit(&unit, key);
-    const row_source k = k_rows(&unit, run), v = v_rows(&unit, run);
+    const attn_key_scales scales = scales_of_unit(&unit, key);
+    const row_source k = scaled_rows(&unit, k_rows(&unit, run), scales.k, scales.k_step);
+    const row_source v = scaled_rows(&unit, v_rows(&unit, run), scales.v, scales.v_step);
     count = min64(run.keys, keys.end - key);
     uint8_t *finite = (uint8_t *)memory + at->finite + key;
     steps->copy_rows(&v, count, floats_at(memory, at->v) + key * at->v_stride, at->v_stride, finite);

@@ -188,6 +188,7 @@ static const char *cannot_express(const attn_problem *p) {
            "scores";
   if (p->softcap > 0 || attn_uses(p, ATTN_USE_ALIBI | ATTN_USE_SINKS))
     return "oneDNN's fused attention has no softcap, ALiBi or sinks";
+  if (attn_uses(p, ATTN_USE_KV_SCALES)) return "oneDNN's fused attention takes k and v as they are stored";
   if (attn_uses(p, ATTN_USE_STATE)) return "oneDNN's fused attention does not return sums and references of rows";
   if (attn_uses(p, ATTN_USE_LSE)) return "oneDNN's fused attention does not return the LSE";
   if (p->seq_k > 0 && !matmul_in_place(p))

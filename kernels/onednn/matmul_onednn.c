@@ -152,6 +152,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   if (!attn_dtype_is_float(p->dtype_kv)) return "it multiplies k and v of 16 or 32 bits; here they have 8";
   if (p->score == ATTN_SCORE_DOT && p->dtype_q != p->dtype_kv)
     return "oneDNN multiplies matrices of one type, and q is float32 where k is not; store both alike";
+  if (attn_uses(p, ATTN_USE_KV_SCALES)) return "it multiplies k and v as they are stored, without ATTN_USE_KV_SCALES";
   if (attn_uses(p, ATTN_USE_PAGES)) return "it reads all keys of a sequence at one stride, not in pages";
   if (attn_uses(p, ATTN_USE_STATE)) return takes_no_state(p, buffer, buffer_bytes);
   matmul_state state = {.layout = {.rows = 0}};

@@ -26,11 +26,12 @@ enum { STRIDED_KEYS = 64 };
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static bool copies_v(const attn_problem *p) {
-  return p->dtype_kv != ATTN_F32 || p->v_stride.d != 1 || attn_uses(p, ATTN_USE_PAGES);
+  return p->dtype_kv != ATTN_F32 || p->v_stride.d != 1 || attn_uses(p, ATTN_USE_PAGES | ATTN_USE_KV_SCALES);
 }
 
 static bool transposes_k(const attn_problem *p) {
-  const bool copies = p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES || attn_uses(p, ATTN_USE_PAGES);
+  const bool copies =
+      p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES || attn_uses(p, ATTN_USE_PAGES | ATTN_USE_KV_SCALES);
   return p->score != ATTN_SCORE_PRECOMPUTED && copies;
 }
 
@@ -56,6 +57,10 @@ static attn_key_run run_at(const query_head *head, int64_t j) {
   return attn_key_run_at(head->problem, head->args, &head->seq, head->h, j);
 }
 
+static attn_key_scales scales_at(const query_head *head, int64_t j) {
+  return attn_key_scales_at(head->problem, head->args, &head->seq, head->h, j);
+}
+
 static void open_keys(query_head *head, attn_key_range used, float *memory) {
   const attn_problem *p = head->problem;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
@@ -66,10 +71,12 @@ static void open_keys(query_head *head, attn_key_range used, float *memory) {
   }
   for (int64_t first = used.begin, count; first < used.end; first += count) {
     const attn_key_run run = run_at(head, first);
+    const attn_key_scales scales = scales_at(head, first);
     count = min64(min64(run.keys, TRANSPOSE_KEYS), used.end - first);
     for (int64_t d = 0; d < p->dim_qk; d++)
       for (int64_t j = 0; j < count; j++)
         memory[d * keys + first + j] =
+            scales.k[j * scales.k_step] *
             attn_load_f32(attn_k_storage(p, head->args), run.k + j * p->k_stride.s + d * p->k_stride.d);
   }
   head->k = (key_view){memory, 1, keys};
@@ -85,10 +92,12 @@ static void open_values(query_head *head, attn_key_range used, float *memory) {
   }
   for (int64_t first = used.begin, count; first < used.end; first += count) {
     const attn_key_run run = run_at(head, first);
+    const attn_key_scales scales = scales_at(head, first);
     count = min64(run.keys, used.end - first);
     for (int64_t j = 0; j < count; j++)
       for (int64_t d = 0; d < p->dim_v; d++)
         memory[(first + j) * p->dim_v + d] =
+            scales.v[j * scales.v_step] *
             attn_load_f32(attn_v_storage(p, head->args), run.v + j * p->v_stride.s + d * p->v_stride.d);
   }
   head->v = memory;

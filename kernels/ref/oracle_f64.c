@@ -111,6 +111,10 @@ static void load(const void *data, attn_dtype dtype, int64_t at, int64_t step, i
     for (int64_t c = 0; c < count; c++) to[c] = attn_oracle_load(data, dtype, at + c * step);
 }
 
+static void multiply(double factor, int64_t count, double *to) {
+  for (int64_t c = 0; c < count; c++) to[c] *= factor;
+}
+
 static int64_t block_of(int64_t first, int64_t dim) { return dim - first < COLUMNS ? dim - first : COLUMNS; }
 
 /* Columns of the query, of a key and of a value, from column `first` on. */
@@ -122,11 +126,15 @@ static void load_q(const query *r, int64_t first, int64_t count, double *to) {
 static void load_k(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
   const attn_strides *stride = &r->problem->k_stride;
   load(r->args->k, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
+  if (r->problem->uses & ATTN_USE_KV_SCALES)
+    multiply((double)r->args->k_scale[key_at(r, &r->problem->k_scale_stride, j)], count, to);
 }
 
 static void load_v(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
   const attn_strides *stride = &r->problem->v_stride;
   load(r->args->v, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
+  if (r->problem->uses & ATTN_USE_KV_SCALES)
+    multiply((double)r->args->v_scale[key_at(r, &r->problem->v_scale_stride, j)], count, to);
 }
 
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b) {

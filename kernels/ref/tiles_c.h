@@ -140,8 +140,9 @@ static inline void load_k(const row_block *t, attn_key_range used, int64_t key) 
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
     const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).k;
+    const float scale = *attn_key_scales_at(p, t->args, &t->seq, t->head, j).k;
     for (int64_t d = 0; d < p->dim_qk; d++)
-      t->k[d * KEYS + (j - key)] = attn_load_f32(attn_k_storage(p, t->args), offset + d * p->k_stride.d);
+      t->k[d * KEYS + (j - key)] = scale * attn_load_f32(attn_k_storage(p, t->args), offset + d * p->k_stride.d);
   }
 }
 
@@ -149,8 +150,9 @@ static inline void load_v(const row_block *t, attn_key_range used, int64_t key) 
   const attn_problem *p = t->problem;
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
     const int64_t offset = attn_key_run_at(p, t->args, &t->seq, t->head, j).v;
+    const float scale = *attn_key_scales_at(p, t->args, &t->seq, t->head, j).v;
     for (int64_t d = 0; d < p->dim_v; d++)
-      t->v[(j - key) * p->dim_v + d] = attn_load_f32(attn_v_storage(p, t->args), offset + d * p->v_stride.d);
+      t->v[(j - key) * p->dim_v + d] = scale * attn_load_f32(attn_v_storage(p, t->args), offset + d * p->v_stride.d);
   }
 }
 

@@ -23,7 +23,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
          cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
          max_seqlen_k: int | None = None, offsets: Integers | None = None, scores: Array | None = None,
-         score_weight: Array | None = None, score: str = "dot", layout: str | None = None, kernel: str | None = None,
+         score_weight: Array | None = None, k_scale: float | Array | None = None, v_scale: float | Array | None = None,
+         score: str = "dot", layout: str | None = None, kernel: str | None = None,
          max_isa: str | None = None, threads: int | None = None, steady: bool = False, out_dtype: str = "same",
          return_lse: bool = False, state: Array | None = None, out: Array | bool | None = None,
          lse: Array | None = None) -> Any:
@@ -34,8 +35,10 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
 
     q: [batch, heads, queries, dim], k and v: [batch, kv_heads, keys, dim]; batch may be missing, or batch and heads.
         float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. k and v
-        may also be float8_e4m3fn or float8_e5m2, beside any q; a factor of all keys belongs in scale. heads is a multiple of
-        kv_heads (grouped queries). The dim of v may differ.
+        may also be float8_e4m3fn or float8_e5m2, beside any q. heads is a multiple of kv_heads (grouped queries). The dim of
+        v may differ.
+    k_scale, v_scale: factors of keys and values as they are stored: a float, or float32 that broadcasts to [batch, kv_heads,
+        keys], with page_table to [pages, kv_heads, page_tokens].
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
         [batch, heads, queries, keys] as NumPy broadcasts.
     causal: each query sees the keys up to its own position. align: where query 0 stands among the keys: "top_left" at key 0;

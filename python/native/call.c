@@ -350,8 +350,8 @@ static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys
   return false;
 }
 
-/* An array that is broadcast to [b][h][q][k], as NumPy broadcasts: its last dimensions count, 1 stands for any. */
-static bool broadcast(const tensor *t, const char *name, const int64_t sizes[4], const char *hint,
+/* An array that is broadcast to sizes[], as NumPy broadcasts: its last dimensions count, 1 stands for any. */
+static bool broadcast(const tensor *t, const char *name, const char *const axes[4], const int64_t sizes[4], const char *hint,
                       attn_score_strides *stride) {
   int64_t steps[4] = {0};
   if (t->ndim > 4) return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it may have 4", name, t->ndim), false;
@@ -359,7 +359,7 @@ static bool broadcast(const tensor *t, const char *name, const int64_t sizes[4],
     const int axis = 4 - t->ndim + i;
     if (t->shape[i] != 1 && t->shape[i] != sizes[axis]) {
       PyErr_Format(PyExc_ValueError, "%s has %lld %s; it must have %lld, or 1 to broadcast%s", name, (long long)t->shape[i],
-                   (const char *const[]){"batches", "heads", "queries", "keys"}[axis], (long long)sizes[axis], hint);
+                   axes[axis], (long long)sizes[axis], hint);
       return false;
     }
     steps[axis] = t->shape[i] == 1 ? 0 : t->stride[i];
@@ -379,7 +379,8 @@ static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], at
     return false;
   }
   memcpy((void *)(uintptr_t)data, &t.data, sizeof t.data);
-  return broadcast(&t, keyword_names[key], sizes, c->hint, stride);
+  static const char *const axes[] = {"batches", "heads", "queries", "keys"};
+  return broadcast(&t, keyword_names[key], axes, sizes, c->hint, stride);
 }
 
 static int64_t elements(const tensor *t) {
@@ -683,6 +684,50 @@ static bool take_score_weight(call *c) {
   return c->args.score_weight;
 }
 
+/* Factors of keys or values: a number, or an array that is broadcast to the heads and tokens of k and v. */
+static bool take_scale(call *c, int key, attn_strides *stride, const float **field) {
+  attn_problem *p = &c->wanted.problem;
+  PyObject *given = c->given[key];
+  const bool paged = p->uses & ATTN_USE_PAGES;
+  const int64_t sizes[4] = {1, paged ? p->pages : p->batch, p->heads_kv, paged ? p->page_tokens : p->seq_k};
+  tensor t;
+  attn_score_strides steps;
+  if (!given) return true;
+  p->uses |= ATTN_USE_KV_SCALES;
+  *stride = (attn_strides){0};
+  if (!PySequence_Check(given)) { /* no array */
+    float *one = holdings_alloc(&c->held, sizeof *one);
+    *field = one;
+    return one && read_float(given, keyword_names[key], one);
+  }
+  if (!tensor_read(given, keyword_names[key], &c->held, &t)) return false;
+  if (t.type != DTYPE_F32)
+    return PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32", keyword_names[key], dtype_name(t.type)), false;
+  if (t.ndim > 3 || (t.ndim && c->given[KEY_cu_seqlens_k]))
+    return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must be a number%s", keyword_names[key], t.ndim,
+                        t.ndim > 3 ? ", or [batch, kv_heads, keys], with pages [pages, kv_heads, page_tokens]"
+                                   : " where keys are packed"),
+           false;
+  *field = (const float *)t.data;
+  const char *const axes[] = {"", paged ? "pages" : "batches", "kv_heads", paged ? "page_tokens" : "keys"};
+  if (!broadcast(&t, keyword_names[key], axes, sizes, "", &steps)) return false;
+  *stride = (attn_strides){.b = steps.h, .h = steps.q, .s = steps.k};
+  return true;
+}
+
+/* Both or none; one of them alone leaves the other 1. */
+static bool take_scales(call *c) {
+  static const float one = 1;
+  attn_problem *p = &c->wanted.problem;
+  if (!take_scale(c, KEY_k_scale, &p->k_scale_stride, &c->args.k_scale) ||
+      !take_scale(c, KEY_v_scale, &p->v_scale_stride, &c->args.v_scale))
+    return false;
+  if (!(p->uses & ATTN_USE_KV_SCALES)) return true;
+  if (!c->args.v_scale) c->args.v_scale = &one;
+  if (!c->args.k_scale && p->score != ATTN_SCORE_PRECOMPUTED) c->args.k_scale = &one;
+  return true;
+}
+
 static bool take_options(call *c) {
   attn_problem *p = &c->wanted.problem;
   const int64_t sizes[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
@@ -696,7 +741,7 @@ static bool take_options(call *c) {
          take_numbers(c, KEY_row_len, true, p->batch * p->seq_q, ATTN_USE_ROW_LEN, &c->args.row_len) &&
          take_numbers(c, KEY_alibi, false, p->heads_q, ATTN_USE_ALIBI, &c->args.alibi_slopes) &&
          take_numbers(c, KEY_sinks, false, p->heads_q, ATTN_USE_SINKS, &c->args.sinks) && take_offsets(c) &&
-         take_score_weight(c);
+         take_score_weight(c) && take_scales(c);
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------------------------------- */

@@ -63,7 +63,8 @@ OPTIONS = {**OF_SCORES, **OF_HEADS, **LENGTHS, "row_len": integers(SK, B, SQ), "
 PACKED = {"q": floats(12, H, D), "k": floats(20, HKV, D), "v": floats(20, HKV, DV), "out": floats(12, H, DV),
           "lse": floats(H, 12), "cu_seqlens_q": np.int32([0, 5, 9, 12]), "cu_seqlens_k": np.int32([0, 7, 9, 20]), **OF_HEADS}
 PAGED = {**INPUTS, "k": floats(6, HKV, 16, D), "v": floats(6, HKV, 16, DV), "kv_len": np.int32([7, 20, 32]),
-         "page_table": np.int32([[5, 0], [3, 1], [2, 4]]), "out": RESULTS["out"]}
+         "page_table": np.int32([[5, 0], [3, 1], [2, 4]]), "out": RESULTS["out"], "k_scale": floats(6, HKV, 16),
+         "v_scale": floats(6, HKV, 16)}
 STARTED = libattn.new_state(INPUTS["q"], INPUTS["v"])
 libattn.sdpa(**INPUTS, state=STARTED, kernel="flash_c", out=False)  # finite: NaN and -inf cannot be compared and cast
 MHA = {"w_q": floats(24, 16), "w_k": floats(12, 16), "w_v": floats(12, 16), "w_o": floats(10, 24), "b_q": floats(24),

@@ -183,6 +183,25 @@ def test_keys_of_8_bits():
         libattn.sdpa(q, k, v.astype(ml_dtypes.float8_e4m3fn))
 
 
+def test_factors_of_keys_and_values():
+    q, k, v = draw()
+    batch, heads, keys = k.shape[:3]
+    scale = np.random.default_rng(3).uniform(0.5, 1.5, (batch, heads, keys)).astype(np.float32)
+    for k_scale, v_scale in ((0.25, 2), (scale[:1, :, :1], None), (None, scale), (scale, scale[:, :, ::-1])):
+        times = [x if s is None else x * (s[..., None] if isinstance(s, np.ndarray) else s)
+                 for x, s in ((k, k_scale), (v, v_scale))]
+        options = {name: s for name, s in (("k_scale", k_scale), ("v_scale", v_scale)) if s is not None}
+        assert_close(libattn.sdpa(q, k, v, **options), attention(q, *times)[0])
+    with pytest.raises(ValueError, match="k_scale has 3 kv_heads; it must have 2, or 1 to broadcast"):
+        libattn.sdpa(q, k, v, k_scale=np.ones((batch, 3, keys), np.float32))
+    with pytest.raises(TypeError, match="v_scale is float64; it must be float32"):
+        libattn.sdpa(q, k, v, v_scale=np.ones(keys))
+    with pytest.raises(ValueError, match="v_scale has 4 dimensions; it must be a number, or .batch, kv_heads, keys."):
+        libattn.sdpa(q, k, v, v_scale=np.ones((1, 1, 1, 1), np.float32))
+    with pytest.raises(ValueError, match="ATTN_USE_KV_SCALES"):
+        libattn.sdpa(q, k, v, k_scale=2.0, score="gaussian")
+
+
 def test_given_outputs():
     q, k, v = draw()
     out, lse = np.empty((B, H, SQ, DV), np.float32), np.empty((B, H, SQ), np.float32)

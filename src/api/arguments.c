@@ -36,7 +36,7 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
                       a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table ||
-                      a->state;
+                      a->state || a->k_scale || a->v_scale;
   return given && !others && p->operation == ATTN_FORWARD && p->uses == (a->lse ? ATTN_USE_LSE : 0) &&
          p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
 }

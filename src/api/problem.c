@@ -174,7 +174,7 @@ static attn_status check_prefix(const attn_problem *p) {
 }
 
 static attn_status check_uses(const attn_problem *p) {
-  const uint32_t known = (ATTN_USE_STATE << 1) - 1;
+  const uint32_t known = (ATTN_USE_KV_SCALES << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
   const uint32_t padded = ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | (p->uses & ATTN_USE_PAGES ? 0 : ATTN_USE_KV_LEN);
   REQUIRE(
@@ -194,6 +194,9 @@ static attn_status check_uses(const attn_problem *p) {
   REQUIRE(!(p->uses & ATTN_USE_STATE) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
           "attn_problem.uses has ATTN_USE_STATE with align ATTN_ALIGN_BOTTOM_RIGHT; pieces of keys need ATTN_ALIGN_OFFSET, "
           "or ATTN_ALIGN_TOP_LEFT, because the last key of a piece is not the sequence's");
+  REQUIRE(!(p->uses & ATTN_USE_KV_SCALES) || p->score == ATTN_SCORE_DOT || p->score == ATTN_SCORE_PRECOMPUTED,
+          "attn_problem.uses has ATTN_USE_KV_SCALES with score %d; factors of keys need ATTN_SCORE_DOT or _PRECOMPUTED",
+          (int)p->score);
   REQUIRE(p->score != ATTN_SCORE_ADDITIVE || (p->uses & ATTN_USE_SCORE_WEIGHT),
           "attn_problem.uses lacks ATTN_USE_SCORE_WEIGHT; ATTN_SCORE_ADDITIVE needs the weight vector w");
   return ATTN_OK;

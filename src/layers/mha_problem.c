@@ -89,6 +89,8 @@ static attn_status check_attention(const attn_mha_problem *p) {
           (int)a->score);
   REQUIRE(!uses(p, ATTN_USE_PAGES),
           "attn_mha_problem.attention.uses has ATTN_USE_PAGES; it must not, because the layer makes its keys itself");
+  REQUIRE(!uses(p, ATTN_USE_KV_SCALES),
+          "attn_mha_problem.attention.uses has ATTN_USE_KV_SCALES; it must not, because the layer makes its keys itself");
   REQUIRE(!uses(p, ATTN_USE_STATE),
           "attn_mha_problem.attention.uses has ATTN_USE_STATE; it must not, because a layer takes all keys at once");
   return attn_problem_validate(a);

@@ -9,6 +9,7 @@
 attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options, float *weights) {
   attn_problem p;
   attn_args a;
+  static const float one = 1.0f;
   attn_status status = attn_nn_read(&attn_problem_layout, "problem", problem, &p);
   if (status == ATTN_OK) status = attn_nn_read(&attn_args_layout, "args", args, &a);
   if (status != ATTN_OK) return status;
@@ -25,6 +26,7 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
   p.dim_v = p.seq_k > 0 ? p.seq_k : 1;
   p.v_stride = attn_identity_strides;
+  p.v_scale_stride = (attn_strides){0};
   p.o_stride = (attn_strides){.b = p.heads_q * p.seq_q * p.dim_v, .h = p.seq_q * p.dim_v, .s = p.dim_v, .d = 1};
   p.dtype_o = ATTN_F32;
   status = attn_problem_validate(&p);
@@ -34,6 +36,7 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   if (!identity) return ATTN_OUT_OF_MEMORY;
   a.v = attn_identity_fill(identity, p.seq_k, p.dtype_kv);
   a.o = weights;
+  if (p.uses & ATTN_USE_KV_SCALES) a.v_scale = &one;
   a.lse = NULL;
   status = attn_nn_run_once(&p, &a, options);
   attn_aligned_free(identity);

@@ -314,8 +314,13 @@ static void run_sequences(const attn_pieces *pieces, const attn_args *args, int6
   const int64_t row = row_at(pieces, &seq, 0, 0);
   const int32_t q_len = (int32_t)rows, kv_len = (int32_t)p->shared_prefix;
   if (rows == 0) return;
-  attn_args own = {
-      .struct_size = sizeof own, .k = args->k, .v = args->v, .score_weight = args->score_weight, .q_len = &q_len};
+  attn_args own = {.struct_size = sizeof own,
+                   .k = args->k,
+                   .v = args->v,
+                   .score_weight = args->score_weight,
+                   .q_len = &q_len,
+                   .k_scale = args->k_scale,
+                   .v_scale = args->v_scale};
   if (paged) {
     own.kv_len = &kv_len;
     own.page_table = args->page_table + of * p->page_table_stride;
@@ -323,6 +328,11 @@ static void run_sequences(const attn_pieces *pieces, const attn_args *args, int6
     const attn_key_run run = attn_key_run_at(p, args, &owner, 0, 0);
     own.k = attn_element_at(args->k, p->dtype_kv, run.k);
     own.v = attn_element_at(args->v, p->dtype_kv, run.v);
+    if (attn_uses(p, ATTN_USE_KV_SCALES)) {
+      const attn_key_scales scales = attn_key_scales_at(p, args, &owner, 0, 0);
+      own.k_scale = args->k_scale ? scales.k : NULL;
+      own.v_scale = scales.v;
+    }
   }
   own.q = attn_element_at(args->q, p->dtype_q, attn_q_offset(p, &seq, first, 0, 0));
   if (pieces->gathers) {

@@ -60,17 +60,17 @@ static int64_t start_of(const attn_strides *stride, bool varlen, int64_t b, int6
 }
 
 /* The rows of a sequence's keys of KV head `kv`, from packed token `first` on, or from its pages. */
-static double *copy_keys(const attn_problem *p, const attn_args *a, const void *data, const attn_strides *stride, int64_t b,
-                         int64_t kv, int64_t first, int64_t rows, int64_t dim) {
+static double *copy_keys(const attn_problem *p, const attn_args *a, const void *data, attn_dtype dtype,
+                         const attn_strides *stride, int64_t b, int64_t kv, int64_t first, int64_t rows, int64_t dim) {
   if (!(p->uses & ATTN_USE_PAGES))
-    return copy_rows(data, p->dtype_kv, stride, start_of(stride, p->uses & ATTN_USE_VARLEN, b, kv, first), rows, dim);
+    return copy_rows(data, dtype, stride, start_of(stride, p->uses & ATTN_USE_VARLEN, b, kv, first), rows, dim);
   double *copy = calloc((size_t)(rows * dim) + 1, sizeof *copy);
   if (!copy) abort();
   for (int64_t s = 0; data && s < rows; s++)
     for (int64_t d = 0; d < dim; d++) {
       const int64_t page = a->page_table[b * p->page_table_stride + s / p->page_tokens];
       const int64_t at = page * stride->b + kv * stride->h + s % p->page_tokens * stride->s;
-      copy[s * dim + d] = load(data, p->dtype_kv, at + d * stride->d);
+      copy[s * dim + d] = load(data, dtype, at + d * stride->d);
     }
   return copy;
 }
@@ -93,8 +93,15 @@ static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int6
   if (p->uses & ATTN_USE_KV_LEN) t.keys = a->kv_len[b];
   t.q = copy_rows(reads_qk ? a->q : NULL, p->dtype_q, &p->q_stride, start_of(&p->q_stride, varlen, b, h, first_q), t.queries,
                   p->dim_qk);
-  t.k = copy_keys(p, a, reads_qk ? a->k : NULL, &p->k_stride, b, kv, first_k, t.keys, p->dim_qk);
-  t.v = copy_keys(p, a, a->v, &p->v_stride, b, kv, first_k, t.keys, p->dim_v);
+  t.k = copy_keys(p, a, reads_qk ? a->k : NULL, p->dtype_kv, &p->k_stride, b, kv, first_k, t.keys, p->dim_qk);
+  t.v = copy_keys(p, a, a->v, p->dtype_kv, &p->v_stride, b, kv, first_k, t.keys, p->dim_v);
+  if (p->uses & ATTN_USE_KV_SCALES) {
+    double *of_k = copy_keys(p, a, reads_qk ? a->k_scale : NULL, ATTN_F32, &p->k_scale_stride, b, kv, first_k, t.keys, 1);
+    double *of_v = copy_keys(p, a, a->v_scale, ATTN_F32, &p->v_scale_stride, b, kv, first_k, t.keys, 1);
+    for (int64_t n = 0; n < t.keys * p->dim_qk; n++) t.k[n] *= of_k[n / p->dim_qk];
+    for (int64_t n = 0; n < t.keys * p->dim_v; n++) t.v[n] *= of_v[n / p->dim_v];
+    free(of_k), free(of_v);
+  }
   const size_t pairs = (size_t)(t.seq_q * t.seq_k) + 1;
   t.score = calloc(pairs, sizeof *t.score);
   t.magnitude = calloc(pairs, sizeof *t.magnitude);

@@ -83,11 +83,12 @@ static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
   p->uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
-  p->uses &= (ATTN_USE_STATE << 1) - 1;
+  p->uses &= (ATTN_USE_KV_SCALES << 1) - 1;
   if (p->uses & ATTN_USE_VARLEN) p->uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN);
   if (p->uses & ATTN_USE_PAGES) p->uses |= ATTN_USE_KV_LEN;
   if ((p->uses & ATTN_USE_ROW_LEN) && p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_TOP_LEFT;
   if (p->score == ATTN_SCORE_ADDITIVE) p->uses |= ATTN_USE_SCORE_WEIGHT;
+  if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) p->uses &= ~(uint32_t)ATTN_USE_KV_SCALES;
   if (!(p->uses & ATTN_USE_STATE)) return;
   if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_OFFSET;
   p->window_first = 0;
@@ -158,6 +159,12 @@ static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   read_tensor(bytes, &f->tensor[FUZZ_V], bytes_of(p->dtype_kv), v, MAY_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_O], bytes_of(p->dtype_o), o, MAY_NOT_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_LSE], 4, lse, MAY_NOT_BROADCAST);
+  for (int i = 0; p->uses & ATTN_USE_KV_SCALES && i < 2; i++) {
+    const int64_t scales[] = {places, p->heads_kv, keys, 1};
+    fuzz_tensor *t = &f->tensor[i ? FUZZ_V_SCALE : FUZZ_K_SCALE];
+    read_tensor(bytes, t, 4, scales, MAY_BROADCAST);
+    *(i ? &p->v_scale_stride : &p->k_scale_stride) = row_stride(t);
+  }
   p->q_stride = row_stride(&f->tensor[FUZZ_Q]);
   p->k_stride = row_stride(&f->tensor[FUZZ_K]);
   p->v_stride = row_stride(&f->tensor[FUZZ_V]);
@@ -185,7 +192,8 @@ static void read_prefix(fuzz_bytes *bytes, fuzz_problem *f) {
   if (paged)
     p->page_table_stride = 0;
   else
-    f->tensor[FUZZ_K].stride[0] = f->tensor[FUZZ_V].stride[0] = p->k_stride.b = p->v_stride.b = 0;
+    f->tensor[FUZZ_K].stride[0] = f->tensor[FUZZ_V].stride[0] = p->k_stride.b = p->v_stride.b = 0,
+    f->tensor[FUZZ_K_SCALE].stride[0] = f->tensor[FUZZ_V_SCALE].stride[0] = p->k_scale_stride.b = p->v_scale_stride.b = 0;
   const int64_t most = p->seq_k / (paged ? p->page_tokens : 1);
   p->shared_prefix = (choice & 0x7f) % (most + 1) * (paged ? p->page_tokens : 1);
 }
@@ -275,10 +283,12 @@ static bool is_used(const attn_problem *p, int tensor) {
       [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN,        [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
       [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN,        [FUZZ_LSE] = ATTN_USE_LSE,
       [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS,        [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
-      [FUZZ_STATE] = ATTN_USE_STATE,   [FUZZ_STATE_BEFORE] = ATTN_USE_STATE,
+      [FUZZ_STATE] = ATTN_USE_STATE,   [FUZZ_STATE_BEFORE] = ATTN_USE_STATE, [FUZZ_V_SCALE] = ATTN_USE_KV_SCALES,
   };
-  if (tensor == FUZZ_SCORES) return p->score == ATTN_SCORE_PRECOMPUTED;
-  if (tensor == FUZZ_Q || tensor == FUZZ_K) return p->score != ATTN_SCORE_PRECOMPUTED;
+  const bool precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
+  if (tensor == FUZZ_K_SCALE) return p->uses & ATTN_USE_KV_SCALES && !precomputed;
+  if (tensor == FUZZ_SCORES) return precomputed;
+  if (tensor == FUZZ_Q || tensor == FUZZ_K) return !precomputed;
   if (tensor == FUZZ_CU_K && p->uses & ATTN_USE_PAGES) return false;
   if (tensor == FUZZ_OFFSETS) return p->align == ATTN_ALIGN_OFFSET;
   return !bits[tensor] || (p->uses & bits[tensor]);
@@ -379,6 +389,7 @@ static void read_values(fuzz_bytes *bytes, fuzz_problem *f) {
     if (i <= FUZZ_V) how.magnitude = magnitudes[(magnitude >> 2 * i & 3) + (magnitude == 0xff ? 4 : 0)];
     if (i == FUZZ_V && shift & 1) how.offset = 3;
     if (i == FUZZ_MASK) how.one_in = masked >> 4;
+    if (i == FUZZ_K_SCALE || i == FUZZ_V_SCALE) how.magnitude = 1;
     const bool is_value = i <= FUZZ_SCORE_WEIGHT || i >= FUZZ_SLOPES;
     if (t->data && is_value) for_each(t, i == FUZZ_MASK ? fill_mask : fill_normal, &how);
   }
@@ -498,7 +509,8 @@ static void set_args(fuzz_problem *f) {
                         .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
                         .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
                         .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]),
-                        .page_table = first_of(&t[FUZZ_PAGE_TABLE]), .state = (void *)(uintptr_t)first_of(&t[FUZZ_STATE]), );
+                        .page_table = first_of(&t[FUZZ_PAGE_TABLE]), .state = (void *)(uintptr_t)first_of(&t[FUZZ_STATE]),
+                        .k_scale = first_of(&t[FUZZ_K_SCALE]), .v_scale = first_of(&t[FUZZ_V_SCALE]), );
   if (f->state_alone) f->args.o = NULL, f->args.lse = NULL;
 }
 

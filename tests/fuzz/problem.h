@@ -32,6 +32,8 @@ typedef enum fuzz_name {
   FUZZ_PAGE_TABLE,
   FUZZ_SLOPES,
   FUZZ_SINKS,
+  FUZZ_K_SCALE,
+  FUZZ_V_SCALE,
   FUZZ_INPUTS,
   FUZZ_O = FUZZ_INPUTS,
   FUZZ_LSE,

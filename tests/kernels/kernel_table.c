@@ -63,6 +63,7 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
     multiply_strides(p, (attn_strides){2, 2, 2, 2}))                                                                       \
   X(types, backwards, "backwards", "negative strides", multiply_strides(p, (attn_strides){2, 2, -2, 1}))                   \
   X(types, shared_kv, "broadcast", "K and V shared by a stride of 0", p->k_stride.h = p->v_stride.h = 0)                   \
+  X(types, scaled, "scales", "`ATTN_USE_KV_SCALES`", p->uses |= ATTN_USE_KV_SCALES)                                        \
   X(shapes, grouped, "GQA", "8 query heads, 2 KV heads", reshape(p, 8, 2, QUERIES, KEYS, DIM, DIM))                        \
   X(shapes, multi_query, "MQA", "one KV head", reshape(p, 4, 1, QUERIES, KEYS, DIM, DIM))                                  \
   X(shapes, one_query, "one query", "seq_q = 1", reshape(p, 2, 2, 1, KEYS, DIM, DIM))                                      \

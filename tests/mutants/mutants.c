@@ -76,12 +76,19 @@ static attn_key_run run_at(const head *t, int64_t j) {
   return attn_key_run_at(&t->problem, t->args, &seq, t->kv_h, j);
 }
 
+static attn_key_scales scales_at(const head *t, int64_t j) {
+  attn_sequence seq = t->seq;
+  seq.b = t->kv_b;
+  return attn_key_scales_at(&t->problem, t->args, &seq, t->kv_h, j);
+}
+
 static float dot(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
   const float *q = (const float *)t->args->q + attn_q_offset(p, &t->seq, t->b, t->h, i);
-  const float *k = (const float *)t->args->k + run_at(t, j).k;
+  const float *k = (const float *)t->args->k + run_at(t, j).k, scale = *scales_at(t, j).k;
   float sum = 0;
   for (int64_t d = 0; d < p->dim_qk; d++) sum += q[d * p->q_stride.d] * k[d * p->k_stride.d];
+  if (t->fault != FAULT_ignores_k_scale) sum *= scale;
   if (t->fault == FAULT_reads_lane_after_q) touch(q + p->dim_qk * p->q_stride.d);
   if (t->fault == FAULT_reads_lane_after_k) touch(k + p->dim_qk * p->k_stride.d);
   if (t->fault == FAULT_reads_lane_before_k) touch(k - p->k_stride.d);
@@ -171,7 +178,8 @@ static void accumulate_tile(const head *t, row *r, int64_t first, const float *t
     if (!r->allowed[c] && tile[c] == 0) continue;
     if (t->fault == FAULT_next_key_of_v && j + 1 < t->seq.len_k) j++;
     const float *v = (const float *)t->args->v + run_at(t, j).v;
-    for (int64_t d = 0; d < p->dim_v; d++) r->acc[d] += tile[c] * v[d * p->v_stride.d];
+    const float scaled = tile[c] * *scales_at(t, t->fault == FAULT_earlier_v_scale && c > 0 ? j - 1 : j).v;
+    for (int64_t d = 0; d < p->dim_v; d++) r->acc[d] += scaled * v[d * p->v_stride.d];
     if (t->fault == FAULT_reads_lane_after_v) touch(v + p->dim_v * p->v_stride.d);
   }
 }

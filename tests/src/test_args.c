@@ -18,7 +18,7 @@ typedef struct fixture {
   float o[BATCH * HEADS * SEQ_Q * 6], lse[BATCH * HEADS * SEQ_Q];
   float bias[BATCH * HEADS * SEQ_Q * SEQ_K], scores[BATCH * HEADS * SEQ_Q * SEQ_K];
   uint8_t mask[BATCH * HEADS * SEQ_Q * SEQ_K];
-  float score_weight[HEADS * 8], slopes[HEADS], sinks[HEADS];
+  float score_weight[HEADS * 8], slopes[HEADS], sinks[HEADS], scales[1];
   int32_t kv_len[BATCH], q_len[BATCH], row_len[BATCH * SEQ_Q], offsets[BATCH];
   int32_t cu_q[BATCH + 1], cu_k[BATCH + 1], page_table[BATCH];
   float pages[3 * 2 * 16 * 8];
@@ -33,11 +33,11 @@ static void fixture_init(fixture *f) {
   test_fill(f->k, COUNT(f->k), 2);
   test_fill(f->v, COUNT(f->v), 3);
   attn_problem_init(&f->problem, BATCH, HEADS, 2, SEQ_Q, SEQ_K, 8, 6);
-  f->args =
-      ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias, .mask = f->mask,
-                  .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len, .q_len = f->q_len,
-                  .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k, .offsets = f->offsets,
-                  .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table, .state = f->state, );
+  f->args = ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias,
+                        .mask = f->mask, .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len,
+                        .q_len = f->q_len, .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k,
+                        .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table,
+                        .state = f->state, .k_scale = f->scales, .v_scale = f->scales, );
 }
 
 static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel = "naive_c", .threads = 1};
@@ -63,6 +63,8 @@ static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel 
   X(offsets, (f->problem.align = ATTN_ALIGN_OFFSET, f->args.offsets = NULL), "args.offsets ", "NULL", "OFFSET")        \
   X(slopes, (f->problem.uses = ATTN_USE_ALIBI, f->args.alibi_slopes = NULL), "args.alibi_slopes ", "NULL", "ALIBI")    \
   X(sinks, (f->problem.uses = ATTN_USE_SINKS, f->args.sinks = NULL), "args.sinks ", "NULL", "ATTN_USE_SINKS")          \
+  X(k_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.k_scale = NULL), "args.k_scale ", "NULL", "KV_SCALES")     \
+  X(v_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.v_scale = NULL), "args.v_scale ", "NULL", "KV_SCALES")     \
   X(kv_len_big, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")                       \
   X(kv_len_negative, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[0] = -1), "kv_len[0]", "-1", "0..7")                \
   X(q_len_big, (f->problem.uses = ATTN_USE_Q_LEN, f->q_len[0] = 6), "q_len[0]", "6", "0..5")                           \
@@ -144,7 +146,9 @@ TEST(unannounced_pointers_are_refused) {
               ROW(alibi_slopes, "ATTN_USE_ALIBI"),
               ROW(sinks, "ATTN_USE_SINKS"),
               ROW(page_table, "ATTN_USE_PAGES"),
-              ROW(state, "ATTN_USE_STATE")};
+              ROW(state, "ATTN_USE_STATE"),
+              ROW(k_scale, "ATTN_USE_KV_SCALES"),
+              ROW(v_scale, "ATTN_USE_KV_SCALES")};
 #undef ROW
   for (size_t i = 0; i < COUNT(rows); i++) {
     attn_args args = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);

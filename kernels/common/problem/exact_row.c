@@ -33,6 +33,10 @@ static attn_key_run run_at(const exact_row *row, int64_t j) {
   return attn_key_run_at(row->problem, row->args, &row->seq, row->h, j);
 }
 
+static attn_key_scales scales_at(const exact_row *row, int64_t j) {
+  return attn_key_scales_at(row->problem, row->args, &row->seq, row->h, j);
+}
+
 /* Sum over the head dimension: <q, k>, or its counterpart for the other score functions. */
 static double similarity(const exact_row *row, int64_t j) {
   const attn_problem *p = row->problem;
@@ -40,10 +44,11 @@ static double similarity(const exact_row *row, int64_t j) {
     return row->args->scores[attn_score_offset(&p->scores_stride, row->b, row->h, row->i, j)];
   const int64_t q_at = attn_q_offset(p, &row->seq, row->b, row->h, row->i);
   const int64_t k_at = run_at(row, j).k;
+  const double scale = *scales_at(row, j).k;
   double sum = 0.0;
   for (int64_t d = 0; d < p->dim_qk; d++) {
     const double q = attn_load_f32(attn_q_storage(p, row->args), q_at + d * p->q_stride.d);
-    const double k = attn_load_f32(attn_k_storage(p, row->args), k_at + d * p->k_stride.d);
+    const double k = scale * attn_load_f32(attn_k_storage(p, row->args), k_at + d * p->k_stride.d);
     if (p->score == ATTN_SCORE_DOT) {
       sum += q * k;
     } else if (p->score == ATTN_SCORE_ADDITIVE) {
@@ -115,8 +120,9 @@ static void store_columns(const exact_row *row, const softmax *s, int64_t first,
     if (!selected(row, j)) continue;
     const double weight = probability(s, score_of(row, j));
     const int64_t v_at = run_at(row, j).v + first * p->v_stride.d;
+    const double scale = *scales_at(row, j).v;
     for (int64_t c = 0; c < columns; c++)
-      sum[c] += weight * attn_load_f32(attn_v_storage(p, row->args), v_at + c * p->v_stride.d);
+      sum[c] += weight * (scale * attn_load_f32(attn_v_storage(p, row->args), v_at + c * p->v_stride.d));
   }
   const int64_t o_at = attn_o_offset(p, &row->seq, row->b, row->h, row->i) + first * p->o_stride.d;
   for (int64_t c = 0; c < columns; c++) attn_store_f32(row->args->o, p->dtype_o, o_at + c * p->o_stride.d, (float)sum[c]);

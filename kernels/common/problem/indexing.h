@@ -207,6 +207,33 @@ static inline attn_key_run attn_key_run_at(const attn_problem *problem, const at
                         .keys = attn_run_keys(problem, seq, j)};
 }
 
+/* Where key j stands in a tensor of keys with these strides. */
+static inline int64_t attn_key_offset(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
+                                      int64_t h, int64_t j, const attn_strides *stride) {
+  const int64_t head = attn_kv_head(problem, h), tokens = problem->page_tokens;
+  if (!attn_uses(problem, ATTN_USE_PAGES)) return attn_row_offset(problem, stride, seq->b, head, seq->first_k + j);
+  const int64_t page = args->page_table[seq->b * problem->page_table_stride + j / tokens];
+  return page * stride->b + head * stride->h + j % tokens * stride->s;
+}
+
+/* Factors of consecutive keys and values of one KV head: that of the n-th is k[n * k_step] and v[n * v_step]. They end where
+ * the key run does. */
+typedef struct attn_key_scales {
+  const float *k, *v;
+  int64_t k_step, v_step;
+} attn_key_scales;
+
+/* Those from key j on; all are 1 in a problem without ATTN_USE_KV_SCALES. j as for attn_key_run_at(). */
+static inline attn_key_scales attn_key_scales_at(const attn_problem *problem, const attn_args *args,
+                                                 const attn_sequence *seq, int64_t h, int64_t j) {
+  static const float one = 1.0f;
+  if (!attn_uses(problem, ATTN_USE_KV_SCALES)) return (attn_key_scales){&one, &one, 0, 0};
+  const attn_strides *k = &problem->k_scale_stride, *v = &problem->v_scale_stride;
+  const bool given = problem->score == ATTN_SCORE_PRECOMPUTED;
+  return (attn_key_scales){given ? &one : args->k_scale + attn_key_offset(problem, args, seq, h, j, k),
+                           args->v_scale + attn_key_offset(problem, args, seq, h, j, v), given ? 0 : k->s, v->s};
+}
+
 /* The offset of an element of bias, mask or scores: always indexed by batch, also with VARLEN. */
 static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_t b, int64_t h, int64_t i, int64_t j) {
   return b * stride->b + h * stride->h + i * stride->q + j * stride->k;

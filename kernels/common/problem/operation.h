@@ -82,6 +82,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define CACHE(dim, strides)                                                                               \
   .of_keys = true, .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
   .stride = {varlen && !paged ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, STRIDES("bhsd", strides)
+#define KEY_NUMBERS(strides) .single = true, CACHE(1, strides)
 #define NUMBERS(heads, tokens, strides)                \
   .single = true, .extent = {batch, heads, tokens, 1}, \
   .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, STRIDES("bhsd", strides)
@@ -118,6 +119,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef BYTES
 #undef ROWS
 #undef CACHE
+#undef KEY_NUMBERS
 #undef NUMBERS
 #undef STATES
 #undef PAIRS

@@ -41,7 +41,7 @@ static inline attn_problem attn_prefix_keys(const attn_problem *p, int64_t seque
   piece.align = ATTN_ALIGN_TOP_LEFT;
   piece.window_right = -1;
   piece.total_q = piece.total_k = piece.page_table_stride = 0;
-  piece.uses = ATTN_USE_LSE | ATTN_USE_Q_LEN | (p->uses & (ATTN_USE_SCORE_WEIGHT | ATTN_USE_PAGES));
+  piece.uses = ATTN_USE_LSE | ATTN_USE_Q_LEN | (p->uses & (ATTN_USE_SCORE_WEIGHT | ATTN_USE_PAGES | ATTN_USE_KV_SCALES));
   if (attn_uses(p, ATTN_USE_PAGES)) piece.uses |= ATTN_USE_KV_LEN;
   if (!varlen && one) piece.q_stride.s = p->q_stride.b;
   piece.o_stride = (attn_strides){0, piece.seq_q * p->dim_v, p->dim_v, 1};

@@ -22,6 +22,8 @@ static inline const char *takes_no_state(const attn_problem *p, char *buffer, si
 static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   (void)buffer, (void)buffer_bytes;
   if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: its products take bf16 values";
+  if (attn_uses(p, ATTN_USE_KV_SCALES))
+    return "its products take bf16 values as they are stored, without ATTN_USE_KV_SCALES";
   if (p->dtype_q != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_q must be ATTN_BF16";
   if (p->dtype_kv != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_kv must be ATTN_BF16";
   return NULL;

@@ -17,7 +17,7 @@
 
 /* V need not be copied. */
 static bool v_in_place(const attn_problem *p) {
-  return p->dtype_kv == ATTN_F32 && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
+  return p->dtype_kv == ATTN_F32 && !attn_uses(p, ATTN_USE_KV_SCALES) && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
 }
 
 typedef struct packed_layout {
@@ -99,6 +99,15 @@ static ALWAYS_INLINE void pack_lanes(const attn_problem *p, attn_storage k, int6
   }
 }
 
+/* Multiplies `count` keys in a panel's columns by the factors of keys from `key` on. */
+static NO_INLINE void scale_lanes(const unit_keys *unit, int64_t key, int64_t count, float *panel) {
+  const attn_key_scales scales = scales_of_unit(unit, key);
+  float each[VEC_LANES] = {0};
+  for (int64_t i = 0; i < count; i++) each[i] = scales.k[i * scales.k_step];
+  for (int64_t d = 0; d < unit->problem->dim_qk; d++)
+    vec_store(panel + d * PANEL_KEYS, vec_mul(vec_load(panel + d * PANEL_KEYS), vec_load(each)));
+}
+
 static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
   const attn_problem *p = unit->problem;
   const attn_storage k = attn_k_storage(p, unit->args);
@@ -108,6 +117,7 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
     for (int64_t key = first; key < end; key += VEC_LANES) {
       float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
       pack_lanes(p, k, run.k + (key - first) * p->k_stride.s, min64(end - key, VEC_LANES), panel);
+      if (attn_uses(p, ATTN_USE_KV_SCALES)) scale_lanes(unit, key, min64(end - key, VEC_LANES), panel);
     }
   }
 }
@@ -115,7 +125,8 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
 static void copy_v(const unit_keys *unit, attn_key_range keys, float *rows, int64_t row_floats) {
   for (int64_t key = keys.begin, count; key < keys.end; key += count) {
     const attn_key_run run = run_of_unit(unit, key);
-    const row_source v = v_rows(unit, run);
+    const attn_key_scales scales = scales_of_unit(unit, key);
+    const row_source v = scaled_rows(unit, v_rows(unit, run), scales.v, scales.v_step);
     count = min64(run.keys, keys.end - key);
     for (int64_t i = 0; i < count; i++) copy_row(&v, i, rows + (key + i) * row_floats, row_floats);
   }

@@ -111,6 +111,8 @@ static inline attn_key_range keys_of_item(const unit_keys *keys, int64_t item, i
 typedef struct row_source {
   attn_storage from;
   int64_t offset, row_stride, column_stride, columns;
+  const float *scale; /* a factor of each row, scale_step apart; NULL: none */
+  int64_t scale_step;
 } row_source;
 
 /* The run of the unit's keys from key `key` on. */
@@ -135,6 +137,19 @@ static inline row_source v_rows(const unit_keys *keys, attn_key_run run) {
                       .row_stride = p->v_stride.s,
                       .column_stride = p->v_stride.d,
                       .columns = p->dim_v};
+}
+
+/* The factors of K and V of its keys from key `key` on. */
+static inline attn_key_scales scales_of_unit(const unit_keys *keys, int64_t key) {
+  return attn_key_scales_at(keys->problem, keys->args, &keys->seq, keys->head, key);
+}
+
+/* The same K or V as it is meant: times a factor of each key. */
+static inline row_source scaled_rows(const unit_keys *keys, row_source rows, const float *scale, int64_t step) {
+  if (!attn_uses(keys->problem, ATTN_USE_KV_SCALES)) return rows;
+  rows.scale = scale;
+  rows.scale_step = step;
+  return rows;
 }
 
 /* ---- The block of a compute task, and its memory ---- */

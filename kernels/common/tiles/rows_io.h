@@ -75,6 +75,7 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   } else {
     for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(from->from, offset + d * from->column_stride);
   }
+  for (int64_t d = 0; from->scale && d < columns; d++) row[d] *= from->scale[i * from->scale_step];
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
 
