@@ -40,11 +40,10 @@ def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_sta
         sliding_window = (max(sliding_window - 1, -1),) * 2
     if sliding_window != (-1, -1):
         key_cache, value_cache, block_table = give_pages(key_cache, value_cache, block_table)
+    factors = {} if k_scale == v_scale == 1 else {"k_scale": k_scale, "v_scale": v_scale}
     libattn.sdpa(query, key_cache, value_cache, out=output, cu_seqlens_q=query_start_loc, kv_len=seq_lens,
-                 page_table=block_table, scale=scale * k_scale, causal=causal, align="bottom_right", window=sliding_window,
-                 alibi=alibi_slopes, softcap=softcap, sinks=None if s_aux is None else s_aux.float())
-    if v_scale != 1:
-        output *= v_scale
+                 page_table=block_table, scale=scale, causal=causal, align="bottom_right", window=sliding_window,
+                 alibi=alibi_slopes, softcap=softcap, sinks=None if s_aux is None else s_aux.float(), **factors)
 
 
 def give_pages(key_cache, value_cache, block_table):
