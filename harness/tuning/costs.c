@@ -85,7 +85,7 @@ static double slowness_of(const bench_tune_result *result, const bench_tune_look
 
 /* Slowness is relative: the mean over the looks of a type is 1, so that costs are those of a usual moment. */
 static void find_slowness(bench_tune_result *result) {
-  double sum[3] = {0};
+  double sum[TUNE_TYPES] = {0};
   for (int i = 0; i < result->looks; i++) {
     bench_tune_look *look = &result->look[i];
     look->slowness = slowness_of(result, look);
@@ -105,7 +105,7 @@ static const double TRUST_IN_OTHERS = 0.05;
 /* The equations anew, from what the times were in a usual moment. */
 static void gather(bench_tune_result *result) {
   for (int k = 0; k < TUNE_KERNELS; k++)
-    for (int t = 0; t < 3; t++) {
+    for (int t = 0; t < TUNE_TYPES; t++) {
       bench_tune_cost fresh = {.leads = result->costs[k][t].leads, .near = result->costs[k][t].near};
       memcpy(fresh.ns, result->costs[k][t].ns, sizeof fresh.ns);
       result->costs[k][t] = fresh;
@@ -121,7 +121,7 @@ static void gather(bench_tune_result *result) {
 
 static void solve(bench_tune_result *result, bool last) {
   for (int k = 0; k < TUNE_KERNELS; k++)
-    for (int t = 0; t < 3; t++)
+    for (int t = 0; t < TUNE_TYPES; t++)
       last ? bench_tune_cost_solve(&result->costs[k][t]) : descend(&result->costs[k][t], SWEEPS / ROUNDS);
 }
 

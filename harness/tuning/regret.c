@@ -65,7 +65,7 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
   enum { DIMS = sizeof dims / sizeof *dims };
   bench_tune_shape s;
   do {
-    s = (bench_tune_shape){.dtype = (attn_dtype)(bench_random(seed) % 3),
+    s = (bench_tune_shape){.dtype = (attn_dtype)(bench_random(seed) % TUNE_TYPES),
                            .dim = dims[bench_random(seed) % DIMS],
                            .group = groups[bench_random(seed) % 6],
                            .heads_kv = 1 << bench_random(seed) % 4,

@@ -165,7 +165,7 @@ static void time_one(sampler *s, bool unclear) {
 
 /* Whether any kernel can have been timed often enough for a line. */
 static bool is_worth_a_fit(const bench_tune_result *result) {
-  for (int dtype = 0; dtype < 3; dtype++)
+  for (int dtype = 0; dtype < TUNE_TYPES; dtype++)
     if (result->points[dtype] >= TUNE_FEWEST_TIMES) return true;
   return false;
 }

@@ -13,6 +13,7 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "cases/case.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/choice/costs.h"
 
 /* The mask, window or change of the scores that a problem has: one, or none. */
@@ -36,7 +37,10 @@ typedef struct bench_tune_shape {
   bool threads; /* with several numbers of threads; else with one */
 } bench_tune_shape;
 
-enum { TUNE_KERNELS = 31 /* in the order of the registry; further ones are not looked at */ };
+enum {
+  TUNE_KERNELS = 31,            /* in the order of the registry; further ones are not looked at */
+  TUNE_TYPES = ATTN_FLOAT_COUNT /* costs of other types come from one of these (attn_costs_dtype) */
+};
 typedef uint32_t bench_tune_set; /* kernels, a bit for each */
 #define TUNE_ALL ((bench_tune_set)-1)
 
@@ -85,11 +89,11 @@ typedef struct bench_tune_look {
 typedef struct bench_tune_result {
   bench_tune_look look[TUNE_LOOKS];
   int looks;
-  int points[3];                          /* looks, by dtype */
-  int random[3];                          /* those of random problems, not of unclear ones */
-  bench_tune_cost costs[TUNE_KERNELS][3]; /* one for each dtype */
-  double least_ns;                        /* time on one thread; 0 = not measured */
-  const char *class;                      /* the class of CPUs that costs are to be of; NULL = this machine alone */
+  int points[TUNE_TYPES];                          /* looks, by dtype */
+  int random[TUNE_TYPES];                          /* those of random problems, not of unclear ones */
+  bench_tune_cost costs[TUNE_KERNELS][TUNE_TYPES]; /* one for each dtype */
+  double least_ns;                                 /* time on one thread; 0 = not measured */
+  const char *class;                               /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
 
 /* Problems of one type, mask and head_dim, which are tuned together. */

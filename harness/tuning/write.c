@@ -18,7 +18,7 @@ bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype
 
 bool bench_tune_has_costs(const bench_tune_result *result) {
   for (int k = 0; k < TUNE_KERNELS; k++)
-    for (int dtype = 0; dtype < 3; dtype++)
+    for (int dtype = 0; dtype < TUNE_TYPES; dtype++)
       if (bench_tune_has_line(result, k, (attn_dtype)dtype)) return true;
   return false;
 }
@@ -69,7 +69,7 @@ void bench_tune_write(const bench_tune_result *result, FILE *file) {
     write_head(file);
   fprintf(file, "# Made by attnbench tune: %d problems were timed.\n",
           result->points[0] + result->points[1] + result->points[2]);
-  for (int dtype = 0; dtype < 3; dtype++)
+  for (int dtype = 0; dtype < TUNE_TYPES; dtype++)
     for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++) write_costs(file, result, k, (attn_dtype)dtype);
   if (result->least_ns >= 1) fprintf(file, "threads least_ns=%.0f\n", result->least_ns);
   if (result->class) write_memory(file);
