@@ -10,7 +10,7 @@
 
 static const double POINT_S = 0.016;       /* three samples of each quick kernel fit, even for the longest call */
 static const double SHORT_POINT_S = 0.006; /* where few kernels are timed */
-static const double CALLS_OF_POINT = 16;   /* samples of the quickest kernel, at least */
+static const double CALLS_OF_POINT = 64;   /* calls of the quickest kernel, at least: three rounds of all that are near it */
 static const double CLEARLY = 1.03;        /* times as long takes the next kernel */
 static const double UNCLEAR = 1.15;        /* and may be expected to take, where it may as well be the quickest */
 enum {
@@ -19,7 +19,8 @@ enum {
   POINTS_OF_ALL = 300,   /* problems of a type that all kernels are timed on */
   FEWEST_NEAR = 3,       /* such problems for a kernel that is timed on more */
   POINTS_OF_NEAR = 1500, /* until so many are */
-  MOST_DRAWS = 200       /* for a problem whose quickest kernel is not clear */
+  MOST_DRAWS = 200,      /* for a problem whose quickest kernel is not clear, or a large one */
+  TURNS_OF_LARGE = 16    /* one of so many problems is a large one */
 };
 
 /* A shape of the regret's distribution, but of the line. */
@@ -72,7 +73,7 @@ static standing standing_of(const attn_tune_report *report, int index, bool by_t
 
 static bool has_terms(int kernel) { return kernel >= 0 && attn_registry_get(kernel)->terms.count > 0; }
 
-/* A problem that was drawn because it is unclear says nothing of how often a kernel leads. */
+/* A problem that was drawn because it is unclear, or large, says nothing of how often a kernel leads. */
 static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random, bool undisturbed,
                      bench_tune_result *result) {
   const attn_tune_entry *e = report->entry;
@@ -119,6 +120,17 @@ static bench_tune_shape unclear_shape(const bench_tune_result *result, const ben
   return s;
 }
 
+/* K and V leave the caches. Few random problems are like that, and what memory costs has to come from them. */
+static const double LARGE_ELEMENTS = 6e5; /* K has so many at least, and V */
+
+static bool is_large(const bench_tune_shape *s) { return (double)(s->heads_kv * s->seq_k * s->dim) >= LARGE_ELEMENTS; }
+
+static bench_tune_shape large_shape(const bench_tune_line *line, uint64_t *seed) {
+  bench_tune_shape s = random_shape(line, seed);
+  for (int i = 1; i < MOST_DRAWS && !is_large(&s); i++) s = random_shape(line, seed);
+  return s;
+}
+
 /* Long enough for some rounds of the kernels that are near the quickest. */
 static double length_of(const bench_tune_result *result, const bench_tune_shape *shape) {
   double least[2];
@@ -151,11 +163,14 @@ typedef struct sampler {
   double most_s; /* for a problem */
 } sampler;
 
-/* Every second problem is one that is not clear, if these are asked for. */
+/* Every second problem is one that is not clear, or a large one, if these are asked for. */
 static void time_one(sampler *s, bool unclear) {
   const bench_tune_line *line = &s->lines->item[s->drawn % s->lines->count];
-  const bool is_random = !(s->drawn++ / s->lines->count % 2 && unclear);
-  const bench_tune_shape shape = is_random ? random_shape(line, &s->seed) : unclear_shape(s->result, line, &s->seed);
+  const int turn = s->drawn++ / s->lines->count % TURNS_OF_LARGE;
+  const bool is_random = !(turn % 2 && unclear);
+  const bench_tune_shape shape = is_random   ? random_shape(line, &s->seed)
+                                 : turn == 1 ? large_shape(line, &s->seed)
+                                             : unclear_shape(s->result, line, &s->seed);
   const double seconds = fmin(length_of(s->result, &shape), s->most_s);
   attn_tune_report report;
   bool undisturbed;

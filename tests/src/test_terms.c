@@ -81,20 +81,28 @@ static double seen_by_some(const attn_problem *p, int64_t first, int64_t rows) {
   return keys;
 }
 
-static double seen_by_all(const attn_problem *p) {
-  double keys = 0;
-  for (int64_t key = p->key_begin; p->seq_q > 0 && key < last_key(p); key++) {
-    bool all = true;
-    for (int64_t row = 0; row < p->seq_q && all; row++) all = sees(p, row, key, 0);
-    keys += all;
-  }
-  return keys;
+static bool seen_by_all_rows(const attn_problem *p, int64_t key) {
+  bool all = true;
+  for (int64_t row = 0; row < p->seq_q && all; row++) all = sees(p, row, key, 0);
+  return all;
 }
 
 static double seen_by_a_tile(const attn_problem *p, int64_t rows) {
   double keys = 0, tiles = 0;
   for (int64_t first = 0; first < p->seq_q; first += rows, tiles++) keys += seen_by_some(p, first, rows);
   return tiles > 0 ? keys / tiles : 0;
+}
+
+/* Groups of so many keys, of which some row sees one. */
+static double seen_groups(const attn_problem *p, int64_t of) {
+  double groups = 0;
+  for (int64_t key = 0, last = -1; key < last_key(p); key++) {
+    bool some = false;
+    for (int64_t row = 0; row < p->seq_q && !some; row++) some = sees(p, row, key, p->window_first);
+    if (key < p->key_begin || !some || key / of == last) continue;
+    last = key / of, groups++;
+  }
+  return groups;
 }
 
 static double times_to(double size, int step) {
@@ -166,15 +174,23 @@ static void count_flash_row(counter *c, const attn_problem *p, term_widths w, do
 
 /* Up to 4 queries of up to 8 rows: walks over K and V for 4 rows or 3, for 2, and for 1. */
 static void count_few_rows(counter *c, const attn_problem *p, term_widths w, int panel, double keys) {
-  const double wide = wide_of(p, w);
+  const double wide = wide_of(p, w), columns = up_to((double)p->dim_v, w.values);
+  const double vectors = seen_groups(p, w.lanes), panels = seen_groups(p, panel), met = vectors * w.lanes;
   for (int64_t left = (int64_t)group_of(p) * p->seq_q; left > 0; left -= left > 3 ? 4 : left == 3 ? 3 : left) {
-    count(c, left > 2 ? "few_4_width" : left == 2 ? "few_2_width" : "few_1_width", keys * wide);
+    count(c,
+          left > 2    ? "few_4_width"
+          : left == 2 ? "few_2_width"
+                      : "few_1_width",
+          (met * up_to((double)p->dim_qk, w.values) + keys * up_to((double)p->dim_v, w.lanes)) / 2);
     count(c, "few_tail", wide > mean_dim(p) ? keys : 0);
+    const int most = (left == 1 ? 8 : (w.lanes == 16 ? 16 : 8) / (left == 2 ? 2 : 4)) * w.lanes;
+    for (double done = 0, step; done < columns; done += step, count(c, "few_part", keys))
+      step = done + most <= columns ? most : fmin(2 * w.lanes, columns - done);
   }
   for (int64_t row = 0; row < (int64_t)group_of(p) * p->seq_q; row++) {
     count(c, "few_row", 1), count(c, "few_row_width", wide);
-    count(c, "few_row_vector", times_to(keys, w.lanes)), count(c, "few_row_panel", times_to(keys, panel));
-    count_scores(c, p, times_to(keys, w.lanes));
+    count(c, "few_row_vector", vectors), count(c, "few_row_panel", panels);
+    count_scores(c, p, vectors);
   }
 }
 
@@ -206,7 +222,8 @@ TEST(flash_is_counted) {
     double terms[ATTN_MAX_TERMS];
     const bool few = draw(2);
     const attn_problem p = random_problem(few && draw(2) ? 5 : 96); /* up to 16 tiles: each is looked at */
-    const term_widths w = {4 << draw(3), 4 << draw(4)};
+    const int lanes = 4 << draw(3);
+    const term_widths w = {.lanes = lanes, .values = draw(3) ? lanes : 2 * lanes};
     const int panel = w.lanes * (int)(1 + draw(4));
     for (int64_t head = 0; head < p.heads_kv; head++) count_flash_head(&c, &p, w, panel, few);
     count(&c, "call", 1);
@@ -239,16 +256,21 @@ static double parts_of(int64_t rows, double part[4]) {
   return parts;
 }
 
+/* Keys of whole blocks of 32 that all rows see. */
 static double blocked_keys(const attn_problem *p, term_widths w, bool single) {
   const bool usual = p->dim_qk == p->dim_v && (p->dim_v == 64 || p->dim_v == 128) && w.values == w.lanes;
-  const double all = seen_by_all(p);
-  double blocks = 0;
-  if (is_shifted(p) || p->softcap > 0 || (single && !usual)) return 0;
-  while (blocks + 32 <= all) blocks += 32;
-  return blocks;
+  double keys = 0;
+  if (is_shifted(p) || p->softcap > 0 || (single && !usual) || p->seq_q == 0) return 0;
+  for (int64_t block = 0, in_row = 0; block + 32 <= last_key(p); block += 32, in_row = 0) {
+    for (int64_t key = block; key < block + 32; key++) in_row += key >= p->key_begin && seen_by_all_rows(p, key);
+    keys += in_row == 32 ? 32 : 0;
+  }
+  return keys;
 }
 
-static void count_decode_part(counter *c, const attn_problem *p, term_widths w, int part_rows, double blocks, double rest) {
+static void count_decode_part(counter *c, const attn_problem *p, const decode_walk *walk, int part_rows, double blocks,
+                              double rest) {
+  const term_widths w = walk->widths;
   const double wide = wide_of(p, w), tail = wide > mean_dim(p);
   const int keys = w.lanes > part_rows ? w.lanes / part_rows : 1; /* in a vector of scores */
   char name[24];
@@ -259,21 +281,29 @@ static void count_decode_part(counter *c, const attn_problem *p, term_widths w, 
   if (part_rows > 1) count(c, name, blocks * tail);
   count(c, "score", w.lanes * times_to(rest, keys) * wide), count(c, "key_tail", rest * tail);
   count(c, "row_key_tail", part_rows * rest * tail), count(c, "block_row_key", part_rows * blocks);
+  int vecs = 1; /* vectors of O in registers, beside those of the other rows */
+  while (2 * vecs * part_rows <= walk->sums) vecs *= 2;
+  for (double left = up_to((double)p->dim_v, w.values) / w.lanes; left > 0; left -= vecs) {
+    while (vecs > left) vecs /= 2;
+    count(c, "key_part", rest), count(c, "block_part", blocks);
+  }
   count(c, "block_key", blocks), count(c, "block_joins", blocks > 0 && rest > 0);
 }
 
-static void count_decode_head(counter *c, const attn_problem *p, term_widths w) {
+static void count_decode_head(counter *c, const attn_problem *p, const decode_walk *walk) {
+  const term_widths w = walk->widths;
   const double keys = seen_by_some(p, 0, p->seq_q), wide = wide_of(p, w);
   const int64_t rows = (int64_t)group_of(p) * p->seq_q;
   double part[4];
   parts_of(rows, part);
   const double blocks = blocked_keys(p, w, part[3] > 0), rest = keys - blocks;
   for (int kind = 0; kind < 4; kind++)
-    for (int i = 0; i < (int)part[kind]; i++) count_decode_part(c, p, w, 8 >> kind, blocks, rest);
+    for (int i = 0; i < (int)part[kind]; i++) count_decode_part(c, p, walk, 8 >> kind, blocks, rest);
   for (int64_t row = 0; row < rows; row++) {
     count(c, "row", 1), count(c, "row_width", wide), count(c, "row_tail", wide > mean_dim(p));
-    count(c, "row_ragged", is_ragged(p)), count(c, "row_key", up_to(rest, w.lanes)),
-        count(c, "row_block", times_to(rest, 32));
+    count(c, "row_ragged", is_ragged(p)), count(c, "row_key", w.lanes * seen_groups(p, w.lanes) - blocks);
+    count(c, "row_block", seen_groups(p, 32) - blocks / 32);
+    for (double split = 1; split < walk->splits; split++) count(c, "split_row", 1), count(c, "split_width", wide);
     count_scores(c, p, times_to(keys, w.lanes));
   }
   count(c, "head", 1), count(c, "key", rest);
@@ -287,11 +317,11 @@ TEST(decode_is_counted) {
     double terms[ATTN_MAX_TERMS];
     const attn_problem p = random_problem(40);
     const int lanes = 4 << draw(3);
-    const term_widths w = {lanes, draw(3) ? lanes : 2 * lanes};
-    for (int64_t head = 0; head < p.heads_kv; head++) count_decode_head(&c, &p, w);
+    const decode_walk walk = {{lanes, draw(3) ? lanes : 2 * lanes}, 8 << draw(2), (double)(1 + draw(4))};
+    for (int64_t head = 0; head < p.heads_kv; head++) count_decode_head(&c, &p, &walk);
     count(&c, "call", 1);
     clear(terms);
-    attn_decode_terms(&p, w, terms);
+    attn_decode_terms(&p, &walk, terms);
     check(&c, terms, &p);
   }
 }
@@ -299,7 +329,7 @@ TEST(decode_is_counted) {
 /* ---- Tiles ---- */
 
 static void count_tiles_head(counter *c, const attn_problem *p, const tile_walk *walk) {
-  const term_widths w = {walk->width, walk->width};
+  const term_widths w = {.lanes = walk->width, .values = walk->width};
   const double keys = seen_by_some(p, 0, p->seq_q), wide = wide_of(p, w), met = up_to(walk->seen, walk->keys);
   count(c, "head", 1), count(c, "key", keys), count(c, "key_width", walk->copies ? up_to(keys, walk->keys) * wide : 0);
   for (double tile = 0; tile < walk->tiles; tile++) {

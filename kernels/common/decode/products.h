@@ -9,6 +9,7 @@
 
 #include "few_rows.h"
 #include "kernels/common/problem/terms.h"
+#include "split_keys.h"
 
 /* acc += P V for all columns of the rows, as many vectors at a time as there are registers for their sums: too few sums
  * could not hide the latency of multiply-add. */
@@ -269,7 +270,8 @@ static void end_products(const products *work, const row_block *block) {
 /* ---- Their time ---- */
 
 static inline void decode_terms_of(const attn_problem *p, double *terms) {
-  attn_decode_terms(p, (term_widths){VEC_LANES, VEC_VALUES}, terms);
+  const decode_walk walk = {{VEC_LANES, VEC_VALUES}, DECODE_SUMS, (double)split_count(p)};
+  attn_decode_terms(p, &walk, terms);
 }
 
 #define DECODE_KERNEL_TERMS \

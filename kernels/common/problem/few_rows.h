@@ -22,4 +22,7 @@ static inline bool few_rows_in(const attn_problem *p, int64_t rows) {
 /* How many of the rows left the next walk takes: 4, 2 or 1. 3 are taken as 4. */
 static inline int64_t few_at_once(int64_t rows) { return rows >= 3 ? FEW_AT_ONCE : rows; }
 
+/* Vectors of columns of V whose sums such a walk keeps in registers, where vectors have so many lanes. */
+static inline int few_vecs(int rows, int lanes) { return rows == 1 ? 8 : (lanes == 16 ? 16 : 8) / rows; }
+
 #endif

@@ -32,22 +32,47 @@ static attn_key_range keys_of_row(const attn_problem *p, const attn_sequence *se
   return keys;
 }
 
-/* The range moves right with the row; first keys that stay lie in front of it. */
-static double keys_of_rows(const attn_problem *p, const attn_sequence *seq, int64_t first, int64_t rows) {
+/* Keys that rows see: their range, which moves right with the row, and first keys that stay in front of it. */
+typedef struct seen_keys {
+  attn_key_range early, range; /* either may end before it begins */
+} seen_keys;
+
+static seen_keys keys_of_rows(const attn_problem *p, const attn_sequence *seq, int64_t first, int64_t rows) {
   const int64_t begin = keys_of_row(p, seq, first).begin, end = keys_of_row(p, seq, first + rows - 1).end;
-  const int64_t early = attn_window_has_first(p) ? min64(p->window_first, min64(begin, end)) - p->key_begin : 0;
-  return (double)(max64(end - begin, 0) + max64(early, 0));
+  const int64_t early = attn_window_has_first(p) ? min64(p->window_first, min64(begin, end)) : 0;
+  return (seen_keys){{p->key_begin, early}, {begin, end}};
 }
 
-double attn_seen_keys(const attn_problem *p) {
+static double count_keys(seen_keys keys) {
+  return (double)(max64(keys.range.end - keys.range.begin, 0) + max64(keys.early.end - keys.early.begin, 0));
+}
+
+/* Groups of `of` keys, from multiples of it on, that hold such keys. */
+static double count_groups(seen_keys keys, int64_t of) {
+  double groups = 0;
+  const attn_key_range ranges[] = {keys.early, keys.range};
+  for (int64_t i = 0, next = 0; i < 2; i++) {
+    if (ranges[i].end <= ranges[i].begin) continue;
+    const int64_t first = max64(ranges[i].begin / of, next);
+    next = (ranges[i].end - 1) / of + 1;
+    groups += (double)(next - first);
+  }
+  return groups;
+}
+
+static seen_keys keys_of_all(const attn_problem *p) {
   const attn_sequence seq = planned_sequence(p);
-  return p->seq_q > 0 ? keys_of_rows(p, &seq, 0, p->seq_q) : 0;
+  return p->seq_q > 0 ? keys_of_rows(p, &seq, 0, p->seq_q) : (seen_keys){{0, 0}, {0, 0}};
 }
 
-static double shared_keys(const attn_problem *p) {
+double attn_seen_keys(const attn_problem *p) { return count_keys(keys_of_all(p)); }
+
+/* Whole groups of `of` keys, from multiples of it on, that all rows see. */
+static double count_shared_groups(const attn_problem *p, int64_t of) {
   const attn_sequence seq = planned_sequence(p);
   if (p->seq_q == 0) return 0;
-  return (double)max64(keys_of_row(p, &seq, 0).end - keys_of_row(p, &seq, p->seq_q - 1).begin, 0);
+  const int64_t begin = keys_of_row(p, &seq, p->seq_q - 1).begin, end = keys_of_row(p, &seq, 0).end;
+  return end > begin ? (double)max64(end / of - ceil_div(begin, of), 0) : 0;
 }
 
 /* Keys that a tile of rows sees: the mean over tiles at even distances. */
@@ -59,7 +84,7 @@ double attn_tile_keys(const attn_problem *p, int64_t tile_rows) {
   if (!rows_are_ragged(p)) return attn_seen_keys(p);
   for (int64_t i = 0; i < looks; i++) {
     const int64_t tile = looks > 1 ? i * (tiles - 1) / (looks - 1) : 0, first = tile * tile_rows;
-    keys += keys_of_rows(p, &seq, first, min64(tile_rows, p->seq_q - first));
+    keys += count_keys(keys_of_rows(p, &seq, first, min64(tile_rows, p->seq_q - first)));
   }
   return keys / (double)looks;
 }
@@ -91,17 +116,23 @@ static void add_cache_terms(const attn_problem *p, double keys, double packed_by
 
 typedef struct counts {
   double heads, group, rows, queries, keys; /* KV heads; rows of a KV head; keys that some row sees */
-  double wide, tail;                        /* the mean of dim_qk and dim_v in whole vectors; 1 if one is not full, else 0 */
+  double wide_k, wide_v;                    /* dim_qk and dim_v in whole vectors; */
+  double wide, tail;                        /* their mean, and 1 if one is not full, else 0 */
 } counts;
 
 static counts counts_of(const attn_problem *p, term_widths w) {
   counts c = {.heads = (double)p->heads_kv, .group = (double)attn_group(p), .queries = (double)p->seq_q};
   c.rows = c.group * c.queries;
   c.keys = attn_seen_keys(p);
-  c.wide = (padded((double)p->dim_qk, w.values) + padded((double)p->dim_v, w.lanes)) / 2;
+  c.wide_k = padded((double)p->dim_qk, w.values);
+  c.wide_v = padded((double)p->dim_v, w.lanes);
+  c.wide = (c.wide_k + c.wide_v) / 2;
   c.tail = c.wide > mean_dim(p);
   return c;
 }
+
+/* Vectors of a row of V. */
+static int vecs_of_v(const attn_problem *p, term_widths w) { return (int)padded((double)p->dim_v, w.values) / w.lanes; }
 
 static double if_used(const attn_problem *p, uint32_t uses, double count) { return attn_uses(p, uses) ? count : 0; }
 
@@ -121,18 +152,23 @@ const char *const attn_flash_term_names[FLASH_TERM_COUNT] = {FLASH_TERMS(TERM_NA
 
 enum { TILE_ROWS = 6, TASK_ROWS = 96, NARROW_DIM = 128, BLOCK_OF_NARROW = 256, BLOCK_OF_WIDE = 128 };
 
+/* V's columns go by as many vectors as stay in registers, then by two. */
+static double few_parts(int vecs, int most) { return vecs / most + (vecs % most + 1) / 2; }
+
 /* Without packing, K and V are read once for every 4, 2 or 1 rows of a KV head. */
 static void few_terms(const attn_problem *p, counts c, term_widths w, int panel_keys, double *t) {
-  const double scores = c.rows * whole(c.keys, w.lanes);
+  const double vectors = count_groups(keys_of_all(p), w.lanes), scores = c.rows * vectors;
+  const double elements = (vectors * w.lanes * c.wide_k + c.keys * c.wide_v) / 2;
   double walks = 0, levels[CACHE_TERM_COUNT];
   for (int64_t left = (int64_t)c.rows, rows; left > 0; left -= rows, walks++) {
     rows = few_at_once(left);
-    t[rows == FEW_AT_ONCE ? FLASH_few_4_width : rows == 2 ? FLASH_few_2_width : FLASH_few_1_width] += c.keys * c.wide;
+    t[rows == FEW_AT_ONCE ? FLASH_few_4_width : rows == 2 ? FLASH_few_2_width : FLASH_few_1_width] += elements;
+    t[FLASH_few_part] += c.keys * few_parts(vecs_of_v(p, w), few_vecs((int)rows, w.lanes));
   }
   t[FLASH_few_row] = c.rows;
   t[FLASH_few_row_width] = c.rows * c.wide;
   t[FLASH_few_row_vector] = scores;
-  t[FLASH_few_row_panel] = c.rows * whole(c.keys, panel_keys);
+  t[FLASH_few_row_panel] = c.rows * count_groups(keys_of_all(p), panel_keys);
   t[FLASH_few_tail] = walks * c.keys * c.tail;
   add_cache_terms(p, c.keys, 0, levels);
   t[FLASH_few_beyond_512k] = levels[BEYOND_512K];
@@ -206,27 +242,39 @@ static double split_rows(double rows, double count[AT_ONCE]) {
   return parts;
 }
 
+/* V's columns go by as many vectors as stay in registers with those of the other rows, then by half as many, and so on. */
+static double decode_parts(int vecs, int most) {
+  double parts = 0;
+  for (; most > 0; most /= 2) parts += vecs / most, vecs %= most;
+  return parts;
+}
+
 /* Keys that go in whole blocks: where nothing is added to scores, those that all rows see. A row by itself needs floats of
  * one of two head dimensions. */
 static double keys_in_blocks(const attn_problem *p, term_widths w, double single_rows) {
   const bool plain = !attn_uses(p, SCORE_SHIFTS) && p->softcap == 0;
   const bool usual = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   if (!plain || (single_rows > 0 && !(usual && w.values == w.lanes))) return 0;
-  return BLOCK_KEYS * floor(shared_keys(p) / BLOCK_KEYS);
+  return BLOCK_KEYS * count_shared_groups(p, BLOCK_KEYS);
 }
 
 /* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head. */
-void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
+void attn_decode_terms(const attn_problem *p, const decode_walk *walk, double *t) {
+  const term_widths w = walk->widths;
   const counts c = counts_of(p, w);
   double count[AT_ONCE];
   const double passes = split_rows(c.rows, count);
   const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* rows of zeros included */
   const double blocks = keys_in_blocks(p, w, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
-  t[DECODE_score] = 0;
+  t[DECODE_score] = t[DECODE_key_part] = t[DECODE_block_part] = 0;
   for (int i = 0; i < AT_ONCE; i++) {
     const int keys = w.lanes > ROWS_AT_ONCE[i] ? w.lanes / ROWS_AT_ONCE[i] : 1;
     t[DECODE_pass_8 + i] = count[i];
     t[DECODE_key_8 + i] = count[i] * rest * c.wide;
+    const double parts =
+        count[i] * decode_parts(vecs_of_v(p, w), walk->sums > ROWS_AT_ONCE[i] ? walk->sums / ROWS_AT_ONCE[i] : 1);
+    t[DECODE_key_part] += parts * rest;
+    t[DECODE_block_part] += parts * blocks;
     t[DECODE_score] += count[i] * w.lanes * whole(rest, keys) * c.wide;
     t[DECODE_block_8 + i] = count[i] * blocks * c.wide;
     if (i < 3) t[DECODE_block_8_tail + i] = count[i] * blocks * c.tail;
@@ -234,9 +282,9 @@ void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
   t[DECODE_head] = 1;
   t[DECODE_key] = rest;
   t[DECODE_key_tail] = passes * rest * c.tail;
-  t[DECODE_row_key] = c.rows * padded(rest, w.lanes);
+  t[DECODE_row_key] = c.rows * (w.lanes * count_groups(keys_of_all(p), w.lanes) - blocks);
   t[DECODE_row_key_tail] = rows * rest * c.tail;
-  t[DECODE_row_block] = c.rows * whole(rest, BLOCK_KEYS);
+  t[DECODE_row_block] = c.rows * (count_groups(keys_of_all(p), BLOCK_KEYS) - blocks / BLOCK_KEYS);
   t[DECODE_block_row_key] = rows * blocks;
   t[DECODE_block_key] = passes * blocks;
   t[DECODE_block_joins] = blocks > 0 && rest > 0 ? passes : 0;
@@ -244,6 +292,8 @@ void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
   t[DECODE_row_width] = c.rows * c.wide;
   t[DECODE_row_tail] = c.rows * c.tail;
   t[DECODE_row_ragged] = c.rows * rows_are_ragged(p);
+  t[DECODE_split_row] = c.rows * (walk->splits - 1);
+  t[DECODE_split_width] = c.rows * (walk->splits - 1) * c.wide;
   add_score_terms(p, scores, t + DECODE_masked);
   add_cache_terms(p, c.keys, 0, t + DECODE_beyond_64k);
   for (int i = 0; i < DECODE_TERM_COUNT; i++) t[i] *= c.heads;
@@ -257,7 +307,7 @@ enum { TILE_TERMS(TILE_TERM) };
 const char *const attn_tile_term_names[TILE_TERM_COUNT] = {TILE_TERMS(TERM_NAME)};
 
 void attn_tile_terms(const attn_problem *p, const tile_walk *walk, double *t) {
-  const counts c = counts_of(p, (term_widths){walk->width, walk->width});
+  const counts c = counts_of(p, (term_widths){.lanes = walk->width, .values = walk->width});
   const double seen = padded(walk->seen, walk->keys), scores = c.rows * seen;
   t[TILE_head] = 1;
   t[TILE_key] = c.keys;

@@ -49,6 +49,7 @@ typedef struct term_widths {
   TERM(few_4_width) /* vectors of K and V for 4 rows at once, */                                    \
   TERM(few_2_width)                                                                                 \
   TERM(few_1_width)                                                                                 \
+  TERM(few_part)        /* keys for each part of V's columns whose sums stay in registers, */       \
   TERM(few_tail)        /* and keys whose last vector is not full */                                \
   TERM(few_beyond_512k) /* elements of K and V in place of the next terms */                        \
   TERM(few_beyond_8m)                                                                               \
@@ -66,6 +67,7 @@ typedef struct term_widths {
   TERM(key_4)                                                                                      \
   TERM(key_2)                                                                                      \
   TERM(key_1)                                                                                      \
+  TERM(key_part) /* keys for each part of V's columns whose sums stay in registers */              \
   TERM(key_tail)                                                                                   \
   TERM(score) /* scores, in vectors of one row and several keys, or of several rows and one key */ \
   TERM(row_key)                                                                                    \
@@ -75,6 +77,7 @@ typedef struct term_widths {
   TERM(block_4)                                                                                    \
   TERM(block_2)                                                                                    \
   TERM(block_1)                                                                                    \
+  TERM(block_part)                                                                                 \
   TERM(block_8_tail)                                                                               \
   TERM(block_4_tail)                                                                               \
   TERM(block_2_tail)                                                                               \
@@ -85,6 +88,8 @@ typedef struct term_widths {
   TERM(row_width)                                                                                  \
   TERM(row_tail)                                                                                   \
   TERM(row_ragged) /* rows that see different keys */                                              \
+  TERM(split_row)  /* rows of further tasks */                                                     \
+  TERM(split_width)                                                                                \
   SCORE_TERMS(TERM)                                                                                \
   CACHE_TERMS(TERM)
 
@@ -138,7 +143,14 @@ extern const char *const attn_flash_term_names[FLASH_TERM_COUNT], *const attn_de
 /* few: whether the kernel computes few rows without packing (few_rows.h). */
 void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel_keys, bool few, double *terms);
 
-void attn_decode_terms(const attn_problem *problem, term_widths widths, double *terms);
+/* How decode goes through a problem. */
+typedef struct decode_walk {
+  term_widths widths;
+  int sums;      /* vectors of O that stay in registers, of all rows */
+  double splits; /* tasks that the keys are split into */
+} decode_walk;
+
+void attn_decode_terms(const attn_problem *problem, const decode_walk *walk, double *terms);
 
 /* How a kernel on tiles goes through a problem. */
 typedef struct tile_walk {

@@ -206,10 +206,8 @@ static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const in
   for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-enum { FEW_SUMS = VEC_LANES == 16 ? 16 : 8 };
-
 static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const attn_dtype dtype) {
-  const int vecs = rows == 1 ? 8 : FEW_SUMS / rows;
+  const int vecs = few_vecs(rows, VEC_LANES);
   few_work w = *given;
   w.from = attn_storage_as(w.from, dtype);
   const int64_t dim_v = w.block->problem->dim_v, end = w.keys, some = attn_elements_in(dtype, LINE_BYTES);

@@ -90,7 +90,7 @@ static inline void run_phase(const attn_schedule *schedule, const attn_args *arg
 /* ---- Their time ---- */
 
 static inline void tiled_terms_of(const attn_problem *p, double *terms) {
-  attn_flash_terms(p, (term_widths){VEC_LANES, VEC_LANES}, PANEL_KEYS, false, terms);
+  attn_flash_terms(p, (term_widths){.lanes = VEC_LANES, .values = VEC_LANES}, PANEL_KEYS, false, terms);
 }
 
 #define TILED_KERNEL_TERMS \
@@ -98,7 +98,7 @@ static inline void tiled_terms_of(const attn_problem *p, double *terms) {
 
 /* Those of kernels that compute few rows without packing (flash_few_plan.h). */
 static inline void any_rows_terms_of(const attn_problem *p, double *terms) {
-  attn_flash_terms(p, (term_widths){VEC_LANES, VEC_LANES}, PANEL_KEYS, true, terms);
+  attn_flash_terms(p, (term_widths){.lanes = VEC_LANES, .values = VEC_LANES}, PANEL_KEYS, true, terms);
 }
 
 #define ANY_ROWS_KERNEL_TERMS \

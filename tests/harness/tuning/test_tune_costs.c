@@ -337,8 +337,17 @@ static double share_of_unclear(int from, int to) {
   return (double)unclear / (to - from);
 }
 
+static double share_of_large(int from, int to) {
+  int large = 0;
+  for (int i = from; i < to; i++) {
+    const bench_tune_shape *s = &result.look[i].shape;
+    large += s->heads_kv * s->seq_k * s->dim >= 600000;
+  }
+  return (double)large / (to - from);
+}
+
 /* All kernels are timed at first, then only those that were the quickest of some problem; in the end every second problem is
- * one whose best kernel is unclear. */
+ * one whose best kernel is unclear, but for some whose K and V are large. */
 TEST(a_sample_narrows_down) {
   static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}, {.dtype = ATTN_F32, .dim = 40}}, .count = 2};
   bench_tune_sample(&(bench_tune_source){.measure = measure_two, .now_s = now_s}, &lines, 40, &result);
@@ -346,6 +355,7 @@ TEST(a_sample_narrows_down) {
   assert_true(last > 500);
   assert_true(share_of_unclear(0, 300) < 0.3);
   assert_true(share_of_unclear(last, all) > share_of_unclear(0, 300) + 0.3);
+  assert_true(share_of_large(last, all) > share_of_large(0, 300) + 0.03);
   assert_int_equal(result.points[ATTN_F32], all);
   assert_true(result.random[ATTN_F32] > 0.6 * all && result.random[ATTN_F32] < 0.9 * all);
 }
