@@ -695,11 +695,14 @@ static bool take_scale(call *c, int key, attn_strides *stride, const float **fie
   if (!given) return true;
   p->uses |= ATTN_USE_KV_SCALES;
   *stride = (attn_strides){0};
-  if (!PySequence_Check(given)) { /* no array */
+  const double number = PySequence_Check(given) ? 0 : PyFloat_AsDouble(given);
+  if (!PySequence_Check(given) && !PyErr_Occurred()) {
     float *one = holdings_alloc(&c->held, sizeof *one);
     *field = one;
-    return one && read_float(given, keyword_names[key], one);
+    if (one) *one = (float)number;
+    return one;
   }
+  PyErr_Clear(); /* an array, or what stands for one */
   if (!tensor_read(given, keyword_names[key], &c->held, &t)) return false;
   if (t.type != DTYPE_F32)
     return PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32", keyword_names[key], dtype_name(t.type)), false;

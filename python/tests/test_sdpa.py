@@ -192,6 +192,8 @@ def test_factors_of_keys_and_values():
                  for x, s in ((k, k_scale), (v, v_scale))]
         options = {name: s for name, s in (("k_scale", k_scale), ("v_scale", v_scale)) if s is not None}
         assert_close(libattn.sdpa(q, k, v, **options), attention(q, *times)[0])
+    plan = libattn.Plan(q, k, v, k_scale=libattn.Spec(scale.shape, "float32"), v_scale=0.5)
+    assert np.array_equal(plan.run(q, k, v, k_scale=scale, v_scale=0.5), libattn.sdpa(q, k, v, k_scale=scale, v_scale=0.5))
     with pytest.raises(ValueError, match="k_scale has 3 kv_heads; it must have 2, or 1 to broadcast"):
         libattn.sdpa(q, k, v, k_scale=np.ones((batch, 3, keys), np.float32))
     with pytest.raises(TypeError, match="v_scale is float64; it must be float32"):
