@@ -260,7 +260,7 @@ def test_sizes_that_are_no_integers(name, size):
 def test_small_pieces():
     x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
     close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))
-    positions = layers.sinusoidal_positions(4, 6, like=x, first=2)
+    positions = layers.sinusoidal_positions(4, 6, like=x.astype(np.float16), first=2)
     angles = np.arange(2, 6)[:, None] / 10000 ** (np.arange(0, 6, 2) / 6)
     close(positions, np.stack([np.sin(angles), np.cos(angles)], -1).reshape(4, 6))
     assert positions.dtype == np.float32

@@ -348,15 +348,18 @@ TEST(caches_share_a_pool) {
   assert_int_equal(attn_kv_pool_free_pages(pool), 6);
   test_ok(attn_kv_cache_create(&shape, NULL, &a));
   attn_kv_pool *kept = pool;
-  test_ok(attn_kv_pool_create(
-      &ATTN_STRUCT(attn_kv_pool_shape, .pages = 6, .page_tokens = 16, .heads_kv = 1, .dim_qk = 8, .dim_v = 8), &pool));
+  test_ok(attn_kv_pool_create(&ATTN_STRUCT(attn_kv_pool_shape, .pages = 6, .page_tokens = 16, .heads_kv = 1, .dim_qk = 8,
+                                           .dim_v = 8, .dtype = ATTN_BF16),
+                              &pool));
   attn_kv_pool_destroy(kept); /* in use until the cache goes */
   test_ok(steps(a, 1, NULL));
   attn_kv_cache_destroy(a);
   shape.pool = pool;
+  test_invalid(attn_kv_cache_create(&shape, NULL, &a), "dtype is 0; it must be 2, as in its pool");
+  shape.dtype = ATTN_BF16;
   shape.dim_v = 4;
   test_invalid(attn_kv_cache_create(&shape, NULL, &a), "dim_v is 4; it must be 8, as in its pool");
-  shape = small, shape.pool = pool, shape.pages = 0, shape.page_tokens = 32;
+  shape.dim_v = 8, shape.pages = 0, shape.page_tokens = 32;
   test_invalid(attn_kv_cache_create(&shape, NULL, &a), "page_tokens is 32; it must be 16");
   attn_kv_pool_destroy(pool);
 }
