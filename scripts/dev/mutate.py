@@ -43,8 +43,8 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 AREAS = (
     ("python/*", "python"),
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers nn_pool layer fault_memory layer_family"),
-    ("src/*", "problem plan args structs merge open_close choice paying_threads cpu probe load tuning tune mistakes"
-              " grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
+    ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
+              " mistakes grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
               " fuzz_tuning by_length nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process serving steady layer"
               " old_program plugins_race plugins fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c"
               " bits cli guard_pages"),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Tuning files: which rule decides, what is refused and with which words. Nothing is measured. */
 #define TEST_TEARDOWN forget
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,8 +264,12 @@ TEST(rules_come_before_costs) {
   read_lines(COST("slow", "f32", "2", "2") COST(
       "quick", "f32", "1",
       "1") "rule f32 full dim=1..* group=1..* seq_k=0..* "
-           "seq_q=0..9 kernel=blocked_c second=flash_c" EVIDENCE);
-  attn_problem problem = of_shape(9, 40, 1, 32);
+           "seq_q=0..9 kernel=blocked_c second=flash_c" EVIDENCE
+           "\nrule f32 full dim=1..* group=1..* seq_k=0..* seq_q=64..64 "
+           "kernel=decode_c second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(64, 40, 1, 32);
+  expect_choice(&problem, "quick", "wants decode_c, which cannot run: it takes", "slow takes 2.00 times as long");
+  problem = of_shape(9, 40, 1, 32);
   expect_choice(&problem, "blocked_c", "flash_c takes 1.25 times as long", NULL);
   problem = of_shape(10, 40, 1, 32);
   expect_choice(&problem, "quick", "slow takes 2.00 times as long", NULL);
@@ -447,7 +452,9 @@ TEST(wrong_files_are_refused) {
   snprintf(text, sizeof text, "%s", head);
   test_invalid(attn_tuning_read("a.tuning", text, strlen(text) + 1, &tuning), "has a byte 0");
   test_invalid(attn_tuning_load("/no such file", &tuning), "cannot read the tuning file /no such file: No such file");
-  test_invalid(attn_tuning_load("/tmp", &tuning), "cannot read the tuning file /tmp");
+  test_invalid(attn_tuning_load("/tmp", &tuning), "cannot read the tuning file /tmp: Input/output error");
+  errno = 0;
+  test_invalid(attn_tuning_load("/dev/zero", &tuning), "cannot read the tuning file /dev/zero: File too large");
   test_invalid(attn_tuning_load("", &tuning), "path is empty");
   test_invalid(attn_tuning_load(NULL, &tuning), "path is NULL");
   test_invalid(attn_tuning_load("x", NULL), "tuning is NULL");

@@ -123,6 +123,12 @@ TEST(large_problems_have_the_borders_of_windows) {
   mark_border(&r, -400 - 700);       /* before the rows */
   mark_border(&r, 2400 - 400 - 700); /* position 1700 is the first that sees the last key */
   expect_rows(&p, &(attn_args){0}, &r);
+  p.window_first = 500, p.key_begin = 100, p.key_end = 2300;
+  mark_border(&r, 500 - 400 + 1000); /* the last that sees keys beside the first 500, that stay */
+  mark_border(&r, 100 - 400 + 1000); /* the piece begins and ends */
+  mark_border(&r, 2300 - 400 - 700);
+  expect_rows(&p, &(attn_args){0}, &r);
+  p.window_first = p.key_begin = p.key_end = 0;
   p.window_left = -1;
   p.window_right = 0;
   rows causal = rows_of_tiles(&p, 0);
