@@ -73,11 +73,13 @@ TEST(models_are_read_from_signatures) {
 }
 #endif
 
-/* The identity names the CPU and exactly the tiers that a process can use while nothing is refused to it. */
+/* The identity names the CPU and exactly the tiers that a process can use while nothing is refused to it, the best one last.
+ */
 TEST(the_identity_lists_all_tiers) {
   char text[256];
   attn_cpu_identity(text, sizeof text);
   const char *list = strstr(text, ", tiers");
   assert_non_null(list);
   assert_string_equal(list + strlen(", tiers "), attn_cpu_tiers());
+  assert_string_equal(strrchr(list, ' ') + 1, attn_tier_best());
 }
