@@ -33,7 +33,8 @@ every single time, and results.json, the rows of results.csv for Google Benchmar
 FURTHER = {"figures/rate-seq.svg": "rates", "figures/winners.svg": "fastest kernels",
            "machine.tuning": "tuning file", "regret.svg": "regret heatmap",
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
-           "models": "other libraries on shapes of models", "pages": "keys and values in pages", "mixed": "mixed batches"}
+           "models": "other libraries on shapes of models", "pages": "keys and values in pages", "mixed": "mixed batches",
+           "cascade": "shared prefixes"}
 
 
 def main(argv=None):
