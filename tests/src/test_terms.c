@@ -172,7 +172,7 @@ static void count_flash_row(counter *c, const attn_problem *p, term_widths w, do
   count(c, "given", p->score == ATTN_SCORE_PRECOMPUTED ? seen : 0);
 }
 
-/* Up to 4 queries of up to 8 rows: walks over K and V for 4 rows or 3, for 2, and for 1. */
+/* Up to 4 queries of up to 24 rows: walks over K and V for 4 rows or 3, for 2, and for 1. */
 static void count_few_rows(counter *c, const attn_problem *p, term_widths w, int panel, double keys) {
   const double wide = wide_of(p, w), columns = up_to((double)p->dim_v, w.values);
   const double vectors = seen_groups(p, w.lanes), panels = seen_groups(p, panel), met = vectors * w.lanes;
@@ -195,7 +195,7 @@ static void count_few_rows(counter *c, const attn_problem *p, term_widths w, int
 }
 
 static bool has_few_rows(const attn_problem *p) {
-  return p->score == ATTN_SCORE_DOT && p->seq_q <= 4 && group_of(p) * (double)p->seq_q <= 8;
+  return p->score == ATTN_SCORE_DOT && p->seq_q <= 4 && group_of(p) * (double)p->seq_q <= 24;
 }
 
 static void count_flash_head(counter *c, const attn_problem *p, term_widths w, int panel, bool few) {
