@@ -572,7 +572,7 @@ TEST(the_library_reads_what_is_written) {
   result.least_ns = 4800;
   set_cost("flash_portable", ATTN_BF16, 100);
   set_cost("decode_portable", ATTN_BF16, 250);
-  attn_problem_init(&problem, 1, 8, 2, 4, 100, 64, 64);
+  attn_problem_init(&problem, 1, 8, 2, 7, 100, 64, 64); /* 28 rows of a KV head: flash packs K and V */
   problem.dtype_q = problem.dtype_kv = ATTN_BF16;
   for (int i = 0; i < 2; i++) {
     attn_tuning *tuning = read_file("", &result);
