@@ -7,11 +7,10 @@
 #include <string.h>
 
 #include "base/cli.h"
+#include "kernels/kv_rows.h"
 
 #define FIXED(constant, value)   {AXIS_##constant, value, true},
 #define DEFAULT(constant, value) {AXIS_##constant, value, false},
-
-enum { ROPE_MOST_DIM = 256 };
 
 static const bench_layer_info layers[LAYER_COUNT] = {
 #define LAYER(constant, text, properties, own_axes) \
@@ -204,7 +203,7 @@ static bool contradicts_rope(const question *q) {
   const int64_t dim = q->bench->problem.dim_qk;
   return !is_default(q, AXIS_ROPE) && (dim % 2 || dim > ROPE_MOST_DIM) &&
          refuse(q, "rope is %s with dim_qk %" PRId64 "; it turns pairs: an even dim_qk, at most %d",
-                bench_spec_get(q->spec, AXIS_ROPE), dim, ROPE_MOST_DIM);
+                bench_spec_get(q->spec, AXIS_ROPE), dim, (int)ROPE_MOST_DIM);
 }
 
 bool bench_layer_contradicts(const bench_case *bench, char *reason, size_t bytes) {

@@ -64,7 +64,7 @@ static bool is_guard(const unsigned char *zone) {
 
 /* Runs in another workspace, between guard zones: memory[guard][workspace][guard]. */
 static bool run_elsewhere(watched_kernel *w) {
-  unsigned char *memory = attn_aligned_alloc(64, (w->workspace_bytes + 63) / 64 * 64 + 2 * BENCH_GUARD_BYTES);
+  unsigned char *memory = attn_aligned_alloc(64, w->workspace_bytes + 2 * BENCH_GUARD_BYTES);
   if (!memory)
     return bench_set_reason(&w->verdict, BENCH_ERROR, "no memory for a second workspace of %zu bytes", w->workspace_bytes);
   unsigned char *workspace = memory + BENCH_GUARD_BYTES, *after = workspace + w->workspace_bytes;

@@ -18,15 +18,15 @@ static const void *shift_elements(const void *data, attn_dtype dtype, int64_t el
 }
 
 void *bench_view_allocate(bench_view *v, int64_t count, size_t bytes) {
-  const size_t rounded = ((size_t)count * bytes + 63) / 64 * 64;
-  void *memory = attn_aligned_alloc(64, rounded ? rounded : 64);
+  const size_t all = (size_t)count * bytes;
+  void *memory = attn_aligned_alloc(64, all ? all : 1);
   if (!memory || v->owned_count == (int)(sizeof v->owned / sizeof *v->owned)) {
     attn_aligned_free(memory);
     v->out_of_memory = true;
     return NULL;
   }
   v->owned[v->owned_count++] = memory;
-  return memset(memory, 0, rounded);
+  return memset(memory, 0, all);
 }
 
 void bench_view_clear(bench_view *v) {
@@ -45,55 +45,37 @@ static void align(bench_view *v, int64_t offset) {
   if (offset == 0) p->align = ATTN_ALIGN_TOP_LEFT;
 }
 
-/* K or V of the sequence as [heads_kv][keys][dim]; keys that no row may see hold NaN. */
-static const void *gather(bench_structure *s, bool of_k, attn_strides *stride) {
+/* Rows of keys of the sequence, with these strides, as [heads_kv][keys][dim]; keys that no row may see hold NaN. */
+static const void *gather(bench_structure *s, const void *data, attn_dtype dtype, attn_strides from, int64_t dim,
+                          attn_strides *stride) {
   const attn_problem *p = &s->tensors->problem;
   const attn_args *a = &s->tensors->args;
-  const int64_t keys = s->seq.len_k, dim = of_k ? p->dim_qk : p->dim_v;
-  const attn_dtype dtype = p->dtype_kv;
+  const int64_t keys = s->seq.len_k;
   const int64_t elements = p->heads_kv * keys * dim;
   const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
-  const attn_strides from = of_k ? p->k_stride : p->v_stride;
   char *copy = bench_view_allocate(&s->dense, attn_elements_bytes(dtype, elements), 1);
   if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)attn_elements_bytes(dtype, elements));
   for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
     for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
-      const attn_key_run run = attn_key_run_at(p, a, &s->seq, h * attn_group(p), j);
+      const int64_t at = attn_key_offset(p, a, &s->seq, h * attn_group(p), j, &from);
       for (int64_t d = 0; d < dim; d++)
-        memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * dim + d),
-               attn_element_at(of_k ? a->k : a->v, dtype, (of_k ? run.k : run.v) + d * from.d),
+        memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * dim + d), attn_element_at(data, dtype, at + d * from.d),
                (size_t)attn_elements_bytes(dtype, 1));
     }
   *stride = (attn_strides){p->heads_kv * keys * dim, keys * dim, dim, 1};
   return copy;
 }
 
-/* Factors of K or V of the sequence as [heads_kv][keys]; those of keys that no row may see are NaN. */
-static const float *gather_scales(bench_structure *s, bool of_k, attn_strides *stride) {
-  const attn_problem *p = &s->tensors->problem;
-  const attn_args *a = &s->tensors->args;
-  const int64_t keys = s->seq.len_k;
-  const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
-  float *copy = bench_view_allocate(&s->dense, p->heads_kv * keys, sizeof *copy);
-  for (int64_t n = 0; copy && n < p->heads_kv * keys; n++) copy[n] = NAN;
-  for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
-    for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
-      const attn_key_scales scales = attn_key_scales_at(p, a, &s->seq, h * attn_group(p), j);
-      copy[h * keys + j] = of_k ? *scales.k : *scales.v;
-    }
-  *stride = (attn_strides){p->heads_kv * keys, keys, 1, 1};
-  return copy;
-}
-
 bool bench_view_gather_keys(bench_structure *s) {
+  const attn_problem *whole = &s->tensors->problem;
+  const attn_args *given = &s->tensors->args;
   attn_problem *p = &s->dense.problem;
-  if (attn_uses(&s->tensors->problem, ATTN_USE_KV_SCALES)) {
-    if (s->tensors->args.k_scale) s->dense.args.k_scale = gather_scales(s, true, &p->k_scale_stride);
-    s->dense.args.v_scale = gather_scales(s, false, &p->v_scale_stride);
-  }
-  if (!attn_uses(&s->tensors->problem, ATTN_USE_PAGES)) return !s->dense.out_of_memory;
-  s->dense.args.k = gather(s, true, &s->dense.problem.k_stride);
-  if (s->tensors->args.v) s->dense.args.v = gather(s, false, &s->dense.problem.v_stride);
+  attn_args *a = &s->dense.args;
+  if (given->k_scale) a->k_scale = gather(s, given->k_scale, ATTN_F32, whole->k_scale_stride, 1, &p->k_scale_stride);
+  if (given->v_scale) a->v_scale = gather(s, given->v_scale, ATTN_F32, whole->v_scale_stride, 1, &p->v_scale_stride);
+  if (!attn_uses(whole, ATTN_USE_PAGES)) return !s->dense.out_of_memory;
+  a->k = gather(s, given->k, whole->dtype_kv, whole->k_stride, whole->dim_qk, &p->k_stride);
+  if (given->v) a->v = gather(s, given->v, whole->dtype_kv, whole->v_stride, whole->dim_v, &p->v_stride);
   return !s->dense.out_of_memory;
 }
 

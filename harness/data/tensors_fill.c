@@ -183,7 +183,7 @@ static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream st
         if (!reaches(&batch[b], j)) continue;
         const int64_t page = args->page_table[b * p->page_table_stride + j / p->page_tokens];
         const int64_t key = (source_of(p, b, j) * p->heads_kv + h) * p->seq_k + j;
-        const int64_t index = !t->single || t->stride[2] != 0 ? key : h * t->stride[1]; /* factors of many keys repeat */
+        const int64_t index = t->stride[2] ? key : (t->stride[1] ? h : 0) * p->seq_k; /* one number for many keys */
         fill_row(bench, t, stream, (uint64_t)(index * t->extent[3]), storage_row(t, page, h, j % p->page_tokens));
       }
 }

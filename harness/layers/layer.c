@@ -56,13 +56,8 @@ double bench_layer_bytes(const bench_case *bench) {
          4.0 * ((double)s.weights + (double)s.biases);
 }
 
-/* NULL where memory is short. */
-static void *allocate_bytes(size_t bytes) {
-  return attn_aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-}
-
 static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
-  float *data = allocate_bytes(((size_t)count + 1) * sizeof *data);
+  float *data = attn_aligned_alloc(ALIGNMENT, ((size_t)count + 1) * sizeof *data);
   for (int64_t i = 0; data && i < count; i++)
     data[i] = (float)(scale * bench_value_normal(bench->seed, BENCH_STREAM_LAYER, first + (uint64_t)i));
   return data;
@@ -159,7 +154,7 @@ static bool allocate(bench_layer *layer) {
   const int64_t pages = bench->problem.uses & ATTN_USE_PAGES ? bench->problem.pages : 0;
   if (pages) data->pages = malloc((size_t)pages * sizeof *data->pages);
   layer->y_bytes = attn_elements_bytes(s->type_y, s->places ? s->places : bench->problem.batch * s->rows * s->columns);
-  layer->y_memory = allocate_bytes((size_t)layer->y_bytes + 2 * GUARD_BYTES);
+  layer->y_memory = attn_aligned_alloc(ALIGNMENT, (size_t)layer->y_bytes + 2 * GUARD_BYTES);
   if (!data->x || (pages && !data->pages) || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer))
     return false;
   data->y = layer->y_memory + BENCH_LAYER_GUARD;

@@ -175,7 +175,7 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
   const size_t panel = (size_t)kernel->panel_columns * (size_t)panels * (size_t)w->depth; /* <= 2^63 */
   attn_product *product = NULL;
   if (panel <= SIZE_MAX / 8 - head - bias)
-    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + (panel * sizeof(float) + 63) / 64 * 64);
+    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + panel * sizeof(float));
   if (!product)
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu floats packed",
                      w->depth, w->columns, panel);
