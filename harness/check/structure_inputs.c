@@ -120,6 +120,7 @@ static bench_outcome run_with_nan(bench_structure *s, bench_view *view, unsigned
   const bool in_k = view->problem.score != ATTN_SCORE_PRECOMPUTED && bench_structure_pick(s, BENCH_PICK_TENSOR, 2);
   const int64_t key = view->out_of_memory ? -1 : choose_key(s, view, sees);
   if (key < 0 && !view->out_of_memory) return BENCH_NOT_APPLICABLE;
+  if (attn_dtype_is_integer(view->problem.dtype_kv)) return BENCH_NOT_APPLICABLE;
   if (key >= 0) fill_key(view, in_k, key, NAN);
   bench_outcome outcome = bench_view_run(s, view);
   if (outcome == BENCH_HOLDS) outcome = seen_rows_are_nan(s, view, sees, in_k);

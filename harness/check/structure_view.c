@@ -54,7 +54,7 @@ static const void *gather(bench_structure *s, const void *data, attn_dtype dtype
   const int64_t elements = p->heads_kv * keys * dim;
   const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
   char *copy = bench_view_allocate(&s->dense, attn_elements_bytes(dtype, elements), 1);
-  if (copy) memset(copy, BENCH_INPUT_POISON, (size_t)attn_elements_bytes(dtype, elements));
+  if (copy) memset(copy, bench_poison_of(dtype), (size_t)attn_elements_bytes(dtype, elements));
   for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
     for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
       const int64_t at = attn_key_offset(p, a, &s->seq, h * attn_group(p), j, &from);

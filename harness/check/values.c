@@ -168,7 +168,9 @@ static double flushed_scores(const attn_problem *problem, const attn_oracle_row 
 }
 
 double bench_p_rounding(const attn_problem *problem, const attn_numerics *numerics) {
-  return problem->dtype_kv == ATTN_F32 ? 0.0 : fmin(numerics->p_rounding, attn_dtype_of(problem->dtype_kv).roundoff);
+  if (problem->dtype_kv == ATTN_F32) return 0.0;
+  if (attn_dtype_is_integer(problem->dtype_kv)) return numerics->p_rounding;
+  return fmin(numerics->p_rounding, attn_dtype_of(problem->dtype_kv).roundoff);
 }
 
 static row_terms terms_of(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row) {

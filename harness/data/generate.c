@@ -63,6 +63,8 @@ static uint8_t byte_from_float(float x, attn_dtype dtype) {
   return (uint8_t)(sign | (((exponent + bias) << places) + count));
 }
 
+static int8_t integer_from_float(float x) { return (int8_t)(isnan(x) ? 0 : rint(fmax(-128, fmin((double)x, 127)))); }
+
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
   float x = (float)value;
   switch (dtype) {
@@ -71,5 +73,6 @@ void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
     case ATTN_BF16: ((uint16_t *)data)[index] = bfloat_from_float(x); break;
     case ATTN_F8_E4M3:
     case ATTN_F8_E5M2: ((uint8_t *)data)[index] = byte_from_float(x, dtype); break;
+    case ATTN_I8: ((int8_t *)data)[index] = integer_from_float(x); break;
   }
 }

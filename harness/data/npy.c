@@ -31,8 +31,8 @@ typedef struct npy_kind {
 
 /* In the order of npy_type, so that a type's own code can be looked up; types that are only read follow. */
 static const npy_kind npy_kinds[] = {
-    {"f2", NPY_F16, 2}, {"f4", NPY_F32, 4}, {"f8", NPY_F64, 8}, {"u1", NPY_U8, 1},
-    {"u2", NPY_U16, 2}, {"i4", NPY_I32, 4}, {"i8", NPY_I64, 8}, {"b1", NPY_U8, 1},
+    {"f2", NPY_F16, 2}, {"f4", NPY_F32, 4}, {"f8", NPY_F64, 8}, {"u1", NPY_U8, 1}, {"u2", NPY_U16, 2},
+    {"i4", NPY_I32, 4}, {"i8", NPY_I64, 8}, {"i1", NPY_I8, 1},  {"b1", NPY_U8, 1},
 };
 
 enum { NPY_KINDS = sizeof npy_kinds / sizeof *npy_kinds };
@@ -114,10 +114,11 @@ static bool parse_descr(npy_reader *reader) {
     if (strcmp(text + 1, npy_kinds[i].code) == 0) reader->kind = &npy_kinds[i];
   const bool one_byte = reader->kind && reader->kind->bytes == 1;
   if (!reader->kind || !strchr(one_byte ? "<>=|" : "<>=", order))
-    return fail(reader,
-                "descr is '%s'; readable types are f2, f4, f8, b1, u1, u2, i4 and i8 after '<', '>' or, for one byte, '|' "
-                "(convert with array.astype)",
-                text);
+    return fail(
+        reader,
+        "descr is '%s'; readable types are f2, f4, f8, b1, i1, u1, u2, i4 and i8 after '<', '>' or, for one byte, '|' "
+        "(convert with array.astype)",
+        text);
   reader->swapped = !one_byte && order == (NPY_OWN_ORDER == '<' ? '>' : '<');
   reader->array->type = reader->kind->type;
   return true;

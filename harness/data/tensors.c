@@ -65,6 +65,10 @@ size_t bench_tensors_size(const bench_case *bench) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------- */
 
+unsigned char bench_poison_of(attn_dtype dtype) {
+  return attn_dtype_is_integer(dtype) ? BENCH_INTEGER_POISON : BENCH_INPUT_POISON;
+}
+
 /* Guard zones before and after; the data is aligned to 64 bytes. */
 static bool allocate_zones(bench_buffer *t, size_t *allocated) {
   size_t bytes = zoned_bytes(t);
@@ -99,8 +103,8 @@ static bool allocate(bench_buffer *t, bench_guard guard, size_t *allocated) {
   if (!t->present) return true;
   bool done = guard == BENCH_GUARD_ZONES ? allocate_zones(t, allocated) : allocate_pages(t, guard, allocated);
   if (!done) return false;
-  t->gap_byte = BENCH_INPUT_POISON;
-  int guard_byte = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
+  t->gap_byte = bench_poison_of(t->dtype);
+  int guard_byte = t->output ? BENCH_OUTPUT_GUARD : t->gap_byte;
   memset(t->data - t->guard_before, guard_byte, t->guard_before);
   bench_pages_forget(t->data, t->bytes);
   bench_pages_fill(t->data, t->gap_byte, t->bytes, bench_threads_held());

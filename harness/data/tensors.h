@@ -17,8 +17,10 @@ typedef enum bench_tensor {
 enum { BENCH_GUARD_BYTES = 256 }; /* four cache lines, so that tensors stay aligned to 64 */
 
 /* INPUT_POISON fills gaps, padding that no row reads and guard zones of inputs: it is a NaN in every float type, -1 as a
- * length and "allowed" in a mask. */
-enum { BENCH_INPUT_POISON = 0xff, BENCH_OUTPUT_GUARD = 0xb6 };
+ * length and "allowed" in a mask. INTEGER_POISON does so in K and V of integers: the least one, which no data hold. */
+enum { BENCH_INPUT_POISON = 0xff, BENCH_INTEGER_POISON = 0x80, BENCH_OUTPUT_GUARD = 0xb6 };
+
+unsigned char bench_poison_of(attn_dtype dtype);
 
 typedef struct bench_buffer {
   const char *name;

@@ -157,19 +157,34 @@ static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t 
 /* The sequence whose numbers key j of sequence b has: the first one's, in a prefix that they share. */
 static int64_t source_of(const attn_problem *p, int64_t b, int64_t j) { return j < p->shared_prefix ? 0 : b; }
 
+/* Integers count 1 / so many where they have factors. A power of two, so that the rest of a factor is what it is for other
+ * types. */
+enum { INTEGERS_OF_ONE = 32 };
+
+static double integers_of_one(const attn_problem *p) {
+  return attn_dtype_is_integer(p->dtype_kv) && attn_uses(p, ATTN_USE_KV_SCALES) ? INTEGERS_OF_ONE : 1;
+}
+
+/* The least integer has no negative, which bench_tensors_renew_v() needs, and is their poison. */
+static void store_value(bench_buffer *t, int64_t place, double x) {
+  const attn_dtype_info type = attn_dtype_of(t->dtype);
+  bench_store(t->data, t->dtype, place, attn_dtype_is_integer(t->dtype) ? fmax(x, type.least / 2 - type.overflow) : x);
+}
+
 /* One row of q, k or v, whose first number has that index: normal; V may be uniform in [0, magnitude). Or a factor of K or
  * V: uniform in [0.5, 1.5). */
 static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stream, uint64_t index, int64_t place) {
-  const double magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
+  const double one = integers_of_one(&bench->problem), size = attn_dtype_is_integer(t->dtype) ? one : 1;
+  const double magnitude = size * bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
   const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
   if (t->single) {
-    bench_store(t->data, t->dtype, place, 0.5 + bench_value_uniform(bench->seed, stream, index));
+    bench_store(t->data, t->dtype, place, (0.5 + bench_value_uniform(bench->seed, stream, index)) / one);
     return;
   }
   for (int64_t d = 0; d < stored(t, 3); d++) {
     const double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
                              : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
-    bench_store(t->data, t->dtype, place + d * t->stride[3], magnitude * x);
+    store_value(t, place + d * t->stride[3], magnitude * x);
   }
 }
 

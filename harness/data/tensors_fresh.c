@@ -54,9 +54,9 @@ static unsigned char *span_of(const bench_tensors *t, bench_tensor which) {
 
 static bench_tensor first_output(const bench_tensors *t) { return (bench_tensor)attn_first_output(&t->problem); }
 
-static bool is_poison(const unsigned char *element, size_t bytes) {
-  for (size_t i = 0; i < bytes; i++)
-    if (element[i] != BENCH_INPUT_POISON) return false;
+static bool is_poison(const unsigned char *element, const bench_buffer *of) {
+  for (size_t i = 0; i < of->element_bytes; i++)
+    if (element[i] != bench_poison_of(of->dtype)) return false;
   return true;
 }
 
@@ -69,7 +69,7 @@ static void change_pool(const bench_tensors *t, int64_t at, uint64_t *random) {
   const size_t size = q->element_bytes;
   const unsigned char *from = f->q + (size_t)draw(random, (int64_t)(q->bytes / size)) * size;
   unsigned char *to = f->pool + (size_t)at * size;
-  if (is_poison(from, size)) return;
+  if (is_poison(from, q)) return;
   memcpy(to, from, size);
   to[size - 1] ^= (unsigned char)(draw(random, 2) << 7);
 }
@@ -84,7 +84,7 @@ static bool make_pool(bench_tensors *t, uint64_t *random) {
   if (!f->q || !f->pool) return false;
   memcpy(f->q, span_of(t, BENCH_Q), q->bytes);
   for (int64_t i = 0, at = 0; i < count && at < width; i++) {
-    if (!is_poison(f->q + (size_t)i * size, size)) {
+    if (!is_poison(f->q + (size_t)i * size, q)) {
       memcpy(f->pool + (size_t)at * size, f->q + (size_t)i * size, size);
       f->pool_count = ++at;
     }
@@ -163,7 +163,7 @@ static void write_q(bench_tensors *t, bool pristine, uint64_t seed, int threads)
     for (int64_t n = 0; n < rows; n++) {
       const int64_t place =
           b->first + n / (heads * tokens) * b->stride[0] + n / tokens % heads * b->stride[1] + n % tokens * b->stride[2];
-      if (is_poison(f->q + place * size, b->element_bytes)) continue;
+      if (is_poison(f->q + place * size, b)) continue;
       if (pristine)
         copy_part(q + place * size, f->q + place * size, b, 0, stored(b, 3), b->stride[3]);
       else
@@ -200,7 +200,7 @@ static void exchange_rows(const bench_tensors *t, swap s) {
   }
   for (int64_t i = 0; i < s.count; i++) {
     const int64_t step = (s.first + i) % stored(b, along) * b->stride[along] * (int64_t)size;
-    if (!is_poison(one + step, size) && !is_poison(other + step, size)) exchange(one + step, other + step, size);
+    if (!is_poison(one + step, b) && !is_poison(other + step, b)) exchange(one + step, other + step, size);
   }
 }
 
@@ -237,8 +237,7 @@ static void swap_keys(bench_tensors *t, const head_keys *h, uint64_t *random) {
                     scores || columns < 1 ? 0 : draw(random, columns), scores ? columns : (columns + 1) / 2};
     const unsigned char *span = span_of(t, which);
     const int64_t size = (int64_t)b->element_bytes;
-    const bool padding =
-        is_poison(span + s.one * size, b->element_bytes) || is_poison(span + s.other * size, b->element_bytes);
+    const bool padding = is_poison(span + s.one * size, b) || is_poison(span + s.other * size, b);
     if (padding && !scores) continue;
     exchange_rows(t, s);
     t->fresh->swaps[t->fresh->swap_count++] = s;
@@ -288,7 +287,7 @@ static void mark_output(bench_tensors *t, uint64_t *random) {
 bool bench_tensors_marks_are_overwritten(const bench_tensors *t) {
   const bench_buffer *b = &t->buffers[first_output(t)];
   for (int i = 0; t->fresh && i < t->fresh->mark_count; i++)
-    if (is_poison(b->data + (size_t)t->fresh->marks[i] * b->element_bytes, b->element_bytes)) return false;
+    if (is_poison(b->data + (size_t)t->fresh->marks[i] * b->element_bytes, b)) return false;
   return true;
 }
 

@@ -195,7 +195,7 @@ static int64_t first_other(const unsigned char *data, size_t bytes, unsigned cha
 }
 
 static bool guard_damaged(bench_buffer *t) {
-  unsigned char expected = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
+  unsigned char expected = t->output ? BENCH_OUTPUT_GUARD : bench_poison_of(t->dtype);
   int64_t before = first_other(t->data - t->guard_before, t->guard_before, expected);
   int64_t after = first_other(t->data + t->bytes, t->guard_after, expected);
   if (before >= 0)
@@ -247,11 +247,12 @@ enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more 
  * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
-/* Element i as a float32, of which a smaller element is the upper part. A bfloat16 keeps its value by that, the other types
- * only their sign. */
+/* Element i as a float32, of which a smaller element is the upper part. A bfloat16 keeps its value by that, and so do
+ * integers; the other types keep only their sign. Poison is a NaN. */
 static float load(const bench_buffer *v, int64_t i) {
   uint32_t word = 0;
   float x;
+  if (attn_dtype_is_integer(v->dtype)) return v->data[i] == bench_poison_of(v->dtype) ? NAN : (float)(int8_t)v->data[i];
   if (v->element_bytes == sizeof word) {
     memcpy(&word, v->data + i * 4, sizeof word);
   } else if (v->element_bytes == 1) {
@@ -269,7 +270,9 @@ static void store(bench_buffer *v, int64_t i, float x) {
   uint32_t word;
   memcpy(&word, &x, sizeof word);
   const uint16_t upper = (uint16_t)(word >> 16);
-  if (v->element_bytes == sizeof word)
+  if (attn_dtype_is_integer(v->dtype))
+    v->data[i] = isnan(x) ? bench_poison_of(v->dtype) : (unsigned char)(int8_t)x;
+  else if (v->element_bytes == sizeof word)
     memcpy(v->data + i * 4, &word, sizeof word);
   else if (v->element_bytes == 1)
     v->data[i] = (unsigned char)(word >> 24);

@@ -261,8 +261,10 @@ attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t b
 }
 
 /* Poisons the guards too. */
+unsigned char bench_layer_poison_byte(const bench_layer *layer) { return bench_poison_of(layer->data.shape.type_y); }
+
 void bench_layer_poison(bench_layer_trial *trial) {
-  memset(trial->of->y_memory, BENCH_LAYER_POISON, (size_t)trial->of->y_bytes + 2 * GUARD_BYTES);
+  memset(trial->of->y_memory, bench_layer_poison_byte(trial->of), (size_t)trial->of->y_bytes + 2 * GUARD_BYTES);
 }
 
 uint64_t bench_layer_hash_y(const bench_layer *layer) {

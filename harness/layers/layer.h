@@ -151,7 +151,10 @@ double bench_dense_flops(const bench_case *bench, int64_t weights);
 attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
 /* A layer with its data and output: layer.c allocates and runs it, layer_check.c checks it. */
-enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */, BENCH_LAYER_POISON = 0xff /* a NaN in every type */ };
+enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
+
+/* Fills y before a call: a NaN, or the least integer. */
+unsigned char bench_layer_poison_byte(const bench_layer *layer);
 struct bench_layer {
   bench_layer_data data;
   bench_kept kept;

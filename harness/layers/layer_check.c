@@ -73,8 +73,9 @@ static void expect(bench_layer *layer, const attn_numerics *numerics) {
 static bool guards_stand(const bench_layer *layer) {
   const unsigned char *before = (const unsigned char *)layer->y_memory;
   const unsigned char *behind = before + BENCH_LAYER_GUARD * sizeof(float) + layer->y_bytes;
+  const unsigned char poison = bench_layer_poison_byte(layer);
   for (size_t i = 0; i < BENCH_LAYER_GUARD * sizeof(float); i++)
-    if (before[i] != BENCH_LAYER_POISON || behind[i] != BENCH_LAYER_POISON) return false;
+    if (before[i] != poison || behind[i] != poison) return false;
   return true;
 }
 
@@ -82,7 +83,7 @@ static bool is_poison(const bench_layer *layer, int64_t at) {
   const attn_dtype type = layer->data.shape.type_y;
   const unsigned char *byte = (const unsigned char *)attn_element_at(layer->data.y, type, at);
   for (int64_t i = 0; i < attn_elements_bytes(type, 1); i++)
-    if (byte[i] != BENCH_LAYER_POISON) return false;
+    if (byte[i] != bench_layer_poison_byte(layer)) return false;
   return true;
 }
 

@@ -90,14 +90,15 @@ ATTN_API const char *attn_version(void);
 /* ---- The problem: shape and semantics, no data -------------------------------------------------------------------- */
 
 /** Storage type of a tensor. Arithmetic is float32 or better with each of them. The types of 8 bits are for K and V only,
- * and their values are what is stored (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433): a factor of all keys
- * goes into attn_problem.scale. */
+ * and their values are what is stored (floats: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433): a factor of all
+ * keys goes into attn_problem.scale, others into args.k_scale and v_scale. */
 typedef enum attn_dtype {
   ATTN_F32 = 0, /**< float, IEEE binary32 */
   ATTN_F16,     /**< IEEE binary16 */
   ATTN_BF16,    /**< bfloat16: the upper half of a float32 */
   ATTN_F8_E4M3, /**< sign, 4 bits of exponent, 3 of fraction: up to 448; no infinity, NaN is 0x7f and 0xff */
   ATTN_F8_E5M2, /**< the upper half of a float16: up to 57344 */
+  ATTN_I8,      /**< integers from -128 to 127 */
 } attn_dtype;
 
 /** The operation that a problem asks for: what is computed from which arguments. */

@@ -82,6 +82,11 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
   return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(halves, is_nan)), _mm256_set1_ps(0x1p8f));
 }
 
+/* 8 integers of 8 bits as floats. */
+static inline vec vec_load_i8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+
 /* 8 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

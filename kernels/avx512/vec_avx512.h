@@ -81,6 +81,10 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
   return floats_of_e4m3(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
+/* 16 integers of 8 bits as floats. */
+static inline vec floats_of_i8(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+static inline vec vec_load_i8(const int8_t *p) { return floats_of_i8(_mm_loadu_si128((const __m128i *)(const void *)p)); }
+
 /* 16 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -100,6 +104,9 @@ static inline vec vec_load_first_e5m2(const uint8_t *p, int64_t n) {
 }
 static inline vec vec_load_first_e4m3(const uint8_t *p, int64_t n) {
   return floats_of_e4m3(_mm_maskz_loadu_epi8(first_lanes(n), p));
+}
+static inline vec vec_load_first_i8(const int8_t *p, int64_t n) {
+  return floats_of_i8(_mm_maskz_loadu_epi8(first_lanes(n), p));
 }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */

@@ -119,7 +119,7 @@ static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u3
 
 /* 4 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
  * and its bias is smaller by 8; its NaN is the number above its largest one. */
-static inline int8x8_t load_4_bytes(const uint8_t *p) {
+static inline int8x8_t load_4_bytes(const void *p) {
   uint32_t bytes;
   memcpy(&bytes, p, sizeof bytes);
   return vreinterpret_s8_u32(vdup_n_u32(bytes));
@@ -133,6 +133,9 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
   const uint16x4_t is_nan = vceq_u16(vand_u16(halves, nan), nan);
   return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(halves, is_nan))), 0x1p8f);
 }
+
+/* 4 integers of 8 bits as floats. */
+static inline vec vec_load_i8(const int8_t *p) { return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(load_4_bytes(p))))); }
 
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }

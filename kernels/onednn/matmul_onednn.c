@@ -48,7 +48,8 @@ static dnnl_data_type_t onednn_type(attn_dtype dtype) {
     case ATTN_BF16: return dnnl_bf16;
     case ATTN_F32:
     case ATTN_F8_E4M3: /* refused */
-    case ATTN_F8_E5M2: break;
+    case ATTN_F8_E5M2:
+    case ATTN_I8: break;
   }
   return dnnl_f32;
 }

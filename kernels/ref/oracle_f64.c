@@ -89,6 +89,7 @@ double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
     if (dtype == ATTN_F8_E5M2 && exponent == 31) return fraction ? NAN : copysign(INFINITY, sign);
     return sign * ldexp(exponent ? (1 << places) + fraction : fraction, (exponent ? exponent : 1) - bias - places);
   }
+  if (dtype == ATTN_I8) return ((const int8_t *)data)[index];
   const uint16_t bits = ((const uint16_t *)data)[index];
   if (dtype == ATTN_BF16) {
     const uint32_t wide = (uint32_t)bits << 16;

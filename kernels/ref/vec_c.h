@@ -116,6 +116,9 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
   return (vec)((vec_bits)exact | (x & 0x80u) << 24 | is_nan);
 }
 
+/* 4 integers of 8 bits as floats. */
+static inline vec vec_load_i8(const int8_t *p) { return (vec){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
+
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   for (int i = 0; i < VEC_LANES; i++) p[i] = attn_f16_of_f32(x[i]);

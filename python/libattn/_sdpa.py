@@ -35,8 +35,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
 
     q: [batch, heads, queries, dim], k and v: [batch, kv_heads, keys, dim]; batch may be missing, or batch and heads.
         float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. k and v
-        may also be float8_e4m3fn or float8_e5m2, beside any q. heads is a multiple of kv_heads (grouped queries). The dim of
-        v may differ.
+        may also be float8_e4m3fn, float8_e5m2 or int8, beside any q. heads is a multiple of kv_heads (grouped queries). The
+        dim of v may differ.
     k_scale, v_scale: factors of keys and values as they are stored: a float, or float32 that broadcasts to [batch, kv_heads,
         keys], with page_table to [pages, kv_heads, page_tokens].
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to

@@ -24,7 +24,7 @@ from ._plan import read_dense
 from ._sdpa import FUNCTIONS
 
 DTYPES = {"float32": "ATTN_F32", "float16": "ATTN_F16", "bfloat16": "ATTN_BF16"}
-CACHE_DTYPES = {**DTYPES, "float8_e4m3fn": "ATTN_F8_E4M3", "float8_e5m2": "ATTN_F8_E5M2"}
+CACHE_DTYPES = {**DTYPES, "float8_e4m3fn": "ATTN_F8_E4M3", "float8_e5m2": "ATTN_F8_E5M2", "int8": "ATTN_I8"}
 
 
 def _whole(**sizes):

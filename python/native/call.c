@@ -344,9 +344,9 @@ static bool agree(const char *name, const char *what, int64_t size, const char *
 /* `of_keys`: k or v, which may have 8 bits. */
 static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys, tensor *t) {
   if (!tensor_read(object, name, &c->held, t)) return false;
-  if (t->type <= (of_keys ? DTYPE_E5M2 : DTYPE_BF16)) return true;
+  if (t->type <= (of_keys ? DTYPE_I8 : DTYPE_BF16)) return true;
   PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s", name, dtype_name(t->type),
-               of_keys ? ", or float8_e4m3fn or float8_e5m2" : "");
+               of_keys ? ", or float8_e4m3fn, float8_e5m2 or int8" : "");
   return false;
 }
 
@@ -373,7 +373,7 @@ static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], at
   tensor t;
   if (!c->given[key]) return true;
   if (!tensor_read(c->given[key], keyword_names[key], &c->held, &t)) return false;
-  if (t.type != type) {
+  if (t.type != type && !(type == DTYPE_BOOL && t.type == DTYPE_I8)) {
     PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", keyword_names[key], dtype_name(t.type),
                  type == DTYPE_F32 ? "float32" : "bool (what is added to the scores is a bias)");
     return false;

@@ -16,15 +16,16 @@
 #include "python_api.h"
 
 typedef enum dtype {
-  DTYPE_F32, /* these five as attn_dtype counts them */
+  DTYPE_F32, /* these six as attn_dtype counts them */
   DTYPE_F16,
   DTYPE_BF16, /* those of every tensor end here */
   DTYPE_E4M3,
-  DTYPE_E5M2, /* those of K and V end here */
+  DTYPE_E5M2,
+  DTYPE_I8, /* those of K and V end here; a mask, too */
   DTYPE_F64,
   DTYPE_I32,
   DTYPE_I64,
-  DTYPE_BOOL, /* or any type of one byte that is no float */
+  DTYPE_BOOL, /* or uint8 */
   DTYPE_OTHER
 } dtype;
 

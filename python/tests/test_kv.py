@@ -80,19 +80,21 @@ def test_rope_refuses():
 
 def half_types():
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    return np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+    return np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8
 
 
 @pytest.mark.parametrize("cache_layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("which", range(6))
 def test_append_to_pages(cache_layout, which):
     dtype = half_types()[which]
-    k, v = draw(2, 3, 5, 8), draw(2, 3, 5, 4)
+    k, v = 2 * draw(2, 3, 5, 8), 2 * draw(2, 3, 5, 4)
     shape = (6, 3, 16) if cache_layout == "bhsd" else (6, 16, 3)
     k_cache, v_cache = np.zeros((*shape, 8), dtype), np.zeros((*shape, 4), dtype)
     table, past = np.int32([[4, 0], [2, 5]]), [14, 3]
     libattn.kv_append(k, v, k_cache, v_cache, past=past, counts=[5, 4], page_table=table, cache_layout=cache_layout)
     right_k, right_v = np.zeros_like(k_cache), np.zeros_like(v_cache)
+    if dtype == np.int8:
+        k, v = np.rint(k), np.rint(v)
     for b, count in enumerate((5, 4)):
         for i in range(count):
             page, at = table[b, (past[b] + i) // 16], (past[b] + i) % 16

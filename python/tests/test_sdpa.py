@@ -163,9 +163,9 @@ def test_half_precision():
 
 def test_keys_of_8_bits():
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8):
         q, k, v = draw()
-        k, v = k.astype(dtype), v.astype(dtype)
+        k, v = ((np.rint(2 * x) if dtype == np.int8 else x).astype(dtype) for x in (k, v))
         right = attention(q, k.astype(np.float32), v.astype(np.float32))[0]
         out = libattn.sdpa(q, k, v)
         assert out.dtype == np.float32
@@ -177,7 +177,7 @@ def test_keys_of_8_bits():
         assert np.array_equal(plan.run(q, k, v), out)
         with pytest.raises(TypeError, match=f"q is {np.dtype(dtype)}; it must be float32, float16 or bfloat16$"):
             libattn.sdpa(q.astype(dtype), k, v)
-    with pytest.raises(TypeError, match="it must be float32, float16 or bfloat16, or float8_e4m3fn or float8_e5m2"):
+    with pytest.raises(TypeError, match="it must be float32, float16 or bfloat16, or float8_e4m3fn, float8_e5m2 or int8"):
         libattn.sdpa(q, k.astype(np.float64), v)
     with pytest.raises(TypeError, match="they must have one dtype"):
         libattn.sdpa(q, k, v.astype(ml_dtypes.float8_e4m3fn))

@@ -47,10 +47,10 @@ def test_same_as_pytorch(name, dtype):
     close(lt.sdpa(q, k, v, **options), right, limit)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8], ids=str)
 def test_keys_of_8_bits(dtype):
     q, k, v = qkv()
-    k, v = k.to(dtype), v.to(dtype)
+    k, v = ((2 * x).round().to(dtype) for x in (k, v))
     close(libattn.sdpa(q, k, v), ORIGINAL(q, k.float(), v.float()))
 
 

@@ -92,6 +92,12 @@ EMULATED __m256i emulated_cvtps_ph_nearest(emulated_ps x) {
   return _mm256_set_m128i(_mm256_cvtps_ph(x.half[1], _MM_FROUND_TO_NEAREST_INT),
                           _mm256_cvtps_ph(x.half[0], _MM_FROUND_TO_NEAREST_INT));
 }
+EMULATED emulated_si emulated_cvtepi8_epi32(__m128i x) {
+  return (emulated_si){{_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))}};
+}
+EMULATED emulated_ps emulated_cvtepi32_ps(emulated_si x) {
+  return (emulated_ps){{_mm256_cvtepi32_ps(x.half[0]), _mm256_cvtepi32_ps(x.half[1])}};
+}
 EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
   return (emulated_si){
       {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))}};
@@ -439,6 +445,8 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask      emulated_cmp_ps_mask
 #define _mm512_cmpge_epi32_mask emulated_cmpge_epi32_mask
+#define _mm512_cvtepi32_ps      emulated_cvtepi32_ps
+#define _mm512_cvtepi8_epi32    emulated_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32   emulated_cvtepu16_epi32
 #define _mm512_cvtepi64_epi32   emulated_cvtepi64_epi32
 #define _mm512_cvtne2ps_pbh     emulated_cvtne2ps_pbh

@@ -29,6 +29,7 @@ static double load(const void *data, attn_dtype dtype, int64_t index) {
     if (dtype == ATTN_F8_E5M2) return value_of_bits(byte, 2, 5);
     return (byte & 0x7f) == 0x7f ? NAN : value_of_bits((byte & 0x80) << 1 | (byte & 0x7f), 3, 5) * 0x1p8;
   }
+  if (dtype == ATTN_I8) return ((const int8_t *)data)[index];
   memcpy(&half, (const char *)data + 2 * index, sizeof half);
   return dtype == ATTN_F16 ? value_of_bits(half, 10, 5) : value_of_bits(half, 7, 8);
 }

@@ -56,9 +56,9 @@ static void read_shape(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_types(fuzz_bytes *bytes, attn_problem *p) {
   const uint8_t types = fuzz_byte(bytes);
-  const attn_dtype stored[] = {ATTN_F8_E4M3, ATTN_F8_E5M2};
+  const attn_dtype stored[] = {ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8};
   p->dtype_q = (attn_dtype)(types % 3);
-  p->dtype_kv = types & 0x20 ? stored[types >> 3 & 1] : p->dtype_q;
+  p->dtype_kv = types & 0x20 ? stored[(types >> 3 & 3) % 3] : p->dtype_q;
   p->dtype_q = types & 0x40 ? ATTN_F32 : p->dtype_q;
   p->dtype_o = types & 0x80 ? ATTN_F32 : p->dtype_q;
 }
@@ -326,6 +326,7 @@ static uint16_t half_of(double value) {
 /* A value of 8 bits near the value: the upper half of a float16, or of one of 2^-8 of it with a bit of exponent less. */
 static uint8_t byte_of(double value, attn_dtype dtype) {
   if (dtype == ATTN_F8_E5M2) return (uint8_t)(half_of(value) >> 8);
+  if (dtype == ATTN_I8) return isnan(value) ? 0 : (uint8_t)(int8_t)fmax(fmin(value, 127), -128);
   if (isnan(value)) return 0x7f;
   const uint16_t half = half_of(fmax(fmin(value, 448), -448) * 0x1p-8);
   return (uint8_t)((half >> 8 & 0x80) | (half >> 7 & 0x7f));

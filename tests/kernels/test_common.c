@@ -201,7 +201,7 @@ static void check_shape(const shape *s, attn_dtype dtype) {
 }
 
 TEST(every_block_of_every_shape_is_right) {
-  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2};
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8};
   for (size_t i = 0; i < COUNT(shapes); i++)
     for (size_t n = 0; n < COUNT(dtypes); n++) check_shape(&shapes[i], dtypes[n]);
 }
@@ -212,7 +212,7 @@ enum { BYTES = 256 };
 
 /* One key has weight 1, so every value comes out as it is; and the score of a key of one element is that element. */
 static void check_every_byte(const char *kernel) {
-  static const attn_dtype dtypes[] = {ATTN_F8_E4M3, ATTN_F8_E5M2};
+  static const attn_dtype dtypes[] = {ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8};
   uint8_t bytes[BYTES];
   float o[BYTES], lse[BYTES];
   const float one[1] = {1};

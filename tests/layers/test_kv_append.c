@@ -19,7 +19,8 @@ static int64_t pick(int64_t below) {
 }
 
 static void fill(void *data, attn_dtype dtype, int64_t count) {
-  for (int64_t i = 0; i < count; i++) attn_store_f32(data, dtype, i, (float)(pick(20001) - 10000) / 4096.0f);
+  for (int64_t i = 0; i < count; i++)
+    attn_store_f32(data, dtype, i, (float)(pick(20001) - 10000) / (pick(2) ? 4096.0f : 64.0f));
 }
 
 /* Every tier of this CPU, lowest first. */
@@ -162,7 +163,8 @@ static void pick_places(scene *s) {
   for (int64_t t = 0; t < total; t++) s->positions[t] = (int32_t)(pick(2) ? pick(100) : pick(1000000));
 }
 
-static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2}; /* the last two: caches */
+static const attn_dtype types[] = {ATTN_F32,     ATTN_F16,     ATTN_BF16,
+                                   ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8}; /* the last three: caches */
 
 /* Runs the scene in one tier and compares every byte with the model's. */
 static void run_scene(scene *s, const attn_options *options) {
@@ -178,7 +180,7 @@ static void run_scene(scene *s, const attn_options *options) {
     if (pages * unit * a->dim_qk > MOST / 2) a->pages /= 2;
     if (a->pages < 96 && a->page_tokens) return; /* the table names them all */
   }
-  a->dtype = types[pick(3)], a->cache_dtype = types[pick(5)], a->q_out_dtype = types[pick(3)];
+  a->dtype = types[pick(3)], a->cache_dtype = types[pick(COUNT(types))], a->q_out_dtype = types[pick(3)];
   if (pick(2)) a->q_stride = pick_strides(b, a->heads_q, a->tokens, a->dim_qk);
   if (pick(2)) a->k_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_qk);
   if (pick(2)) a->v_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_v);

@@ -97,6 +97,7 @@ TEST(setters_set_what_they_say) {
   X(half_kv, p->dtype_kv = ATTN_F16)                                                                          \
   X(bytes_kv, p->dtype_kv = ATTN_F8_E4M3)                                                                     \
   X(bytes_kv_of_bf16, (p->dtype_kv = ATTN_F8_E5M2, p->dtype_q = ATTN_BF16))                                   \
+  X(integers_kv, p->dtype_kv = ATTN_I8)                                                                       \
   X(bytes_kv_of_f16, (p->dtype_kv = ATTN_F8_E4M3, p->dtype_q = p->dtype_o = ATTN_F16))                        \
   X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                      \
   X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \

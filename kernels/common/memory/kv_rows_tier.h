@@ -57,6 +57,17 @@ static ALWAYS_INLINE void store_bytes(uint8_t *to, vec x, const int fraction, co
   memcpy(to, &bytes, sizeof bytes);
 }
 
+/* Like attn_i8_of_f32: beside 1.5 * 2^23 the unit is the last bit. */
+static ALWAYS_INLINE void store_integers(int8_t *to, vec x) {
+  const vec shifted = vec_add(vec_clamp(x, vec_set1(-128.0f), vec_set1(127.0f)), vec_set1(0x1.8p23f));
+  lane_bits bits, code;
+  memcpy(&bits, &x, sizeof bits);
+  memcpy(&code, &shifted, sizeof code);
+  const lane_bits is_nan = (lane_bits)((bits & 0x7fffffffu) > 0x7f800000u);
+  const lane_bytes bytes = __builtin_convertvector(~is_nan & code, lane_bytes);
+  memcpy(to, &bytes, sizeof bytes);
+}
+
 static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype dtype, vec x) {
   if (dtype == ATTN_F32) {
     vec_store((float *)data + at, x);
@@ -66,6 +77,8 @@ static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype d
     store_bytes((uint8_t *)data + at, x, ATTN_E4M3_FORMAT);
   } else if (dtype == ATTN_F8_E5M2) {
     store_bytes((uint8_t *)data + at, x, ATTN_E5M2_FORMAT);
+  } else if (dtype == ATTN_I8) {
+    store_integers((int8_t *)data + at, x);
   } else { /* like attn_bf16_of_f32 */
     lane_floats floats;
     lane_bits bits;
@@ -96,6 +109,7 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
     case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break;       \
     case ATTN_F8_E4M3: call(__VA_ARGS__, ATTN_F8_E4M3); break; \
     case ATTN_F8_E5M2: call(__VA_ARGS__, ATTN_F8_E5M2); break; \
+    case ATTN_I8: call(__VA_ARGS__, ATTN_I8); break;           \
   }
 #define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
 #define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* float32 from and to the 16-bit and 8-bit storage types, in portable C: rounding to nearest, ties to even; overflow goes to
- * infinity in 16 bits and to the largest value in 8; denormals and NaN stay what they are. Integer arithmetic only (but for
- * one exact product), so the results do not depend on the rounding mode or on a caller that flushes denormals to zero. */
+ * infinity in 16 bits and to the largest value in 8; denormals and NaN stay what they are, but NaN becomes 0 as an integer.
+ * Integer arithmetic only (but for one exact product), so the results do not depend on the rounding mode or on a caller that
+ * flushes denormals to zero. */
 #ifndef ATTN_COMMON_CONVERT_H
 #define ATTN_COMMON_CONVERT_H
 
@@ -83,6 +84,19 @@ static inline uint8_t attn_f8_of_f32(float value, int fraction, int bias, uint32
 
 static inline uint8_t attn_e4m3_of_f32(float value) { return attn_f8_of_f32(value, ATTN_E4M3_FORMAT); }
 static inline uint8_t attn_e5m2_of_f32(float value) { return attn_f8_of_f32(value, ATTN_E5M2_FORMAT); }
+
+static inline float attn_f32_of_i8(int8_t value) { return (float)value; }
+
+static inline int8_t attn_i8_of_f32(float value) {
+  const uint32_t bits = attn_bits_of_f32(value), magnitude = bits & 0x7fffffffu;
+  const bool negative = bits >> 31;
+  if (magnitude > 0x7f800000u || magnitude < 0x3f000000u) return 0; /* NaN, or less than half */
+  if (magnitude >= 0x43000000u) return negative ? -128 : 127;       /* >= 128 */
+  const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 150u - (magnitude >> 23);
+  const uint32_t count = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1u);
+  const int rounded = (int)(count + (rest > tie || (rest == tie && (count & 1u))));
+  return (int8_t)(negative ? -rounded : rounded < 128 ? rounded : 127);
+}
 
 static inline float attn_f32_of_f32(float value) { return value; }
 

@@ -17,7 +17,7 @@ enum {
 
 /* For messages. */
 #define ATTN_FLOAT_CONSTANTS "ATTN_F32, ATTN_F16 or ATTN_BF16"
-#define ATTN_DTYPE_CONSTANTS "ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3 or ATTN_F8_E5M2"
+#define ATTN_DTYPE_CONSTANTS "ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2 or ATTN_I8"
 
 typedef struct attn_dtype_info {
   const char *name;
@@ -38,6 +38,9 @@ static inline bool attn_dtype_exists(attn_dtype dtype) { return (unsigned)dtype 
 
 /* Whether every tensor may have the type; the others are for K and V. */
 static inline bool attn_dtype_is_float(attn_dtype dtype) { return (unsigned)dtype < ATTN_FLOAT_COUNT; }
+
+/* Whether values are integers, of which none is infinite or NaN. */
+static inline bool attn_dtype_is_integer(attn_dtype dtype) { return attn_dtype_of(dtype).roundoff == 0; }
 
 /* All that counts bytes of elements goes through these, so that a type may store several elements together. */
 

@@ -39,6 +39,7 @@ LOAD_FIRST_OF(f16, uint16_t)
 LOAD_FIRST_OF(bf16, uint16_t)
 LOAD_FIRST_OF(e4m3, uint8_t)
 LOAD_FIRST_OF(e5m2, uint8_t)
+LOAD_FIRST_OF(i8, int8_t)
 #undef LOAD_FIRST_OF
 #endif
 
@@ -61,6 +62,7 @@ static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int
     case ATTN_BF16: return whole ? vec_load_bf16(from) : vec_load_first_bf16(from, n);
     case ATTN_F8_E4M3: return whole ? vec_load_e4m3(from) : vec_load_first_e4m3(from, n);
     case ATTN_F8_E5M2: return whole ? vec_load_e5m2(from) : vec_load_first_e5m2(from, n);
+    case ATTN_I8: return whole ? vec_load_i8(from) : vec_load_first_i8(from, n);
   }
   return vec_zero(); /* not reached */
 }

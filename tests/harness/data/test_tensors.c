@@ -122,7 +122,8 @@ static void expect_row(void *context, const place *at) {
   if (!is_read(e->which == BENCH_Q, at->b, at->s)) return;
   const double x = e->which == BENCH_V && is(AXIS_VALUES, "positive") ? bench_value_uniform(bench.seed, e->stream, at->index)
                                                                       : normal(e->stream, at->index);
-  bench_store(e->bytes, e->dtype, at->at, e->magnitude * x);
+  const double factors = bench.problem.uses & ATTN_USE_KV_SCALES ? 32 : 1, scaled = e->magnitude * x;
+  bench_store(e->bytes, e->dtype, at->at, e->dtype == ATTN_I8 ? fmax(factors * scaled, -127) : scaled);
 }
 
 /* A bias that masks is -inf in an eighth of the rows, a quarter of tiles of 16 x 64 and a quarter of the rest. */
@@ -163,7 +164,7 @@ static void compare(const walk *w, expected e, void (*visit)(void *context, cons
   const size_t bytes = w->elements * t->element_bytes;
   assert_true(t->bytes == bytes && (uintptr_t)t->data % 64 == 0);
   e.bytes = test_allocate(bytes + 1);
-  memset(e.bytes, BENCH_INPUT_POISON, bytes);
+  memset(e.bytes, e.dtype == ATTN_I8 ? 0x80 : 0xff, bytes);
   each(w, visit, &e);
   for (size_t i = 0; i < bytes; i++)
     if (t->data[i] != e.bytes[i]) fail_msg("%s: %s differs at byte %zu of %zu", bench.case_id, t->name, i, bytes);
@@ -224,7 +225,7 @@ static bool is_needed(const attn_sequence *seq, int64_t g, int64_t j) {
 }
 
 static double size_of(attn_dtype dtype) {
-  return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2 ? 1 : 2;
+  return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2 || dtype == ATTN_I8 ? 1 : 2;
 }
 
 /* Keys that no row sees are not read, nor are queries beyond the lengths. Outputs beyond them are written as zeros, except
@@ -352,7 +353,7 @@ static size_t bytes_without_poison(const bench_buffer *t) {
   size_t count = 0;
   for (size_t i = 0; i < t->bytes; i += t->element_bytes) {
     bool poison = true;
-    for (size_t n = 0; n < t->element_bytes; n++) poison &= t->data[i + n] == BENCH_INPUT_POISON;
+    for (size_t n = 0; n < t->element_bytes; n++) poison &= t->data[i + n] == (t->dtype == ATTN_I8 ? 0x80 : 0xff);
     count += poison ? 0 : t->element_bytes;
   }
   return count;
@@ -599,6 +600,36 @@ TEST(values_round_to_the_nearest_of_8_bits) {
       if (i < 3) assert_int_equal(ours, (ends[i] < 0 ? 0x80 : 0) | largest);
       if (isnan(ends[i])) assert_true(isnan(attn_oracle_load(&ours, dtype, 0)));
     }
+  }
+}
+
+/* And for integers of 8 bits, whose ends are both kept. */
+TEST(values_round_to_the_nearest_integer) {
+  for (int i = -128; i <= 127; i++) {
+    const double middle = i + 0.5;
+    const struct {
+      double x;
+      int right;
+    } values[] = {{i, i},
+                  {middle, i == 127 ? i : i + (i & 1)},
+                  {(double)nextafterf((float)middle, -INFINITY), i},
+                  {(double)nextafterf((float)middle, INFINITY), i == 127 ? i : i + 1}};
+    for (size_t n = 0; n < COUNT(values); n++) {
+      int8_t ours, theirs;
+      bench_store(&ours, ATTN_I8, 0, values[n].x);
+      attn_store_f32(&theirs, ATTN_I8, 0, (float)values[n].x);
+      assert_int_equal(ours, values[n].right);
+      assert_int_equal(theirs, values[n].right);
+    }
+  }
+  static const double ends[] = {-INFINITY, -3e38, -128.5, -129, INFINITY, 3e38, 128, NAN, 1e-40, -0.0, -0.5};
+  static const int right[] = {-128, -128, -128, -128, 127, 127, 127, 0, 0, 0, 0};
+  for (size_t i = 0; i < COUNT(ends); i++) {
+    int8_t ours, theirs;
+    bench_store(&ours, ATTN_I8, 0, ends[i]);
+    attn_store_f32(&theirs, ATTN_I8, 0, (float)ends[i]);
+    assert_int_equal(ours, right[i]);
+    assert_int_equal(theirs, right[i]);
   }
 }
 

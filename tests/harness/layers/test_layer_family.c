@@ -145,7 +145,7 @@ TEST(test_guards) {
 
 /* Without a rotation the cache holds the very values, rounded once, in every type; and nothing else is written. */
 TEST(test_caches_hold_the_rounded_values) {
-  static const char *const dtypes[] = {"f32", "f16", "bf16", "f32+f16", "f32+bf16", "bf16+e4m3", "f32+e5m2"};
+  static const char *const dtypes[] = {"f32", "f16", "bf16", "f32+f16", "f32+bf16", "bf16+e4m3", "f32+e5m2", "f32+i8"};
   static const char *const places[] = {"seq:40", "seq_q:1/seq_k:40", "batch:3/seq_q:33/seq_k:50/page_tokens:16",
                                        "batch:2/seq:130/page_tokens:48/page_order:shuffled"};
   for (size_t i = 0; i < COUNT(dtypes) * COUNT(places); i++) {
