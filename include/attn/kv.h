@@ -111,7 +111,11 @@ ATTN_API attn_status attn_rope_run(const attn_rope *rope, const attn_rope_args *
  * A ring is a page table whose entries repeat. Strides that are all 0 mean dense: [batch][heads][tokens][dim] for new
  * tokens, with cu_seqlens [tokens][heads][dim]; for caches [batch][heads_kv][capacity][dim], or
  * [pages][heads_kv][page_tokens][dim]. Caches may have any other stride; k_cache_stride.s = 1 with .d = page_tokens keeps
- * the keys of a page transposed. */
+ * the keys of a page transposed.
+ *
+ * Factors of keys and values are those of ATTN_USE_KV_SCALES, one for each place of the cache: a row goes there, rotated,
+ * multiplied by 1 / its factor, so that attention multiplies it back. They are given (k_scale), or made (k_scale_cache): the
+ * largest absolute value of the row over the largest of cache_dtype. */
 typedef struct attn_kv_append_args {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t batch;      /**< Sequences, >= 0. */
@@ -153,13 +157,23 @@ typedef struct attn_kv_append_args {
 
   const attn_rope *rope;    /**< Rotates q and k; NULL = they go as they are. */
   const int32_t *positions; /**< [batch][tokens], or [tokens] with cu_seqlens, each >= 0; NULL = past[b] + i. With rope. */
+
+  const float *k_scale; /**< [pages or batch][heads_kv][page_tokens or capacity] by k_scale_stride: factors of k_cache,
+                           normal numbers where new tokens go. NULL = 1, or k_scale_cache. */
+  const float *v_scale; /**< Factors of v_cache, likewise. */
+  float *k_scale_cache; /**< Where factors go that are made for the new keys: finite, 0 for rows of zeros and of denormals;
+                           or NULL. cache_dtype is one of 8 bits. Rows with an infinite value or a NaN get that as factor. */
+  float *v_scale_cache; /**< The same for the new values. */
+  attn_strides k_scale_stride; /**< Strides of k_scale, of which 0 repeats: all 0 is one number; or of k_scale_cache, all 0
+                                  being dense. .d is ignored. */
+  attn_strides v_scale_stride; /**< Strides of v_scale or v_scale_cache, likewise. */
 } attn_kv_append_args;
 
 /** Appends, in one pass over the new tokens. options may be NULL; they give the tier, the threads and their pool. Allocates
  * nothing. Every tier gives the same bits. Caches and q_out may not overlap q, k and v, but for q_out = q.
  *
- * Returns ATTN_OK; ATTN_INVALID_ARGUMENT where a field, a length, a table's entry or a slot does not fit, a sequence has no
- * room, or a ring is shorter than the new tokens of its sequence: then nothing was written. */
+ * Returns ATTN_OK; ATTN_INVALID_ARGUMENT where a field, a length, a table's entry, a slot or a factor does not fit, a
+ * sequence has no room, or a ring is shorter than the new tokens of its sequence: then nothing was written. */
 ATTN_API attn_status attn_kv_append(const attn_kv_append_args *args, const attn_options *options);
 
 #ifdef __cplusplus

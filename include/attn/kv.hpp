@@ -134,6 +134,10 @@ struct kv_rows {
   view<const std::int32_t> cu_seqlens; /**< [batch + 1]: where each sequence begins among packed tokens. */
   view<const std::int64_t> slots;      /**< [batch][tokens], or [tokens] if packed: where each token goes; -1 = nowhere. */
   view<const std::int32_t> positions;  /**< Likewise, for the rotation; empty = past[b] + token. */
+  view<const float> k_scale;           /**< Factors of k_cache, [batch][heads_kv][capacity] or of pages; empty = 1. */
+  view<const float> v_scale;           /**< Factors of v_cache. */
+  view<float> k_scale_cache;           /**< Where factors go that are made for the new keys. */
+  view<float> v_scale_cache;           /**< Where factors go that are made for the new values. */
 
   /** No tensors. */
   kv_rows() noexcept = default;
@@ -178,6 +182,8 @@ class kv_append {
     c.k_cache = rows.k_cache.data(), c.v_cache = rows.v_cache.data();
     c.page_table = rows.page_table.data(), c.past = rows.past.data(), c.counts = rows.counts.data();
     c.cu_seqlens = rows.cu_seqlens.data(), c.slots = rows.slots.data(), c.positions = rows.positions.data();
+    c.k_scale = rows.k_scale.data(), c.v_scale = rows.v_scale.data();
+    c.k_scale_cache = rows.k_scale_cache.data(), c.v_scale_cache = rows.v_scale_cache.data();
     const attn_options asked = o.get();
     return detail::outcome(attn_kv_append(&c, &asked));
   }
@@ -209,6 +215,16 @@ class kv_append {
     sizes.check("q_out", r.q_out, detail::dtype_bytes(c_.q_out_dtype), tokens(c_.heads_q, c_.dim_qk, c_.q_out_stride));
     sizes.check("k_cache", r.k_cache, cache_bytes, cache(c_.dim_qk, c_.k_cache_stride));
     sizes.check("v_cache", r.v_cache, cache_bytes, cache(c_.dim_v, c_.v_cache_stride));
+    const auto factors = [&](const attn_strides &s) {
+      return detail::reach({{outer, s.b}, {c_.heads_kv, s.h}, {room, s.s}});
+    };
+    sizes.check("k_scale", r.k_scale, 4, factors(c_.k_scale_stride));
+    sizes.check("v_scale", r.v_scale, 4, factors(c_.v_scale_stride));
+    const auto made = [&](const attn_strides &given) {
+      return factors(detail::dense_unless_given(given, c_.heads_kv, room, 1));
+    };
+    sizes.check("k_scale_cache", r.k_scale_cache, 4, made(c_.k_scale_stride));
+    sizes.check("v_scale_cache", r.v_scale_cache, 4, made(c_.v_scale_stride));
     sizes.check("page_table", r.page_table, 4, detail::reach({{c_.batch, c_.page_table_stride}, {c_.page_table_stride, 1}}));
     sizes.check("past", r.past, 4, detail::reach({{c_.batch, 1}}));
     sizes.check("counts", r.counts, 4, detail::reach({{c_.batch, 1}}));

@@ -91,6 +91,23 @@ class _Call:
         self.kept.append((array, keeper))
         return address
 
+    def factors(self, array, name, sizes, written=False):
+        """(address, strides) of a number or of float32 that broadcasts to sizes; of that very shape if written."""
+        if array is None:
+            return None, S.attn_strides()
+        if isinstance(array, (int, float)) and not written:
+            self.kept.append(ctypes.c_float(array))
+            return ctypes.addressof(self.kept[-1]), S.attn_strides()
+        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+        self.kept.append((array, keeper))
+        if dtype != "float32":
+            raise TypeError(f"{name} is {dtype}; it must be float32")
+        fits = len(shape) <= 3 and all(n in (1, size) for n, size in zip(shape[::-1], sizes[::-1]))
+        if not fits or (written and tuple(shape) != sizes):
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must {'have' if written else 'broadcast to'} {sizes}")
+        steps = [0] * (3 - len(shape)) + [0 if n == 1 and not written else step for n, step in zip(shape, strides)]
+        return address, S.attn_strides(**dict(zip("bhs", steps)))
+
     def slots(self, array, count):
         if array is None:
             return None
@@ -151,7 +168,9 @@ def _read_rows(call, args, layout, tensors):
 
 def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, counts: Any = None, cu_seqlens: Any = None,
               page_table: Any = None, slots: Any = None, rotation: Rope | None = None, positions: Any = None, q: Any = None,
-              q_out: Any = None, layout: str | None = None, cache_layout: str = "bhsd", threads: int | None = None) -> Any:
+              q_out: Any = None, k_scale: Any = None, v_scale: Any = None, k_scale_cache: Any = None,
+              v_scale_cache: Any = None, layout: str | None = None, cache_layout: str = "bhsd",
+              threads: int | None = None) -> Any:
     """Writes new tokens' keys and values into caches, in place, converted to their dtype (attn_kv_append).
 
     k and v: [batch, heads_kv, tokens, dim] (layout "bhsd", the default), [batch, tokens, heads_kv, dim] ("bshd"), or with
@@ -159,6 +178,11 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     page_table [batch, columns] [pages, heads_kv, page_tokens, dim]; with cache_layout "bshd" tokens stand before heads. past
     [batch]: tokens that each sequence has; counts [batch]: how many of the new ones each really has. slots, one for each
     token, in place of past and page_table: page * page_tokens + token, -1 for nowhere (vLLM's slot_mapping).
+
+    k_scale and v_scale: factors of the caches, as sdpa() takes them: a float, or float32 that broadcasts to [batch, heads_kv,
+    capacity], with pages [pages, heads_kv, page_tokens]; new rows go there divided by theirs. k_scale_cache and
+    v_scale_cache: float32 of that shape, where the factors of new rows are written: each row's largest absolute value over
+    the largest one of the caches' dtype, of 8 bits.
 
     rotation rotates keys, by positions or by their places, and q, which is returned rotated (in q_out, or a new array).
     Returns q_out, or None without q. Raises ValueError or TypeError; then nothing was written.
@@ -187,6 +211,15 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     if outer[0] != outer[1]:
         raise ValueError("v_cache has another dtype, or other pages and tokens, than k_cache; they must be alike")
     _, pages, tokens = outer[0]
+    for name, given, made in (("k_scale", k_scale, k_scale_cache), ("v_scale", v_scale, v_scale_cache)):
+        sizes = pages, args.heads_kv, tokens
+        if given is not None and made is not None:
+            raise ValueError(f"{name} and {name}_cache are both given; one of them must be None")
+        address, strides = call.factors(given, name, sizes)
+        if made is not None:
+            address, strides = call.factors(made, f"{name}_cache", sizes, written=True)
+        setattr(args, f"{name}_cache" if made is not None else name, address)
+        setattr(args, f"{name}_stride", strides)
     batch, total = args.batch, args.tokens * args.batch
     if cu_seqlens is not None:
         batch = args.batch = len(cu_seqlens) - 1

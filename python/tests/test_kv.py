@@ -104,6 +104,36 @@ def test_append_to_pages(cache_layout, which):
     assert (v_cache == right_v).all()
 
 
+def test_append_with_factors():
+    k, v = draw(2, 3, 5, 8), draw(2, 3, 5, 4)
+    k_cache, v_cache = np.zeros((2, 3, 16, 8), np.int8), np.zeros((2, 3, 16, 4), np.int8)
+    made, given = np.full((2, 3, 16), 7, np.float32), np.random.default_rng(1).uniform(0.01, 0.1, (3, 1)).astype(np.float32)
+    libattn.kv_append(k, v, k_cache, v_cache, past=[4, 0], k_scale_cache=made, v_scale=given)
+    right = np.full_like(made, 7)
+    for b, first in enumerate((4, 0)):
+        right[b, :, first:first + 5] = np.abs(k[b]).max(-1) / np.float32(127)
+        scale = made[b, :, first:first + 5, None]
+        assert np.abs(k_cache[b, :, first:first + 5] * scale - k[b]).max() <= 0.5001 * scale.max()
+        assert (v_cache[b, :, first:first + 5] == np.rint(v[b] * (1 / given[:, :, None])).clip(-128, 127)).all()
+    assert (made == right).all()
+    out = libattn.sdpa(draw(2, 6, 1, 8), k_cache, v_cache, k_scale=made, v_scale=given, kv_len=[9, 5])
+    assert np.isfinite(out).all()
+    pages = np.zeros((4, 3, 16, 8), np.float16), np.zeros((4, 3, 16, 4), np.float16)
+    libattn.kv_append(k, v, *pages, page_table=np.int32([[2], [1]]), k_scale=0.5, v_scale=np.float32([[[2]]]))
+    assert (pages[0][[2, 1], :, :5] == (2 * k).astype(np.float16)).all()
+    assert (pages[1][[2, 1], :, :5] == (v / 2).astype(np.float16)).all()
+    with pytest.raises(ValueError, match=r"k_scale has shape \(2,\); it must broadcast to \(2, 3, 16\)"):
+        libattn.kv_append(k, v, k_cache, v_cache, k_scale=np.ones(2, np.float32))
+    with pytest.raises(ValueError, match=r"v_scale_cache has shape \(3, 16\); it must have \(2, 3, 16\)"):
+        libattn.kv_append(k, v, k_cache, v_cache, v_scale_cache=made[0])
+    with pytest.raises(TypeError, match="k_scale is float64; it must be float32"):
+        libattn.kv_append(k, v, k_cache, v_cache, k_scale=np.ones(1))
+    with pytest.raises(ValueError, match="k_scale and k_scale_cache are both given"):
+        libattn.kv_append(k, v, k_cache, v_cache, k_scale=1.0, k_scale_cache=made)
+    with pytest.raises(ValueError, match="v_scale is 0 where new token 0 goes in head 0"):
+        libattn.kv_append(k, v, k_cache, v_cache, v_scale=0.0)
+
+
 def test_append_packed_slots_and_dense():
     k, v = draw(7, 2, 8), draw(7, 2, 8)
     pages = np.zeros((4, 2, 16, 8), np.float32), np.zeros((4, 2, 16, 8), np.float32)

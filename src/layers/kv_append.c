@@ -4,10 +4,12 @@
  * (kernels/kv_rows.h).
  *
  * A dense cache is pages, too: one page of `capacity` tokens for each sequence. */
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 
 #include "kernels/common/problem/arithmetic.h"
-#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
@@ -23,6 +25,8 @@ static const attn_struct_layout append_layout = ATTN_LAYOUT(attn_kv_append_args,
 static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_stride);
 
 enum {
+  STAGED_FLOATS = 4096,               /* rows that are multiplied on their way, as floats on the stack */
+  STAGED_HEADS = 32,                  /* and how many rows at most */
   FEW_TOKENS = 32,                    /* a block where threads share few tokens or rows are rotated */
   BLOCK_TOKENS = KV_ROWS_MOST_TOKENS, /* a head's rows of a block are copied in one go, which prefetchers need */
   BLOCKS_OF_THREAD = 4,
@@ -39,6 +43,10 @@ typedef struct route {
   attn_strides to_stride;
   int64_t heads, dim;
   bool cached, rotated;
+  const char *given_name, *made_name; /* factors: at most one of them is there */
+  const float *given;
+  float *made;
+  attn_strides factor_stride;
 } route;
 
 enum { MOST_ROUTES = 3 };
@@ -143,6 +151,120 @@ static void find_angles(const job *j, const block *b, float *cosine, float *sine
   }
 }
 
+/* ---- Rows with factors ---- */
+
+/* The largest number of the type. */
+static float largest_of(attn_dtype dtype) {
+  float number;
+  attn_store_f32(&number, dtype, 0, INFINITY);
+  return attn_load_f32((attn_storage){&number, dtype}, 0);
+}
+
+/* `heads` rows of one token, of which the elements from `first` on, `count` of them, are floats[][count]. */
+typedef struct staged {
+  const attn_kv_rows *rows;
+  int64_t token, head, heads, first, count;
+  float *floats;
+} staged;
+
+static void stage(const attn_kv_rows_kernel *kernel, const staged *s) {
+  const attn_kv_rows *r = s->rows;
+  const int64_t from = r->from_at[s->token] + s->head * r->from_head + s->first * r->from_element, to = 0;
+  const bool turns = r->turns && s->first == 0;
+  kernel->write(&(attn_kv_rows){.tokens = 1,
+                                .heads = s->heads,
+                                .dim = s->count,
+                                .from = r->from,
+                                .from_at = &from,
+                                .from_head = r->from_head,
+                                .from_element = r->from_element,
+                                .to = s->floats,
+                                .to_at = &to,
+                                .to_head = s->count,
+                                .to_element = 1,
+                                .turns = turns ? r->turns : NULL,
+                                .cosine = turns ? r->cosine + s->token * r->turns->dim : NULL,
+                                .sine = turns ? r->sine + s->token * r->turns->dim : NULL});
+}
+
+static void store_staged(const attn_kv_rows_kernel *kernel, const staged *s) {
+  const attn_kv_rows *r = s->rows;
+  const int64_t from = 0, to = r->to_at[s->token] + s->head * r->to_head + s->first * r->to_element;
+  kernel->write(&(attn_kv_rows){.tokens = 1,
+                                .heads = s->heads,
+                                .dim = s->count,
+                                .from = {s->floats, ATTN_F32},
+                                .from_at = &from,
+                                .from_head = s->count,
+                                .from_element = 1,
+                                .to = r->to,
+                                .to_dtype = r->to_dtype,
+                                .to_at = &to,
+                                .to_head = r->to_head,
+                                .to_element = r->to_element});
+}
+
+/* The bits of the largest absolute value; NaN is beyond infinity. */
+static uint32_t largest_bits(const float *row, int64_t count, uint32_t largest) {
+  for (int64_t d = 0; d < count; d++) {
+    const uint32_t bits = attn_bits_of_f32(row[d]) & 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+/* A row's factor by its largest absolute value. Its reciprocal is finite. */
+static float factor_of(float largest, float largest_of_type) {
+  const float factor = largest / largest_of_type;
+  return factor < FLT_MIN ? 0 : factor;
+}
+
+/* The number that multiplies a row with the factor. */
+static float inverse_of(float factor) { return factor != 0 && factor < INFINITY && factor > -INFINITY ? 1 / factor : 0; }
+
+static void multiply(float *row, int64_t count, float by) {
+  for (int64_t d = 0; d < count; d++) row[d] *= by;
+}
+
+/* Makes the factors of the rows, which are staged then if one stage holds them. */
+static void make_factors(const job *j, const route *r, staged s, float *factor) {
+  uint32_t largest[STAGED_HEADS] = {0};
+  for (; s.first < r->dim; s.first += s.count) {
+    s.count = min64(s.count, r->dim - s.first);
+    stage(j->kernel, &s);
+    for (int64_t h = 0; h < s.heads; h++) largest[h] = largest_bits(s.floats + h * s.count, s.count, largest[h]);
+  }
+  for (int64_t h = 0; h < s.heads; h++)
+    factor[h * r->factor_stride.h] = factor_of(attn_f32_of_bits(largest[h]), largest_of(r->to_dtype));
+}
+
+static void write_staged(const job *j, const route *r, staged s, const float *factor) {
+  const bool whole = s.count == r->dim;
+  for (; s.first < r->dim; s.first += s.count) {
+    s.count = min64(s.count, r->dim - s.first);
+    if (!whole || r->given) stage(j->kernel, &s);
+    for (int64_t h = 0; h < s.heads; h++)
+      multiply(s.floats + h * s.count, s.count, inverse_of(factor[h * r->factor_stride.h]));
+    store_staged(j->kernel, &s);
+  }
+}
+
+/* The block's rows, each multiplied by 1 / its factor. */
+static NO_INLINE void write_with_factors(const job *j, const route *r, const block *b, const attn_kv_rows *rows) {
+  float floats[STAGED_FLOATS];
+  staged s = {.rows = rows, .floats = floats};
+  for (s.token = 0; s.token < b->count; s.token++) {
+    const int64_t at = offset_in_cache(j, &r->factor_stride, b->index[s.token], &b->at[s.token]);
+    for (s.head = 0; s.head < r->heads; s.head += s.heads) {
+      s.count = min64(r->dim, STAGED_FLOATS);
+      s.heads = min64(min64(r->heads - s.head, STAGED_FLOATS / s.count), STAGED_HEADS);
+      const int64_t first = at + s.head * r->factor_stride.h;
+      if (r->made) make_factors(j, r, s, r->made + first);
+      write_staged(j, r, s, (r->made ? r->made : r->given) + first);
+    }
+  }
+}
+
 static void write_route(const job *j, const route *r, const block *b) {
   int64_t from_at[BLOCK_TOKENS], to_at[BLOCK_TOKENS];
   for (int64_t n = 0; n < b->count; n++) {
@@ -150,21 +272,25 @@ static void write_route(const job *j, const route *r, const block *b) {
     from_at[n] = offset_of_new(j, &r->from_stride, t, &b->at[n]);
     to_at[n] = (r->cached ? offset_in_cache : offset_of_new)(j, &r->to_stride, t, &b->at[n]);
   }
-  j->kernel->write(&(attn_kv_rows){.tokens = b->count,
-                                   .heads = r->heads,
-                                   .dim = r->dim,
-                                   .from = r->from,
-                                   .from_at = from_at,
-                                   .from_head = r->from_stride.h,
-                                   .from_element = r->from_stride.d,
-                                   .to = r->to,
-                                   .to_dtype = r->to_dtype,
-                                   .to_at = to_at,
-                                   .to_head = r->to_stride.h,
-                                   .to_element = r->to_stride.d,
-                                   .turns = r->rotated ? &j->a.rope->turns : NULL,
-                                   .cosine = b->cosine,
-                                   .sine = b->sine});
+  const attn_kv_rows rows = {.tokens = b->count,
+                             .heads = r->heads,
+                             .dim = r->dim,
+                             .from = r->from,
+                             .from_at = from_at,
+                             .from_head = r->from_stride.h,
+                             .from_element = r->from_stride.d,
+                             .to = r->to,
+                             .to_dtype = r->to_dtype,
+                             .to_at = to_at,
+                             .to_head = r->to_stride.h,
+                             .to_element = r->to_stride.d,
+                             .turns = r->rotated ? &j->a.rope->turns : NULL,
+                             .cosine = b->cosine,
+                             .sine = b->sine};
+  if (r->given || r->made)
+    write_with_factors(j, r, b, &rows);
+  else
+    j->kernel->write(&rows);
 }
 
 static NO_INLINE void write_routes(const job *j, const block *b) {
@@ -247,10 +373,25 @@ static attn_status check_pair(const char *from, const void *given, const char *t
   return ATTN_OK;
 }
 
+/* Factors of k or v, of which `rows` are there. */
+static attn_status check_factors(const attn_kv_append_args *a, const char *name, const void *rows, const void *given,
+                                 const void *made) {
+  REQUIRE(rows || (!given && !made), "attn_kv_append_args.%c_scale%s is given without %c; it must be NULL", *name,
+          given ? "" : "_cache", *name);
+  REQUIRE(!given || !made, "attn_kv_append_args.%c_scale and %c_scale_cache are both given; one of them must be NULL", *name,
+          *name);
+  REQUIRE(!made || !attn_dtype_is_float(a->cache_dtype),
+          "attn_kv_append_args.%c_scale_cache is given with cache_dtype %d; factors are made for types of 8 bits", *name,
+          (int)a->cache_dtype);
+  return ATTN_OK;
+}
+
 static attn_status check_kind(const attn_kv_append_args *a) {
   attn_status status = check_pair("q", a->q, "q_out", a->q_out);
   if (status == ATTN_OK) status = check_pair("k", a->k, "k_cache", a->k_cache);
   if (status == ATTN_OK) status = check_pair("v", a->v, "v_cache", a->v_cache);
+  if (status == ATTN_OK) status = check_factors(a, "k", a->k, a->k_scale, a->k_scale_cache);
+  if (status == ATTN_OK) status = check_factors(a, "v", a->v, a->v_scale, a->v_scale_cache);
   if (status != ATTN_OK) return status;
   REQUIRE(!a->cu_seqlens || !a->counts, "attn_kv_append_args.counts is given with cu_seqlens; one of them must be NULL");
   REQUIRE(!a->positions || a->rope, "attn_kv_append_args.positions is given without rope; it must be NULL");
@@ -337,6 +478,23 @@ static attn_status check_places(const job *j) {
   return ATTN_OK;
 }
 
+/* Those of the places that new tokens go to. */
+static attn_status check_given_factors(const job *j, const route *r) {
+  const attn_strides *stride = &r->factor_stride;
+  const bool one = stride->b == 0 && stride->h == 0 && stride->s == 0;
+  for (int64_t t = 0; r->given && t < (one ? min64(j->total, 1) : j->total); t++) {
+    const token at = token_at(j, t);
+    if (!at.real && !one) continue;
+    const int64_t first = one ? 0 : offset_in_cache(j, stride, t, &at);
+    for (int64_t h = 0; h < (one ? 1 : r->heads); h++)
+      REQUIRE(isnormal(r->given[first + h * stride->h]),
+              "%s is %g where new token %" PRId64 " goes in head %" PRId64
+              "; it must be neither 0 nor denormal, infinite or NaN",
+              r->given_name, (double)r->given[first + h * stride->h], t, h);
+  }
+  return ATTN_OK;
+}
+
 static attn_status check_tokens(const job *j) {
   const attn_kv_append_args *a = &j->a;
   const int64_t slots = j->pages * j->page_tokens;
@@ -410,16 +568,26 @@ static span span_of_written(const job *j, const route *r) {
 }
 
 /* Caches against all that is read; q_out against q alone, because q, k and v may be parts of one tensor's rows. */
-static attn_status check_overlap(const job *j) {
-  for (int i = 0; i < j->route_count; i++)
-    for (int n = 0; n < j->route_count; n++) {
-      const route *out = &j->routes[i], *in = &j->routes[n];
-      if (!out->cached && (i != n || same_rows(out))) continue;
-      const span written = span_of_written(j, out), read = span_of_new(j, in);
-      REQUIRE(written.end <= read.begin || read.end <= written.begin, "%s overlaps %s; it must be memory of its own",
-              out->to_name, in->from_name);
-    }
+static attn_status check_apart(span written, const char *name, span read, const char *other) {
+  REQUIRE(written.end <= read.begin || read.end <= written.begin, "%s overlaps %s; it must be memory of its own", name,
+          other);
   return ATTN_OK;
+}
+
+static attn_status check_overlap(const job *j) {
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < j->route_count; i++)
+    for (int n = 0; n < j->route_count && status == ATTN_OK; n++) {
+      const route *out = &j->routes[i], *in = &j->routes[n];
+      const span read = span_of_new(j, in);
+      if (out->cached || (i == n && !same_rows(out)))
+        status = check_apart(span_of_written(j, out), out->to_name, read, in->from_name);
+      const int64_t of_made[4] = {j->pages, out->heads, j->page_tokens, 1};
+      if (status == ATTN_OK && out->made)
+        status =
+            check_apart(span_of(out->made, ATTN_F32, &out->factor_stride, of_made), out->made_name, read, in->from_name);
+    }
+  return status;
 }
 
 static attn_status check_route(const job *j, route *r) {
@@ -436,7 +604,12 @@ static attn_status check_route(const job *j, route *r) {
   const int64_t *to = r->cached ? cache : from;
   attn_status status = check_tensor(r->from_name, r->from.data, r->from.dtype, &r->from_stride, from, false);
   if (status == ATTN_OK) status = check_tensor(r->to_name, r->to, r->to_dtype, &r->to_stride, to, true);
-  return status;
+  if (status != ATTN_OK || (!r->given && !r->made)) return status;
+  const int64_t factors[4] = {j->pages, r->heads, j->page_tokens, 1};
+  r->factor_stride.d = 0;
+  if (r->made && is_unset(&r->factor_stride)) r->factor_stride = dense(r->heads, j->page_tokens, 1, false);
+  return check_tensor(r->made ? r->made_name : r->given_name, r->made ? r->made : r->given, ATTN_F32, &r->factor_stride,
+                      factors, r->made);
 }
 
 static attn_status find_routes(job *j) {
@@ -452,7 +625,12 @@ static attn_status find_routes(job *j) {
                                    a->heads_q,
                                    a->dim_qk,
                                    false,
-                                   rope},
+                                   rope,
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   {0}},
                                   {"attn_kv_append_args.k",
                                    "attn_kv_append_args.k_cache",
                                    {a->k, a->dtype},
@@ -463,7 +641,12 @@ static attn_status find_routes(job *j) {
                                    a->heads_kv,
                                    a->dim_qk,
                                    true,
-                                   rope},
+                                   rope,
+                                   "attn_kv_append_args.k_scale",
+                                   "attn_kv_append_args.k_scale_cache",
+                                   a->k_scale,
+                                   a->k_scale_cache,
+                                   a->k_scale_stride},
                                   {"attn_kv_append_args.v",
                                    "attn_kv_append_args.v_cache",
                                    {a->v, a->dtype},
@@ -474,7 +657,12 @@ static attn_status find_routes(job *j) {
                                    a->heads_kv,
                                    a->dim_v,
                                    true,
-                                   false}};
+                                   false,
+                                   "attn_kv_append_args.v_scale",
+                                   "attn_kv_append_args.v_scale_cache",
+                                   a->v_scale,
+                                   a->v_scale_cache,
+                                   a->v_scale_stride}};
   attn_status status = ATTN_OK;
   for (int i = 0; i < MOST_ROUTES && status == ATTN_OK; i++) {
     if (!all[i].to) continue;
@@ -500,7 +688,9 @@ static attn_status prepare(job *j) {
   status = check_counts(j);
   if (status == ATTN_OK) status = find_routes(j);
   if (status == ATTN_OK) status = check_places(j);
-  return status == ATTN_OK ? check_tokens(j) : status;
+  if (status == ATTN_OK) status = check_tokens(j);
+  for (int i = 0; i < j->route_count && status == ATTN_OK; i++) status = check_given_factors(j, &j->routes[i]);
+  return status;
 }
 
 static attn_status append(job *j, const attn_options *options) {

@@ -246,6 +246,19 @@ void appending() {
   r.k_cache = keys;
   append.dtypes(ATTN_F32, ATTN_BF16);
   refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "k_cache has elements of 4 bytes; those of its dtype have 2");
+  std::vector<std::int8_t> key_bytes(kept), value_bytes(kept);
+  std::vector<float> factors(pages * heads * page);
+  r.k_cache = key_bytes, r.v_cache = value_bytes, r.k_scale_cache = factors, r.v_scale = factors;
+  append.dtypes(ATTN_F32, ATTN_I8);
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "attn_kv_append_args.v_scale is 0");
+  r.v_scale = {}, r.v_scale_cache = small;
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "v_scale_cache has 3 elements; shape and strides reach 96");
+  r.v_scale_cache = {};
+  append.run(r);
+  const std::size_t first = 2 * heads * page + 5; // in page 2, behind 5 tokens
+  for (std::size_t d = 0; d < head; d++)
+    CHECK(std::fabs(key_bytes[first * head + d] * factors[first] - keys[first * head + d]) <= factors[first] / 2);
+  r.k_scale_cache = {}, r.k_cache = keys, r.v_cache = values;
   append.dtypes(ATTN_F32, ATTN_F32);
   const std::array<std::int32_t, 1> full = {30};
   r.past = full;

@@ -30,14 +30,15 @@ static attn_strides read_strides(fuzz_bytes *bytes) {
   return (attn_strides){fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7};
 }
 
-static attn_dtype read_dtype(fuzz_bytes *bytes) {
+/* One of the first `count`, or none. */
+static attn_dtype read_dtype(fuzz_bytes *bytes, int count) {
   const uint8_t byte = fuzz_byte(bytes);
-  return (attn_dtype)(byte < 0xf0 ? byte % 3 : byte);
+  return (attn_dtype)(byte < 0xf0 ? byte % count : byte);
 }
 
 /* ---- Appends ---- */
 
-static float given[3][ELEMENTS], written[3][ELEMENTS], before[3][ELEMENTS];
+static float given[4][ELEMENTS], written[5][ELEMENTS], before[5][ELEMENTS];
 
 static attn_kv_append_args read_append(fuzz_bytes *bytes, const attn_rope *rope) {
   static int32_t past[16], counts[16], cu[17], table[16 * 8], positions[MOST];
@@ -49,7 +50,7 @@ static attn_kv_append_args read_append(fuzz_bytes *bytes, const attn_rope *rope)
   attn_kv_append_args a = ATTN_STRUCT(attn_kv_append_args, .batch = read_size(bytes, 4), .tokens = read_size(bytes, 8));
   a.heads_q = read_size(bytes, 3), a.heads_kv = read_size(bytes, 3);
   a.dim_qk = read_size(bytes, 16), a.dim_v = read_size(bytes, 16);
-  a.dtype = read_dtype(bytes), a.cache_dtype = read_dtype(bytes), a.q_out_dtype = read_dtype(bytes);
+  a.dtype = read_dtype(bytes, 3), a.cache_dtype = read_dtype(bytes, ATTN_I8 + 1), a.q_out_dtype = read_dtype(bytes, 3);
   a.capacity = fuzz_byte(bytes) & 1 ? read_size(bytes, 40) : 0;
   if (a.capacity == 0) a.page_tokens = read_size(bytes, 32), a.pages = read_size(bytes, 8);
   a.past = maybe(bytes, past), a.counts = maybe(bytes, counts);
@@ -63,6 +64,13 @@ static attn_kv_append_args read_append(fuzz_bytes *bytes, const attn_rope *rope)
   if (fuzz_byte(bytes) < 0xf0) a.v = given[2], a.v_cache = written[2];
   a.q_stride = read_strides(bytes), a.k_stride = read_strides(bytes), a.v_stride = read_strides(bytes);
   a.q_out_stride = read_strides(bytes), a.k_cache_stride = read_strides(bytes), a.v_cache_stride = read_strides(bytes);
+  for (int i = 0; i < 2; i++) {
+    const uint8_t kind = fuzz_byte(bytes);
+    if (kind < 0x80) continue;
+    if (kind & 1) *(i ? &a.v_scale : &a.k_scale) = given[3];
+    if (kind & 2) *(i ? &a.v_scale_cache : &a.k_scale_cache) = written[3 + i];
+    *(i ? &a.v_scale_stride : &a.k_scale_stride) = read_strides(bytes);
+  }
   return a;
 }
 
@@ -74,6 +82,7 @@ static void try_append(fuzz_bytes *bytes) {
                   .original_length = fuzz_byte(bytes), .beta_slow = fuzz_byte(bytes) & 3, .beta_fast = fuzz_byte(bytes) & 3);
   if ((attn_rope_create(&config, &rope) == ATTN_OK) != (rope != NULL)) fuzz_fail("status and rotation disagree");
   const attn_kv_append_args args = read_append(bytes, rope);
+  for (int i = 0; i < ELEMENTS; i++) given[3][i] = i % 97 ? 0.25f : 0;
   memset(written, 0x5a, sizeof written);
   memcpy(before, written, sizeof written);
   const attn_status status = attn_kv_append(&args, &ATTN_STRUCT(attn_options, .threads = 1));

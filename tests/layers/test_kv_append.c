@@ -70,6 +70,7 @@ typedef struct scene {
   int32_t past[4], counts[4], cu[5], table[4][24], positions[512];
   int64_t slots[512];
   bool packed;
+  float *k_factors, *v_factors; /* expected in k_scale_cache and v_scale_cache */
 } scene;
 
 /* Where token t of sequence b, its i-th new one, goes: page (or sequence) and token of it; false = nowhere. */
@@ -85,6 +86,17 @@ static bool place_of(const scene *s, int64_t b, int64_t i, int64_t t, int64_t *p
 
 static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_t d) {
   return b * s->b + h * s->h + t * s->s + d * s->d;
+}
+
+/* Multiplies a row that goes to `place` of its factors, by the definition of kv.h; to `made` goes the factor of the row. */
+static void scale_row(float *row, int64_t dim, attn_dtype dtype, const float *given, float *made, int64_t place) {
+  const double most = dtype == ATTN_I8 ? 127 : dtype == ATTN_F8_E4M3 ? 448 : 57344;
+  float largest = 0, factor = 1;
+  for (int64_t d = 0; d < dim; d++) largest = fmaxf(largest, fabsf(row[d]));
+  if (given) factor = given[place];
+  if (made) factor = made[place] = largest / (float)most >= 0x1p-126f ? largest / (float)most : 0;
+  const float inverse = factor == 0 ? 0 : 1 / factor;
+  for (int64_t d = 0; d < dim; d++) row[d] *= inverse;
 }
 
 /* Changes one of the tensors as a call does. */
@@ -109,6 +121,11 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
                                 &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = dim, .x = row,
                                              .out = turned, .past = &position),
                                 &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1)));
+        const bool of_k = from->data == a->k, of_v = from->data == a->v;
+        const attn_strides *stride = of_k ? &a->k_scale_stride : &a->v_scale_stride;
+        if (of_k || of_v)
+          scale_row(turned, dim, to->dtype, of_k ? a->k_scale : a->v_scale, of_k ? s->k_factors : s->v_factors,
+                    at(stride, page, h, token, 0));
         for (int64_t d = 0; d < dim; d++) attn_store_f32(to->data, to->dtype, at(&to->stride, page, h, token, d), turned[d]);
       }
     }
@@ -166,9 +183,30 @@ static void pick_places(scene *s) {
 static const attn_dtype types[] = {ATTN_F32,     ATTN_F16,     ATTN_BF16,
                                    ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8}; /* the last three: caches */
 
+/* Factors of k and of v: none, given as one number, by head or by token, or made. */
+static void pick_factors(scene *s, int64_t pages, int64_t unit, float memory[4][MOST]) {
+  attn_kv_append_args *a = &s->args;
+  s->k_factors = s->v_factors = NULL;
+  for (int i = 0; i < 2; i++) {
+    const int64_t way = pick(attn_dtype_is_float(a->cache_dtype) ? 4 : 5), heads = a->heads_kv;
+    const attn_strides tokens = pick(2) ? (attn_strides){.b = heads * unit, .h = unit, .s = 1}
+                                        : (attn_strides){.b = 3 * heads * unit, .h = 3, .s = 3 * heads};
+    const attn_strides ways[] = {{0}, {0}, {.h = 2}, tokens, tokens};
+    float *factors = memory[i], *model = memory[2 + i];
+    assert_true(3 * pages * heads * unit <= MOST);
+    for (int64_t n = 0; n < MOST; n++)
+      factors[n] = model[n] = way == 4 ? 77.0f : (pick(2) ? -1.0f : 1.0f) * (float)(1 + pick(1000)) / 7000.0f;
+    *(i ? &a->v_scale_stride : &a->k_scale_stride) = ways[way];
+    *(i ? &a->v_scale : &a->k_scale) = way == 0 || way == 4 ? NULL : factors;
+    *(i ? &a->v_scale_cache : &a->k_scale_cache) = way == 4 ? factors : NULL;
+    *(i ? &s->v_factors : &s->k_factors) = way == 4 ? model : NULL;
+  }
+}
+
 /* Runs the scene in one tier and compares every byte with the model's. */
 static void run_scene(scene *s, const attn_options *options) {
   static char memory[9][MOST * 4];
+  static float factors[4][MOST];
   attn_kv_append_args *a = &s->args;
   const int64_t b = s->packed ? 1 : a->batch, unit = a->page_tokens ? a->page_tokens : a->capacity;
   const int64_t pages = a->page_tokens ? a->pages : a->batch;
@@ -195,6 +233,7 @@ static void run_scene(scene *s, const attn_options *options) {
   for (int i = 6; i < 9; i++) memset(memory[i], 0x5a, sizeof memory[i]);
   a->q = memory[0], a->k = memory[1], a->v = memory[2];
   a->q_out = memory[3], a->k_cache = memory[4], a->v_cache = memory[5];
+  pick_factors(s, pages, unit, factors);
   test_ok(attn_kv_append(a, options));
 
   const attn_strides rows_q = s->packed
@@ -217,6 +256,7 @@ static void run_scene(scene *s, const attn_options *options) {
   expect_rows(s, &from[1], &to[1], a->heads_kv, a->dim_qk, true, a->rope);
   expect_rows(s, &from[2], &to[2], a->heads_kv, a->dim_v, true, false);
   for (int i = 0; i < 3; i++) assert_memory_equal(memory[3 + i], memory[6 + i], sizeof memory[0]);
+  for (int i = 0; i < 2; i++) assert_memory_equal(factors[i], factors[2 + i], sizeof factors[0]);
 }
 
 TEST(every_tier_writes_what_a_loop_over_elements_writes) {
@@ -366,6 +406,50 @@ TEST(long_appends_are_whole) {
   }
 }
 
+/* Rows that do not fit into one stage, and many heads; zeros, denormals, infinities and NaN. What attention reads back is
+ * within half a step of an integer, or 1/16 of a value of e4m3. */
+TEST(factors_of_long_rows_and_of_special_ones) {
+  enum { LONG = 9001, HEADS = 40 };
+  static float k[2 * LONG], row[HEADS][3];
+  static int8_t cache[2][LONG], of_heads[HEADS][3];
+  static uint8_t bytes[2][LONG];
+  float factor[2], factors[HEADS];
+  char names[16][16];
+  for (int i = 0, count = tiers(names); i < count; i++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
+    test_fill(k, COUNT(k), 7);
+    k[8500] = -30, k[LONG + 1] = 50;
+    attn_kv_append_args args =
+        ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = 2, .heads_kv = 1, .dim_qk = LONG, .dim_v = 1, .k = k,
+                    .k_cache = cache, .cache_dtype = ATTN_I8, .capacity = 2, .k_scale_cache = factor);
+    test_ok(attn_kv_append(&args, &options));
+    assert_true(factor[0] == 30.0f / 127 && factor[1] == 50.0f / 127 && cache[0][8500] == -127 && cache[1][1] == 127);
+    for (int n = 0; n < 2 * LONG; n++)
+      assert_true(fabsf((float)cache[n / LONG][n % LONG] * factor[n / LONG] - k[n]) <= 0.50001f * factor[n / LONG]);
+    args.cache_dtype = ATTN_F8_E4M3, args.k_cache = bytes;
+    test_ok(attn_kv_append(&args, &options));
+    assert_true(factor[0] == 30.0f / 448 && bytes[0][8500] == 0xfe);
+    for (int n = 0; n < 2 * LONG; n++) {
+      const float back = attn_load_f32((attn_storage){bytes, ATTN_F8_E4M3}, n) * factor[n / LONG];
+      assert_true(fabsf(back - k[n]) <= 0.0626f * fabsf(k[n]) + 0x1p-10f * factor[n / LONG]);
+    }
+
+    test_fill(row[0], HEADS * 3, 8);
+    const float special[][3] = {{0, -0.0f, 0}, {0x1p-140f, 0, -0x1p-130f}, {1, -INFINITY, 2}, {NAN, INFINITY, 1}};
+    memcpy(row[HEADS - 4], special, sizeof special);
+    args = ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = 1, .heads_kv = HEADS, .dim_qk = 1, .dim_v = 3, .v = row,
+                       .v_cache = of_heads, .cache_dtype = ATTN_I8, .capacity = 1, .v_scale_cache = factors);
+    memset(of_heads, 0x5a, sizeof of_heads);
+    test_ok(attn_kv_append(&args, &options));
+    for (int h = 0; h < HEADS - 4; h++)
+      for (int d = 0; d < 3; d++)
+        assert_true(fabsf((float)of_heads[h][d] * factors[h] - row[h][d]) <= 0.50001f * factors[h]);
+    assert_true(factors[HEADS - 4] == 0 && factors[HEADS - 3] == 0);
+    assert_true(factors[HEADS - 2] == INFINITY && isnan(factors[HEADS - 1]));
+    for (int n = 0; n < 12; n++) assert_int_equal(of_heads[HEADS - 4 + n / 3][n % 3], 0);
+  }
+}
+
 /* ---- Frequencies ---- */
 
 static void frequencies_are(const attn_rope_config *config, const int *pair, const double *value, int count) {
@@ -484,6 +568,8 @@ TEST(refused_appends_write_nothing) {
   static const int32_t ring[B][2] = {{4, 4}, {5, 1}};
   static const int64_t slots[B * T] = {0, 1, 2, -1, 5, PAGES * P}, low[B * T] = {0, 1, 2, -2, 5, 6};
   static const int32_t positions[B * T] = {0, 0, 0, 0, 0, -7};
+  static float factors[PAGES * H * P];
+  static const float nan = NAN;
   attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 10);
   test_fill(cache[0], COUNT(cache[0]), 1);
   memcpy(before[0], cache[0], sizeof cache[0]);
@@ -525,6 +611,15 @@ TEST(refused_appends_write_nothing) {
   REFUSED((bad.page_tokens = 0, bad.page_table = NULL, bad.capacity = 16), "sequence 0 holds 14 of 16 tokens; 3 more");
   REFUSED(bad.positions = positions, "positions is given without rope");
   REFUSED(bad.rope = rope, "rope rotates 10");
+  REFUSED(bad.k_scale = factors, "attn_kv_append_args.k_scale is 0 where new token 0 goes in head 0",
+          "neither 0 nor denormal, infinite or NaN");
+  REFUSED(bad.v_scale = &nan, "attn_kv_append_args.v_scale is nan");
+  REFUSED((bad.v_scale = factors, bad.v_scale_stride.s = 1), "attn_kv_append_args.v_scale is 0 where new token", "head 0");
+  REFUSED((bad.k_scale = factors + 1, bad.k_scale_cache = factors), "k_scale and k_scale_cache are both given");
+  REFUSED(bad.k_scale_cache = factors, "attn_kv_append_args.k_scale_cache is given with cache_dtype 0", "8 bits");
+  REFUSED((bad.cache_dtype = ATTN_I8, bad.v_scale_cache = factors, bad.v_scale_stride.h = 1), "v_scale_cache", "overlap");
+  REFUSED((bad.cache_dtype = ATTN_I8, bad.v_scale_cache = v), "attn_kv_append_args.v_scale_cache overlaps attn_kv");
+  REFUSED((bad.v = NULL, bad.v_cache = NULL, bad.v_scale = factors), "attn_kv_append_args.v_scale is given without v");
   REFUSED(bad.k_cache_stride.s = 1, "attn_kv_append_args.k_cache.b is 0; elements would overlap");
   REFUSED(bad.v_cache = k, "overlaps");
 #undef REFUSED
