@@ -114,6 +114,7 @@ typedef struct attn_kv_pool_shape {
   int64_t dim_qk;      /**< Elements of a key, >= 1. */
   int64_t dim_v;       /**< Elements of a value, >= 1. */
   attn_dtype dtype;    /**< Type of keys and values as they are kept. */
+  bool scales;         /**< Types of 8 bits: a float32 factor is kept beside each key and value (attn_kv_pool_key_scales). */
 } attn_kv_pool_shape;
 
 /** Makes a pool with all pages free: keys [layers][pages][heads_kv][page_tokens][dim_qk], and values likewise. On failure
@@ -129,6 +130,12 @@ ATTN_API void *attn_kv_pool_keys(const attn_kv_pool *pool, int64_t layer);
 
 /** Values of a layer, likewise. */
 ATTN_API void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer);
+
+/** Factors of the keys of a layer, [pages][heads_kv][page_tokens]; NULL also in a pool without scales. */
+ATTN_API float *attn_kv_pool_key_scales(const attn_kv_pool *pool, int64_t layer);
+
+/** Factors of the values, likewise. */
+ATTN_API float *attn_kv_pool_value_scales(const attn_kv_pool *pool, int64_t layer);
 
 /** Frees the pool, once the last cache that has it is destroyed. NULL is fine. */
 ATTN_API void attn_kv_pool_destroy(attn_kv_pool *pool);
@@ -158,10 +165,14 @@ typedef struct attn_kv_cache_shape {
   const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
   const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
 
-  attn_kv_pool *pool; /**< Its pages, of the same heads_kv, dims and dtype; NULL = a pool of the cache's own, by the next: */
-  int64_t layers;     /**< See attn_kv_pool_shape. */
+  attn_kv_pool
+      *pool; /**< Its pages, alike in heads_kv, dims, dtype and scales; NULL = a pool of the cache's own, by the next: */
+  int64_t layers;      /**< See attn_kv_pool_shape. */
   int64_t page_tokens; /**< See attn_kv_pool_shape. */
   int64_t pages;       /**< Pages; 0 = as many as `batch` sequences of `capacity` tokens need. */
+
+  bool scales; /**< Types of 8 bits: each key and value is kept with a factor of its own, made when it is appended
+                  (k_scale_cache of attn_kv_append_args). ATTN_I8 needs it. */
 } attn_kv_cache_shape;
 
 /** Makes an empty cache. options may be NULL; they choose the kernel. On failure *cache is NULL. */

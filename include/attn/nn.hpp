@@ -44,6 +44,10 @@ class kv_pool {
   void *keys(std::int64_t layer = 0) const noexcept { return attn_kv_pool_keys(pool_.get(), layer); }
   /** Values of a layer, likewise. */
   void *values(std::int64_t layer = 0) const noexcept { return attn_kv_pool_values(pool_.get(), layer); }
+  /** Factors of keys, [pages][heads_kv][page_tokens]; nullptr also without scales. */
+  float *key_scales(std::int64_t layer = 0) const noexcept { return attn_kv_pool_key_scales(pool_.get(), layer); }
+  /** Factors of values, likewise. */
+  float *value_scales(std::int64_t layer = 0) const noexcept { return attn_kv_pool_value_scales(pool_.get(), layer); }
   /** The C handle. */
   attn_kv_pool *get() const noexcept { return pool_.get(); }
 

@@ -104,7 +104,8 @@ class _Call:
             raise TypeError(f"{name} is {dtype}; it must be float32")
         fits = len(shape) <= 3 and all(n in (1, size) for n, size in zip(shape[::-1], sizes[::-1]))
         if not fits or (written and tuple(shape) != sizes):
-            raise ValueError(f"{name} has shape {tuple(shape)}; it must {'have' if written else 'broadcast to'} {sizes}")
+            wanted = "have" if written else "broadcast to"
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must {wanted} {sizes}")
         steps = [0] * (3 - len(shape)) + [0 if n == 1 and not written else step for n, step in zip(shape, strides)]
         return address, S.attn_strides(**dict(zip("bhs", steps)))
 
@@ -179,8 +180,8 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     [batch]: tokens that each sequence has; counts [batch]: how many of the new ones each really has. slots, one for each
     token, in place of past and page_table: page * page_tokens + token, -1 for nowhere (vLLM's slot_mapping).
 
-    k_scale and v_scale: factors of the caches, as sdpa() takes them: a float, or float32 that broadcasts to [batch, heads_kv,
-    capacity], with pages [pages, heads_kv, page_tokens]; new rows go there divided by theirs. k_scale_cache and
+    k_scale and v_scale: factors of the caches, as sdpa() takes them: a float, or float32 that broadcasts to [batch,
+    heads_kv, capacity], with pages [pages, heads_kv, page_tokens]; new rows go there divided by theirs. k_scale_cache and
     v_scale_cache: float32 of that shape, where the factors of new rows are written: each row's largest absolute value over
     the largest one of the caches' dtype, of 8 bits.
 

@@ -529,18 +529,20 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
 
 
 class KVPool(_Layer):
-    """Pages of keys and values, which caches take and give back (attn_kv_pool). One call at a time."""
+    """Pages of keys and values, which caches take and give back (attn_kv_pool). One call at a time. scales: types of 8 bits
+    are kept with a factor of each key and value; int8 is, unless False is given."""
 
     _kind = "kv_pool"
 
     def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
-                 num_layers: int = 1, dtype: str = "float32") -> None:
+                 num_layers: int = 1, dtype: str = "float32", scales: bool | None = None) -> None:
         if dtype not in CACHE_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
         _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v, page_tokens=page_tokens, num_layers=num_layers)
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
-                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, CACHE_DTYPES[dtype]))
+                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, CACHE_DTYPES[dtype]),
+                                           scales=dtype == "int8" if scales is None else scales)
         self._handle = ctypes.c_void_p()
         check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
 
@@ -557,6 +559,7 @@ class KVCache(_Layer):
     window: tokens that a query sees, itself included; window_first: first ones that it sees beside them. rotation
     (libattn.Rope) turns keys and queries. pool: pages shared with other caches, else `pages` of page_tokens of its own. q,
     k and v are of dtype, or with float_tokens float32, as with types of 8 bits they must be; what is kept is of dtype.
+    scales: types of 8 bits are kept with a factor of each key and value, made by the step that appends them (int8: True).
     """
 
     _kind = "kv_cache"
@@ -566,7 +569,7 @@ class KVCache(_Layer):
                  scale: float | None = None, softcap: float = 0.0, window: int | None = None,
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
-                 page_tokens: int | None = None, pages: int | None = None) -> None:
+                 page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None) -> None:
         if dtype not in CACHE_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
@@ -579,7 +582,8 @@ class KVCache(_Layer):
             dtype=getattr(C, CACHE_DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
             window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
-            pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0)
+            pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
+            scales=dtype == "int8" if scales is None else scales)
         self._make(self._shape, _options(kernel, threads))
 
     def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):

@@ -47,7 +47,7 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
               "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
-              "int shared_prefix=0)")
+              "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None)")
 
 
 def _refuse_tangents(*tensors):
@@ -88,13 +88,14 @@ _library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
          max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
-         shared_prefix=0, lse=False, state=None):
-    _refuse_tangents(q, k, v, bias, alibi, sinks)
+         shared_prefix=0, k_scale=None, v_scale=None, lse=False, state=None):
+    _refuse_tangents(q, k, v, bias, alibi, sinks, k_scale, v_scale)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
                     layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
-                    keys=(key_begin, key_end or None), shared_prefix=shared_prefix, return_lse=lse, state=state)
+                    keys=(key_begin, key_end or None), shared_prefix=shared_prefix, k_scale=k_scale, v_scale=v_scale,
+                    return_lse=lse, state=state)
 
 
 def _run_lse(*args, **options):
@@ -119,8 +120,9 @@ def _fake_lse(q, k, v, *args, **options):
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
-          "key_begin", "key_end", "shared_prefix")
-_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, **dict.fromkeys(_NAMES[-4:], 0)}
+          "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale")
+_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1,
+          **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix"), 0)}
 
 
 # ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
@@ -164,7 +166,9 @@ def _scores(q, k, o):
 def _reference(q, k, v, o):
     """(out, weights [b, h, q, k]): what the operator computes, of [b, h, s, d], differentiable."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    q, k, v = q.float(), k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+    k, v = (x.float() if scale is None else x.float() * scale[..., None]
+            for x, scale in ((k, o["k_scale"]), (v, o["v_scale"])))
+    q, k, v = q.float(), k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = _scores(q, k, o)
     empty = torch.isneginf(s).all(-1, keepdim=True)
     if o["sinks"] is not None:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "entry.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +83,18 @@ static void release_bound(PyObject *capsule) {
   free(b);
 }
 
+/* The arrays of the bits of attn_problem.uses, by their keywords. */
+static void list_uses(uint32_t uses, char *text, size_t bytes) {
+  static const char *const names[] = {
+      "lse",   "bias",  "mask",         "kv_len",     "q_len", "row_len",         "cu_seqlens_q",
+      "alibi", "sinks", "score_weight", "page_table", "state", "k_scale, v_scale"};
+  size_t used = 0;
+  snprintf(text, bytes, "none");
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (uses >> i & 1 && used < bytes)
+      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", names[i]);
+}
+
 /* The first thing that the plan and the call do not share, in words. */
 static void tell_difference(const request *plan, const request *now) {
   const attn_problem *a = &plan->problem, *b = &now->problem;
@@ -98,12 +111,18 @@ static void tell_difference(const request *plan, const request *now) {
                {"dtype of q", a->dtype_q, b->dtype_q},
                {"dtype of k", a->dtype_kv, b->dtype_kv},
                {"dtype of out", a->dtype_o, b->dtype_o},
-               {"optional arrays", a->uses, b->uses},
                {"packed queries", a->total_q, b->total_q},
                {"packed keys", a->total_k, b->total_k},
                {"shared_prefix", a->shared_prefix, b->shared_prefix},
                {"page_tokens", a->page_tokens, b->page_tokens},
                {"pages", a->pages, b->pages}};
+  if (a->uses != b->uses) {
+    char was[160], is[160];
+    list_uses(a->uses, was, sizeof was);
+    list_uses(b->uses, is, sizeof is);
+    PyErr_Format(PyExc_ValueError, "the plan was made for optional arrays = %s; this call has %s", was, is);
+    return;
+  }
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     if (sizes[i].was != sizes[i].is) {
       PyErr_Format(PyExc_ValueError, "the plan was made for %s = %lld; this call has %lld", sizes[i].name,

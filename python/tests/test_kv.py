@@ -211,6 +211,24 @@ def test_pool_and_cache():
         libattn.KVPool(pages=1, page_tokens=5, heads_kv=1, dim_qk=8)
 
 
+def test_pool_and_cache_of_integers():
+    pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=16, dtype="int8")
+    shape = {"batch": 2, "heads": 4, "heads_kv": 2, "dim_qk": 16, "capacity": 64, "float_tokens": True}
+    cache, exact = layers.KVCache(pool=pool, dtype="int8", **shape), layers.KVCache(**shape)
+    text = draw(30, 4, 16), draw(30, 2, 16), draw(30, 2, 16)
+    for part in (slice(0, 20), slice(20, 21), slice(21, 30)):
+        outs = []
+        for of in (cache, exact):
+            of.begin([part.stop - part.start, 0])
+            outs.append(of.attend(*(x[part] for x in text)))
+        assert np.abs(outs[0] - outs[1]).max() < 0.05 and (outs[0] != outs[1]).any()
+    with pytest.raises(ValueError, match="attn_kv_cache_shape.scales is 1; it must be 0, as in its pool"):
+        layers.KVCache(pool=libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=16, dtype="int8", scales=False),
+                       dtype="int8", **shape)
+    with pytest.raises(ValueError, match="attn_kv_cache_shape.scales is false with dtype 5; integers need factors"):
+        layers.KVCache(dtype="int8", scales=False, **shape)
+
+
 def test_torch_operators():
     torch = pytest.importorskip("torch")
     import libattn.torch
@@ -225,5 +243,20 @@ def test_torch_operators():
     assert np.array_equal(turned.numpy(), libattn.rope(k.numpy(), libattn.Rope("halves", 8), past=[14]))
     torch.library.opcheck(torch.ops.libattn.rope, (k, "halves", 8), {"past": past})
     torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *pages), {"past": past, "page_table": table})
+    kept, factors = [torch.zeros(3, 2, 16, 8, dtype=torch.int8) for _ in "kv"], [torch.ones(3, 2, 16) for _ in "kv"]
+    made = {"k_scale_cache": factors[0], "v_scale_cache": factors[1], "past": past, "page_table": table}
+    torch.ops.libattn.kv_append(k, v, *kept, **made)
+    assert torch.equal(factors[0][2, :, 14:], k[0, :, :2].abs().amax(-1) / 127)
+    torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *kept), made)
+    q, ones = torch.randn(1, 4, 3, 8), torch.ones(1, 2, 3)
+    scales = {"k_scale": 0.5 * ones, "v_scale": torch.tensor(2.0)}
+    out = torch.ops.libattn.sdpa(q, (4 * k).round().to(torch.int8), (4 * v).round().to(torch.int8), **scales)
+    right = torch.nn.functional.scaled_dot_product_attention(q, (4 * k).round() / 2, 2 * (4 * v).round(), enable_gqa=True)
+    assert torch.allclose(out, right, atol=1e-5)
+    q.requires_grad_()
+    torch.ops.libattn.sdpa(q, k, v, **scales).sum().backward()
+    other = q.detach().clone().requires_grad_()
+    torch.nn.functional.scaled_dot_product_attention(other, k / 2, 2 * v, enable_gqa=True).sum().backward()
+    assert torch.allclose(q.grad, other.grad, atol=1e-5)
     compiled = torch.compile(lambda x: torch.ops.libattn.rope(x, "halves", 8) * 2, backend="eager", fullgraph=True)
     assert torch.equal(compiled(k), torch.ops.libattn.rope(k, "halves", 8) * 2)

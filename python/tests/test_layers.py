@@ -176,8 +176,8 @@ def test_kv_cache():
     close(step(slice(5, 9)), right[:, :, 5:])
     with pytest.raises(ValueError, match="1 more do not fit"):
         step(slice(0, 1))
-    with pytest.raises(TypeError, match="dtype is int8"):
-        layers.KVCache(batch=1, heads=1, dim_qk=1, capacity=1, dtype="int8")
+    with pytest.raises(TypeError, match="dtype is int16"):
+        layers.KVCache(batch=1, heads=1, dim_qk=1, capacity=1, dtype="int16")
 
 
 SIZES = {"MultiHeadAttention": (lambda **o: layers.MultiHeadAttention(w_q=draw(8, 8), **o),

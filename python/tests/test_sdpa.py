@@ -313,7 +313,7 @@ def test_plan_refuses_other_arrays():
     q, k, v = draw()
     plan = libattn.Plan(q, k, v)
     for sentence, call in {"queries = 9; this call has 8": lambda: plan.run(q[:, :, 1:], k, v),
-                           "optional arrays": lambda: plan.run(q, k, v, mask=MASK),
+                           "optional arrays = none; this call has mask": lambda: plan.run(q, k, v, mask=MASK),
                            "dtype of out": lambda: plan.run(q, k, v, out=np.empty((B, H, SQ, DV), np.float16)),
                            "other strides": lambda: plan.run(np.asfortranarray(q), k, v)}.items():
         with pytest.raises((ValueError, TypeError), match=sentence if "dtype" not in sentence else "out is float16"):

@@ -70,6 +70,10 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
   REQUIRE(attn_dtype_is_float(s->dtype) || s->float_tokens,
           "attn_kv_cache_shape.float_tokens is false with a cache of 8 bits; it must be true");
+  REQUIRE(s->scales || !attn_dtype_is_integer(s->dtype),
+          "attn_kv_cache_shape.scales is false with dtype %d; integers need factors, so it must be true", (int)s->dtype);
+  REQUIRE(!s->scales || !attn_dtype_is_float(s->dtype),
+          "attn_kv_cache_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
           "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
@@ -86,6 +90,7 @@ static attn_status check_pool(const attn_kv_cache_shape *s, const attn_kv_pool_s
               {"dim_qk", s->dim_qk, pool->dim_qk, false},
               {"dim_v", s->dim_v, pool->dim_v, false},
               {"dtype", (int64_t)s->dtype, (int64_t)pool->dtype, false},
+              {"scales", s->scales, pool->scales, false},
               {"layers", s->layers, pool->layers, true},
               {"page_tokens", s->page_tokens, pool->page_tokens, true},
               {"pages", s->pages, pool->pages, true}};
@@ -116,6 +121,10 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   if (s->window > 0) p.window_left = s->window - 1;
   p.window_first = s->window_first;
   p.softcap = s->softcap;
+  if (s->scales) {
+    p.uses |= ATTN_USE_KV_SCALES;
+    p.k_scale_stride = p.v_scale_stride = (attn_strides){.b = s->heads_kv * s->page_tokens, .h = s->page_tokens, .s = 1};
+  }
   p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u) |
             (cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
   return p;
@@ -170,7 +179,7 @@ static attn_status find_pool(attn_kv_cache *cache) {
         ATTN_STRUCT(attn_kv_pool_shape, .layers = s->layers,
                     .pages = s->pages ? s->pages : s->batch * ceil_div(s->capacity, page_tokens),
                     .page_tokens = s->page_tokens ? s->page_tokens : usual, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk,
-                    .dim_v = s->dim_v, .dtype = s->dtype);
+                    .dim_v = s->dim_v, .dtype = s->dtype, .scales = s->scales);
     status = attn_kv_pool_create(&shape, &cache->pool);
   }
   if (status != ATTN_OK) return status;
@@ -353,14 +362,15 @@ static attn_status append(attn_kv_cache *cache, const attn_kv_cache_args *a, con
   const attn_kv_cache_shape *s = &cache->shape;
   const attn_dtype given = s->float_tokens ? ATTN_F32 : s->dtype;
   const bool packed = a->tokens == 0;
-  attn_kv_append_args args =
-      ATTN_STRUCT(attn_kv_append_args, .batch = s->batch, .tokens = packed ? cache->cu_seqlens[s->batch] : a->tokens,
-                  .heads_q = s->heads_q, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk, .dim_v = s->dim_v, .dtype = given,
-                  .cache_dtype = s->dtype, .q_out_dtype = given, .k = a->k, .v = a->v,
-                  .k_cache = attn_kv_pool_keys(cache->pool, a->layer), .v_cache = attn_kv_pool_values(cache->pool, a->layer),
-                  .page_tokens = s->page_tokens, .pages = s->pages, .page_table = cache->table,
-                  .page_table_stride = cache->columns, .past = cache->past, .counts = packed ? NULL : cache->counts,
-                  .cu_seqlens = packed ? cache->cu_seqlens : NULL, .rope = s->rope);
+  attn_kv_append_args args = ATTN_STRUCT(
+      attn_kv_append_args, .batch = s->batch, .tokens = packed ? cache->cu_seqlens[s->batch] : a->tokens,
+      .heads_q = s->heads_q, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk, .dim_v = s->dim_v, .dtype = given,
+      .cache_dtype = s->dtype, .q_out_dtype = given, .k = a->k, .v = a->v,
+      .k_cache = attn_kv_pool_keys(cache->pool, a->layer), .v_cache = attn_kv_pool_values(cache->pool, a->layer),
+      .page_tokens = s->page_tokens, .pages = s->pages, .page_table = cache->table, .page_table_stride = cache->columns,
+      .past = cache->past, .counts = packed ? NULL : cache->counts, .cu_seqlens = packed ? cache->cu_seqlens : NULL,
+      .rope = s->rope, .k_scale_cache = attn_kv_pool_key_scales(cache->pool, a->layer),
+      .v_scale_cache = attn_kv_pool_value_scales(cache->pool, a->layer));
   if (s->rope) {
     const int64_t rows = (packed ? args.tokens : s->batch * args.tokens) * s->heads_q;
     const attn_status status =
@@ -397,11 +407,12 @@ static attn_status attend(attn_kv_cache *cache, const attn_kv_cache_args *a) {
   status = find_plan(cache, packed ? longest : a->tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
   if (status == ATTN_OK) status = append(cache, a, &q);
   if (status != ATTN_OK) return status;
-  const attn_args args =
-      ATTN_STRUCT(attn_args, .q = q, .k = attn_kv_pool_keys(cache->pool, a->layer),
-                  .v = attn_kv_pool_values(cache->pool, a->layer), .o = a->o, .kv_len = cache->lengths,
-                  .q_len = packed ? NULL : cache->counts, .cu_seqlens_q = packed ? cache->cu_seqlens : NULL,
-                  .page_table = cache->table, .sinks = cache->sinks, .alibi_slopes = cache->slopes);
+  const attn_args args = ATTN_STRUCT(
+      attn_args, .q = q, .k = attn_kv_pool_keys(cache->pool, a->layer), .v = attn_kv_pool_values(cache->pool, a->layer),
+      .o = a->o, .kv_len = cache->lengths, .q_len = packed ? NULL : cache->counts,
+      .cu_seqlens_q = packed ? cache->cu_seqlens : NULL, .page_table = cache->table, .sinks = cache->sinks,
+      .alibi_slopes = cache->slopes, .k_scale = attn_kv_pool_key_scales(cache->pool, a->layer),
+      .v_scale = attn_kv_pool_value_scales(cache->pool, a->layer));
   return attn_plan_run(cache->plans[cache->last].plan, &args, cache->workspace, cache->workspace_bytes);
 }
 

@@ -31,13 +31,27 @@ static attn_status check_shape(const attn_kv_pool_shape *s) {
           "attn_kv_pool_shape.page_tokens is %" PRId64 "; it must be a multiple of 16 in 16..1024, or 0 for %d",
           s->page_tokens, (int)ATTN_KV_PAGE_TOKENS);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  REQUIRE(!s->scales || !attn_dtype_is_float(s->dtype),
+          "attn_kv_pool_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
   return ATTN_OK;
+}
+
+static int64_t rows_of_page(const attn_kv_pool_shape *s) { return s->heads_kv * s->page_tokens; }
+
+/* False if memory is short. */
+static bool allocate_scales(attn_kv_pool *pool) {
+  const attn_kv_pool_shape *s = &pool->shape;
+  const size_t bytes = (size_t)(s->layers * s->pages * rows_of_page(s)) * sizeof(float);
+  if (!s->scales) return true;
+  pool->k_scale = attn_nn_allocate("the pool's factors of keys", bytes);
+  pool->v_scale = pool->k_scale ? attn_nn_allocate("the pool's factors of values", bytes) : NULL;
+  return pool->v_scale;
 }
 
 static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
   attn_kv_pool *pool = calloc(1, sizeof *pool);
   if (!pool) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_pool needs %zu bytes", sizeof *pool);
-  const int64_t rows = s->heads_kv * s->page_tokens;
+  const int64_t rows = rows_of_page(s);
   pool->shape = *s;
   pool->owners = 1;
   pool->k_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * s->dim_qk);
@@ -47,7 +61,7 @@ static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
   pool->v = pool->k ? attn_nn_allocate("the pool's values", pages * pool->v_page_bytes) : NULL;
   pool->references = calloc((size_t)s->pages, sizeof *pool->references);
   pool->free_pages = calloc((size_t)s->pages, sizeof *pool->free_pages);
-  if (!pool->k || !pool->v || !pool->references || !pool->free_pages) {
+  if (!pool->k || !pool->v || !pool->references || !pool->free_pages || !allocate_scales(pool)) {
     const size_t page_bytes = pool->k_page_bytes + pool->v_page_bytes;
     attn_kv_pool_destroy(pool);
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: a pool of %" PRId64 " pages in %" PRId64 " layers, %zu bytes each",
@@ -77,6 +91,8 @@ void attn_kv_pool_release(attn_kv_pool *pool) {
   if (--pool->owners > 0) return;
   attn_aligned_free(pool->k);
   attn_aligned_free(pool->v);
+  attn_aligned_free(pool->k_scale);
+  attn_aligned_free(pool->v_scale);
   free(pool->references);
   free(pool->free_pages);
   free(pool);
@@ -98,6 +114,19 @@ void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer) {
   return has_layer(pool, layer) ? pool->v + (size_t)(layer * pool->shape.pages) * pool->v_page_bytes : NULL;
 }
 
+/* The layer's part of one of the two tensors of factors. */
+static float *scales_of(const attn_kv_pool *pool, float *all, int64_t layer) {
+  return all && has_layer(pool, layer) ? all + layer * pool->shape.pages * rows_of_page(&pool->shape) : NULL;
+}
+
+float *attn_kv_pool_key_scales(const attn_kv_pool *pool, int64_t layer) {
+  return pool ? scales_of(pool, pool->k_scale, layer) : NULL;
+}
+
+float *attn_kv_pool_value_scales(const attn_kv_pool *pool, int64_t layer) {
+  return pool ? scales_of(pool, pool->v_scale, layer) : NULL;
+}
+
 int32_t attn_kv_pool_take(attn_kv_pool *pool) {
   assert(pool->free_count > 0);
   const int32_t page = pool->free_pages[--pool->free_count];
@@ -116,9 +145,14 @@ void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page) {
 }
 
 void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to) {
+  const int64_t rows = rows_of_page(&pool->shape);
   for (int64_t layer = 0; layer < pool->shape.layers; layer++) {
     char *k = attn_kv_pool_keys(pool, layer), *v = attn_kv_pool_values(pool, layer);
     memcpy(k + (size_t)to * pool->k_page_bytes, k + (size_t)from * pool->k_page_bytes, pool->k_page_bytes);
     memcpy(v + (size_t)to * pool->v_page_bytes, v + (size_t)from * pool->v_page_bytes, pool->v_page_bytes);
+    if (!pool->shape.scales) continue;
+    float *k_scale = attn_kv_pool_key_scales(pool, layer), *v_scale = attn_kv_pool_value_scales(pool, layer);
+    memcpy(k_scale + to * rows, k_scale + from * rows, (size_t)rows * sizeof(float));
+    memcpy(v_scale + to * rows, v_scale + from * rows, (size_t)rows * sizeof(float));
   }
 }

@@ -10,9 +10,10 @@ enum { ATTN_KV_NO_PAGE = -1, ATTN_KV_PAGE_TOKENS = 64 /* tokens of a page if the
 struct attn_kv_pool {
   attn_kv_pool_shape shape;
   size_t k_page_bytes, v_page_bytes;
-  char *k, *v;         /* [layers][pages][heads_kv][page_tokens][dim] */
-  int32_t *references; /* [pages]: how many table entries name the page */
-  int32_t *free_pages; /* [free_count], the next one last */
+  char *k, *v;              /* [layers][pages][heads_kv][page_tokens][dim] */
+  float *k_scale, *v_scale; /* [layers][pages][heads_kv][page_tokens]; NULL without scales */
+  int32_t *references;      /* [pages]: how many table entries name the page */
+  int32_t *free_pages;      /* [free_count], the next one last */
   int64_t free_count;
   int64_t owners; /* the program, until it destroys the pool, and each cache */
 };
@@ -28,7 +29,7 @@ int32_t attn_kv_pool_take(attn_kv_pool *pool);
 void attn_kv_pool_share(attn_kv_pool *pool, int32_t page);
 void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page);
 
-/* Copies a page's keys and values in all layers. */
+/* Copies a page's keys and values, and their factors, in all layers. */
 void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to);
 
 #endif

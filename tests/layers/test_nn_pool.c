@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Caches on a pool of pages, against a model that keeps every sequence densely: random steps, forks, reorderings and
  * truncations, with every option, in every kernel. A step's rows have the bits of one dense call over the whole sequence. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,10 +21,11 @@ static int64_t pick(int64_t below) {
 
 /* ---- The model ---- */
 
-/* Keys and values of a sequence as floats, rounded to the cache's type: [layer][head][token][dim]. */
+/* Keys and values of a sequence as floats, as the cache's type holds them: [layer][head][token][dim]. */
 typedef struct sequence {
   int length;
   float k[LAYERS][KV][CAPACITY][DIM], v[LAYERS][KV][CAPACITY][DIM_V];
+  float k_scale[LAYERS][KV][CAPACITY], v_scale[LAYERS][KV][CAPACITY]; /* with scales */
 } sequence;
 
 typedef struct scene {
@@ -39,6 +41,15 @@ static float rounded(float x, attn_dtype dtype) {
   uint32_t memory = 0;
   attn_store_f32(&memory, dtype, 0, x);
   return attn_load_f32((attn_storage){&memory, dtype}, 0);
+}
+
+/* A row as the cache holds it, and its factor if it has one. */
+static void keep_row(const scene *s, const float *row, int dim, float *kept, float *factor) {
+  const attn_dtype dtype = s->shape.dtype;
+  float largest = 0;
+  for (int d = 0; d < dim; d++) largest = fmaxf(largest, fabsf(row[d]));
+  *factor = s->shape.scales ? largest / rounded(INFINITY, dtype) : 1;
+  for (int d = 0; d < dim; d++) kept[d] = rounded(*factor == 0 ? 0 : row[d] * (1 / *factor), dtype);
 }
 
 static void rotate(const scene *s, float *row, int position) {
@@ -62,15 +73,19 @@ static void attend_densely(const scene *s, const sequence *seq, int layer, int c
   if (s->shape.window > 0) p.window_left = s->shape.window - 1;
   p.window_first = s->shape.window_first;
   p.softcap = s->shape.softcap;
-  p.uses = (s->shape.sinks ? (uint32_t)ATTN_USE_SINKS : 0u) | (s->shape.alibi_slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
+  p.k_scale_stride = p.v_scale_stride = (attn_strides){.h = CAPACITY, .s = 1};
+  p.uses = (s->shape.scales ? (uint32_t)ATTN_USE_KV_SCALES : 0u) | (s->shape.sinks ? (uint32_t)ATTN_USE_SINKS : 0u) |
+           (s->shape.alibi_slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
   for (int h = 0; h < KV; h++)
     for (int t = 0; t < seq->length; t++) {
       for (int d = 0; d < DIM; d++) attn_store_f32(k, dtype, (h * seq->length + t) * DIM + d, seq->k[layer][h][t][d]);
       for (int d = 0; d < DIM_V; d++) attn_store_f32(v, dtype, (h * seq->length + t) * DIM_V + d, seq->v[layer][h][t][d]);
     }
   for (int i = 0; i < HEADS * count * DIM; i++) attn_store_f32(typed_q, given, i, q[i]);
-  const attn_args args = ATTN_STRUCT(attn_args, .q = typed_q, .k = k, .v = v, .o = o, .sinks = s->shape.sinks,
-                                     .alibi_slopes = s->shape.alibi_slopes);
+  const attn_args args =
+      ATTN_STRUCT(attn_args, .q = typed_q, .k = k, .v = v, .o = o, .sinks = s->shape.sinks,
+                  .alibi_slopes = s->shape.alibi_slopes, .k_scale = s->shape.scales ? seq->k_scale[layer][0] : NULL,
+                  .v_scale = s->shape.scales ? seq->v_scale[layer][0] : NULL);
   test_ok(test_run(&p, &args, &s->options));
 }
 
@@ -135,12 +150,12 @@ static void step_layer(scene *s, int layer, const int32_t *counts, int tokens, b
           attn_store_f32(k, given, at_k + d, row[d]);
         }
         rotate(s, row, position);
-        for (int d = 0; d < DIM; d++) seq->k[layer][h][position][d] = rounded(row[d], dtype);
+        keep_row(s, row, DIM, seq->k[layer][h][position], &seq->k_scale[layer][h][position]);
         for (int d = 0; d < DIM_V; d++) {
-          const float x = rounded(value(), given);
-          attn_store_f32(v, given, at_v + d, x);
-          seq->v[layer][h][position][d] = rounded(x, dtype);
+          row[d] = rounded(value(), given);
+          attn_store_f32(v, given, at_v + d, row[d]);
         }
+        keep_row(s, row, DIM_V, seq->v[layer][h][position], &seq->v_scale[layer][h][position]);
       }
     }
   memset(o, 0x7f, sizeof o);
@@ -236,6 +251,7 @@ static bool takes_steps_of(const scene *s, int64_t tokens) {
   attn_problem_set_pages(&p, s->shape.page_tokens, s->shape.pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   p.dtype_kv = s->shape.dtype, p.dtype_q = s->shape.float_tokens ? ATTN_F32 : s->shape.dtype;
+  if (s->shape.scales) p.uses |= ATTN_USE_KV_SCALES;
   return !attn_kernel_rejects(attn_kernel_find(s->options.kernel), &p);
 }
 
@@ -244,14 +260,16 @@ static void random_operations(const char *kernel) {
   static scene s;
   attn_rope *rope;
   test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = 16, .base = 10000), &rope));
-  for (int round = 0; round < (test_few() ? 3 : 8); round++) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8, ATTN_F8_E4M3};
+  for (int round = 0; round < (test_few() ? 5 : 10); round++) {
     seed = (uint64_t)round;
     s = (scene){.shape =
                     ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = KV, .dim_qk = DIM,
                                 .dim_v = DIM_V, .capacity = CAPACITY, .layers = LAYERS, .page_tokens = round % 2 ? 16 : 32)};
     s.options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1 + round % 2);
-    s.shape.dtype = (attn_dtype)(round % 3);
-    s.shape.float_tokens = pick(2);
+    s.shape.dtype = dtypes[round % 5];
+    s.shape.scales = !attn_dtype_is_float(s.shape.dtype);
+    s.shape.float_tokens = pick(2) || s.shape.scales;
     s.shape.window = round % 3 == 2 ? 1 + pick(40) : 0;
     if (round == 5) s.shape.window = 1 + pick(10), s.shape.window_first = 1 + pick(20);
     if (pick(2)) s.shape.scale = 0.3f;
@@ -379,6 +397,7 @@ TEST(pools_check_arguments) {
   REFUSED(dim_qk, 0, "dim_qk is 0");
   REFUSED(dim_v, 0, "dim_v is 0");
   REFUSED(dtype, (attn_dtype)7, "dtype is 7");
+  REFUSED(scales, true, "scales is true with dtype 0; factors go with types of 8 bits");
 #undef REFUSED
   test_invalid(attn_kv_pool_create(NULL, &pool), "shape is NULL");
   test_invalid(attn_kv_pool_create(&good, NULL), "pool is NULL");
@@ -386,7 +405,16 @@ TEST(pools_check_arguments) {
   assert_non_null(attn_kv_pool_keys(pool, 0));
   assert_null(attn_kv_pool_keys(pool, 1));
   assert_null(attn_kv_pool_values(pool, -1));
+  assert_true(!attn_kv_pool_key_scales(pool, 0) && !attn_kv_pool_value_scales(pool, 0));
   attn_kv_pool_destroy(pool);
+  attn_kv_pool_shape scaled = good;
+  scaled.dtype = ATTN_I8, scaled.scales = true, scaled.layers = 2;
+  test_ok(attn_kv_pool_create(&scaled, &pool));
+  assert_ptr_equal(attn_kv_pool_key_scales(pool, 1), attn_kv_pool_key_scales(pool, 0) + 2 * 16);
+  assert_ptr_equal(attn_kv_pool_value_scales(pool, 1), attn_kv_pool_value_scales(pool, 0) + 2 * 16);
+  assert_null(attn_kv_pool_value_scales(pool, 2));
+  attn_kv_pool_destroy(pool);
+  assert_null(attn_kv_pool_key_scales(NULL, 0));
   attn_kv_pool_destroy(NULL);
 }
 
