@@ -24,11 +24,14 @@ static const cli_option options[] = {
      &problem.path[EVAL_Q]},
     {CLI_STRING, 0, "k", "FILE", "keys [batch, heads_kv, seq, dim]; heads_kv divides heads", &problem.path[EVAL_K]},
     {CLI_STRING, 0, "v", "FILE", "values [batch, heads_kv, seq, dim_v]", &problem.path[EVAL_V]},
+    {CLI_STRING, 0, "k-scale", "FILE",
+     "factors of the keys, for int8 above all; broadcasts to [batch, heads_kv, seq_k] as in NumPy",
+     &problem.path[EVAL_K_SCALE]},
+    {CLI_STRING, 0, "v-scale", "FILE", "factors of the values, likewise", &problem.path[EVAL_V_SCALE]},
     {CLI_STRING, 0, "layout", "WORD", "bhsd, or bshd for [batch, seq, heads, dim] (default bhsd)", &problem.layout},
     {CLI_STRING, 0, "dtype", "TYPE",
      "what the kernels get of q, k, v and give as o: f32, f16 or bf16; uint16 files hold bf16 (default: the files' own; "
-     "f64 "
-     "becomes f32, uint16 needs this option)",
+     "f64 becomes f32, uint16 needs this option); int8 k and v stay",
      &problem.dtype},
     CLI_HEADING("Scores"),
     {CLI_STRING, 0, "score", "WORD", "dot, additive, gaussian or precomputed (default dot; precomputed with --scores)",

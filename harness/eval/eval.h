@@ -15,6 +15,8 @@
   FILE(Q, "--q", BENCH_Q)                                  \
   FILE(K, "--k", BENCH_K)                                  \
   FILE(V, "--v", BENCH_V)                                  \
+  FILE(K_SCALE, "--k-scale", BENCH_K_SCALE)                \
+  FILE(V_SCALE, "--v-scale", BENCH_V_SCALE)                \
   FILE(BIAS, "--bias", BENCH_BIAS)                         \
   FILE(MASK, "--mask", BENCH_MASK)                         \
   FILE(SCORES, "--scores", BENCH_SCORES)                   \

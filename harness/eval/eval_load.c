@@ -9,26 +9,33 @@
 #include "eval/eval.h"
 #include "kernels/common/problem/dtypes.h"
 
-/* NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
-static bool broadcast(eval_loader *l, eval_file which) {
-  attn_problem *p = &l->problem;
+/* NumPy's broadcasting to `dims` sizes, by strides of 0. `sizes` are the sizes in words. */
+static bool broadcast_to(eval_loader *l, eval_file which, int dims, const int64_t *size, const char *sizes,
+                         int64_t *stride) {
   const npy_array *array = &l->file[which];
-  const int64_t size[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
-  int64_t stride[4] = {0}, step = 1;
-  bool fits = array->dims <= 4;
-  for (int d = 3, a = array->dims - 1; fits && a >= 0; d--, a--) {
+  int64_t step = 1;
+  bool fits = array->dims <= dims;
+  for (int d = dims - 1, a = array->dims - 1; d >= 0; d--, a--) {
+    stride[d] = fits && a >= 0 && array->shape[a] != 1 ? step : 0;
+    if (!fits || a < 0) continue;
     fits = array->shape[a] == size[d] || array->shape[a] == 1;
-    stride[d] = array->shape[a] == 1 ? 0 : step;
     step *= array->shape[a];
   }
+  char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 80];
+  snprintf(wanted, sizeof wanted, "it must broadcast to %s = %s", sizes, eval_shape_text(size, dims, text));
+  return fits || eval_fail_shape(l, which, wanted);
+}
+
+static bool broadcast(eval_loader *l, eval_file which) {
+  attn_problem *p = &l->problem;
+  int64_t stride[4];
+  if (!broadcast_to(l, which, 4, (int64_t[]){p->batch, p->heads_q, p->seq_q, p->seq_k}, "[batch, heads_q, seq_q, seq_k]",
+                    stride))
+    return false;
   *(which == EVAL_BIAS   ? &p->bias_stride
     : which == EVAL_MASK ? &p->mask_stride
                          : &p->scores_stride) = (attn_score_strides){stride[0], stride[1], stride[2], stride[3]};
-  if (fits) return true;
-  char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 80];
-  snprintf(wanted, sizeof wanted, "it must broadcast to [batch, heads_q, seq_q, seq_k] = %s",
-           eval_shape_text(size, 4, text));
-  return eval_fail_shape(l, which, wanted);
+  return true;
 }
 
 static bool load_pairs(eval_loader *l, eval_file which) {
@@ -40,8 +47,9 @@ static bool load_pairs(eval_loader *l, eval_file which) {
 
 /* ---- What the options say ---------------------------------------------------------------------------------------- */
 
-/* The type that the kernels get of a file: its own (f64 becomes f32), or what --dtype asks for. */
+/* The type that the kernels get of a file: its own (f64 becomes f32), or what --dtype asks for; integers of K and V stay. */
 static attn_dtype dtype_of(const eval_loader *l, eval_file which, attn_dtype asked) {
+  if (which != EVAL_Q && l->file[which].type == NPY_I8) return ATTN_I8;
   return !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : asked;
 }
 
@@ -53,12 +61,14 @@ static bool load_dtypes(eval_loader *l) {
   const attn_dtype q = dtype_of(l, EVAL_Q, (attn_dtype)asked), k = dtype_of(l, EVAL_K, (attn_dtype)asked),
                    v = dtype_of(l, EVAL_V, (attn_dtype)asked);
   for (eval_file which = EVAL_Q; which <= EVAL_V; which++)
-    if (eval_has(l, which) && !eval_to_dtype(l, which, dtype_of(l, which, (attn_dtype)asked))) return false;
+    if (eval_has(l, which) && dtype_of(l, which, (attn_dtype)asked) != ATTN_I8 &&
+        !eval_to_dtype(l, which, dtype_of(l, which, (attn_dtype)asked)))
+      return false;
   if (eval_has(l, EVAL_K) && k != v)
     return eval_fail(l, "--k %s holds %s, but --v %s holds %s; they must agree (--dtype converts both)",
-                     l->options->path[EVAL_K], words[k], l->options->path[EVAL_V], words[v]);
+                     l->options->path[EVAL_K], attn_dtype_of(k).name, l->options->path[EVAL_V], attn_dtype_of(v).name);
   l->problem.dtype_kv = v;
-  l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? q : v;
+  l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? q : attn_dtype_is_float(v) ? v : ATTN_F32;
   return true;
 }
 
@@ -157,12 +167,35 @@ static bool load_head_values(eval_loader *l, eval_file which) {
   return eval_to_dtype(l, which, ATTN_F32);
 }
 
+/* A factor of each key or value; where only the other file is given, 1. */
+static bool load_scale(eval_loader *l, eval_file which) {
+  attn_problem *p = &l->problem;
+  attn_strides *strides = which == EVAL_K_SCALE ? &p->k_scale_stride : &p->v_scale_stride;
+  const bool packed = attn_uses(p, ATTN_USE_VARLEN);
+  int64_t stride[3];
+  if (which == EVAL_K_SCALE && eval_has(l, EVAL_SCORES)) return eval_fail(l, "--k-scale doesn't go with --scores");
+  if (!eval_to_dtype(l, which, ATTN_F32) ||
+      !broadcast_to(l, which, 3, (int64_t[]){packed ? 1 : p->batch, p->heads_kv, packed ? p->total_k : p->seq_k},
+                    packed ? "[1, heads_kv, tokens]" : "[batch, heads_kv, seq_k]", stride))
+    return false;
+  *strides = (attn_strides){.b = stride[0], .h = stride[1], .s = stride[2]};
+  const eval_file other = which == EVAL_K_SCALE ? EVAL_V_SCALE : EVAL_K_SCALE;
+  if (eval_has(l, other)) return true;
+  float *one = malloc(sizeof *one);
+  if (!one) return eval_fail_with(l, BENCH_EXIT_INTERNAL, "no memory for a factor");
+  *one = 1;
+  l->file[other] = (npy_array){.type = NPY_F32, .count = 1, .data = one};
+  return true;
+}
+
 static bool load_optional(eval_loader *l) {
   static const struct {
     eval_file which;
     bool (*load)(eval_loader *, eval_file);
     uint32_t uses;
   } files[] = {{EVAL_SCORE_WEIGHT, load_score_weight, ATTN_USE_SCORE_WEIGHT},
+               {EVAL_K_SCALE, load_scale, ATTN_USE_KV_SCALES},
+               {EVAL_V_SCALE, load_scale, ATTN_USE_KV_SCALES},
                {EVAL_KV_LEN, load_kv_len, 0},
                {EVAL_Q_LEN, load_q_len, ATTN_USE_Q_LEN},
                {EVAL_BIAS, load_pairs, ATTN_USE_BIAS},

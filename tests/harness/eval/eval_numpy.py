@@ -57,7 +57,8 @@ def attend(p, s, v, i, j, allowed, slope, bias, sink):
 
 def reference(p):
     """o and lse of [batch, heads, seq, dim] tensors p["q"], p["k"], p["v"] in float64."""
-    k, v = (p[name].astype(np.float64) for name in "kv")
+    factors = (np.broadcast_to(p.get(f"{name}_scale", np.ones(1)), p[name].shape[:3]) for name in "kv")
+    k, v = (p[name].astype(np.float64) * factor[..., None] for name, factor in zip("kv", factors))
     q = p["q"].astype(np.float64)
     batch, heads, seq_q, _ = q.shape
     seq_k, group = k.shape[2], heads // k.shape[1]
@@ -141,6 +142,11 @@ def problems():
     yield "gaussian", {**tensors(), "score": "gaussian", "score_weight": weight[1]}, {"score_weight": weight[0]}
     yield "precomputed", {**tensors(), "scores": normal(4, 19, 37), "score": "precomputed"}, {"scores": normal(19, 37)}
     yield "f64", {**f64, "v": f64["v"].astype(np.float32).astype(">f8")}, {"scale": 0.21}
+    bytes_of = {name: RNG.integers(-128, 128, tensors()[name].shape).astype(np.int8) for name in "kv"}
+    factors = {"k_scale": RNG.uniform(0.5, 1.5, (2, 2, 37)).astype(np.float32) / 64, "v_scale": normal(2, 1)}
+    yield "int8", {**tensors(), **bytes_of, **factors}, {"k_scale": factors["k_scale"][..., ::-1]}
+    yield "int8, factors of V", {**tensors(), **bytes_of, "k": bytes_of["k"] // 32, "v_scale": normal(37)}, {"scale": 0.21}
+    yield "factors of K", {**tensors(), "k_scale": normal(2, 37)}, {"k_scale": normal(2, 1)}
     yield "fortran", {name: np.asfortranarray(x) for name, x in tensors().items()}, {"scale": 0.21}
     yield "no queries", tensors(seq_q=0), {}
     yield "no keys", tensors(seq_k=0), {}
@@ -341,6 +347,11 @@ def check_refusals(evals):
         ({"sinks": normal(3)}, 2, "[heads_q]"),
         ({"score": "additive"}, 2, "needs --score-weight"),
         ({"score_weight": normal(24)}, 2, "doesn't go with --score-weight"),
+        ({"k_scale": normal(2, 36)}, 2, "[batch, heads_kv, seq_k] = [2, 2, 37]"),
+        ({"v_scale": np.ones(37, np.int32)}, 2, "--v-scale"),
+        ({"k": np.zeros((2, 2, 37, 24), np.int8)}, 2, "holds i8"),
+        ({"q": np.zeros((2, 4, 19, 24), np.int8)}, 2, "holds int8; floats are wanted"),
+        ({"scores": normal(19, 37), "k_scale": normal(37)}, 2, "--k-scale doesn't go with --scores"),
         ({"scores": normal(19, 37), "scale": 1.0}, 2, "only dot scores are scaled"),
         ({"scores": normal(19, 37), "score": "dot"}, 2, "precomputed"),
         ({"causal": "offset"}, 2, "needs --offset"),
