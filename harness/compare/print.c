@@ -13,15 +13,12 @@ enum { CELL = 64, MOST_VALUES = 64 };
 /* ---- Names of cases ------------------------------------------------------------------------------------------------- */
 
 /* Whether all rows have this part of the case id. */
-static bool is_common(const bench_comparisons *t, const char *part) {
+static bool is_common(const bench_comparisons *t, const bench_id_part *part) {
   for (int i = 0; i < t->count; i++) {
     const char *at = t->item[i].a->case_id;
     bool has = false;
-    for (bench_id_part own; !has && bench_id_next(&at, &own);) {
-      char text[CELL + 2 * BENCH_WORD];
-      snprintf(text, sizeof text, "%s:%s", own.name, own.value);
-      has = !strcmp(text, part);
-    }
+    for (bench_id_part own; !has && bench_id_next(&at, &own);)
+      has = !strcmp(own.name, part->name) && !strcmp(own.value, part->value);
     if (!has) return false;
   }
   return true;
@@ -30,11 +27,8 @@ static bool is_common(const bench_comparisons *t, const char *part) {
 /* The parts of a case id that all rows have, or those that they don't. */
 static void name_parts(const bench_comparisons *t, const char *case_id, bool common, char name[BENCH_NAME]) {
   name[0] = 0;
-  for (bench_id_part part; bench_id_next(&case_id, &part);) {
-    char text[CELL + 2 * BENCH_WORD];
-    snprintf(text, sizeof text, "%s:%s", part.name, part.value);
-    if (is_common(t, text) == common) bench_append(name, BENCH_NAME, "%s%s", *name ? "/" : "", text);
-  }
+  for (bench_id_part part; bench_id_next(&case_id, &part);)
+    if (is_common(t, &part) == common) bench_append(name, BENCH_NAME, "%s%s:%s", *name ? "/" : "", part.name, part.value);
   if (!*name) snprintf(name, BENCH_NAME, "%s", "-");
 }
 

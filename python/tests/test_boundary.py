@@ -23,6 +23,7 @@ B, H, HKV, SQ, SK, D, DV = 3, 6, 3, 5, 7, 8, 4
 R = np.random.default_rng(17)
 GUARD = 1 << 12
 OUTPUTS = ("out", "lse", "state")
+WINDOW = (1 << 20, 1 << 21)  # all keys; Python counts references to numbers as large as these
 
 
 class Guarded:
@@ -75,7 +76,7 @@ OWN = {name: floats(12, 12) for name in ("w_q", "w_k", "w_v", "w_o")}
 
 def sdpa(a):
     # One kernel: some refuse some strides, and the choice among the others would have other bits.
-    return libattn.sdpa(**a, return_lse="lse" in a, kernel="flash_c")
+    return libattn.sdpa(**a, window=WINDOW, return_lse="lse" in a, kernel="flash_c")
 
 
 def run_plan(a):
@@ -286,6 +287,7 @@ def test_calls_keep_and_lose_nothing(call):
     every = [arrays, *({**arrays, name: other} for name, array in arrays.items()
                        for change in (spoilt, harmless) for _, other in change(call, name, array))]
     watched = [x for given in every for array in given.values() for x in (array, type(array), getattr(array, "dtype", None))]
+    watched += WINDOW
 
     def counts():
         for given in every:

@@ -8,6 +8,7 @@
 
 #include "check/check.h"
 #include "dense.h"
+#include "kernels/common/problem/exact_row.h"
 #include "problem.h"
 
 /* ---- Outputs -------------------------------------------------------------------------------------------------------- */
@@ -282,6 +283,18 @@ static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const de
   attn_plan_destroy(plan);
 }
 
+/* Kernels call attn_exact_row() for rows that are not finite; it is right for every row. */
+static void check_exact_rows(fuzz_problem *f, const dense_row *rows) {
+  static const attn_kernel_info exact = {.name = "attn_exact_row"};
+  const attn_problem *p = &f->problem;
+  if (p->uses & ATTN_USE_STATE) return;
+  fuzz_problem_renew(f);
+  for (int64_t n = 0; n < p->batch * p->heads_q; n++)
+    for (int64_t i = 0; i < queries_of(f, n / p->heads_q); i++)
+      attn_exact_row(p, &f->args, n / p->heads_q, n % p->heads_q, i);
+  check_outputs(f, &exact, rows);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_bytes bytes = {data, data + size};
   fuzz_problem f;
@@ -292,6 +305,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (attn_problem_validate(&f.problem) != ATTN_OK) fuzz_fail("the problem is refused: %s", attn_last_error());
   check_oracle(&f);
   dense_row *rows = dense_answer(&f.problem, &f.args);
+  check_exact_rows(&f, rows);
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const bool slow = kernel->library[0]; /* its plans take long, so only one input in eight runs it */

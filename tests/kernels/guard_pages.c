@@ -37,6 +37,7 @@ static const char cases_text[] =
     "score = dot, dot, dot, dot, dot, additive, gaussian, precomputed\n"
     "sinks = off, off, on\n"
     "lengths = full, full, kv_len, q_len, row_len, varlen\n"
+    "shared_prefix = 0, 0, 0, 3\n"
     "lse = off, on\n"
     "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
 

@@ -19,6 +19,7 @@ static int prepare(void **state);
 #include "cases/case.h"
 #include "commands/commands.h"
 #include "machine/environment.h"
+#include "src/api/resources.h"
 #include "tests/support/support.h"
 #include "timing/rates.h"
 
@@ -27,6 +28,7 @@ enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };
 /* ---- Threads that cannot be created: every pthread_create() of the process comes here ---- */
 
 static atomic_int threads_left = PLENTY;
+static atomic_int reached; /* threads that a signal of the caller can reach */
 
 typedef struct start {
   void *(*body)(void *);
@@ -36,6 +38,8 @@ typedef struct start {
 static void *run_and_give_back(void *pointer) {
   const start s = *(start *)pointer;
   free(pointer);
+  sigset_t blocked;
+  if (!pthread_sigmask(SIG_SETMASK, NULL, &blocked) && !sigismember(&blocked, SIGUSR1)) atomic_fetch_add(&reached, 1);
   void *result = s.body(s.context);
   atomic_fetch_add(&threads_left, 1);
   return result;
@@ -161,6 +165,22 @@ TEST(amx_is_asked_for_by_the_plan_that_uses_it) {
 }
 
 /* ---- Threads ---- */
+
+/* Threads that only show how many can be made run no handler of the caller's, whose mask stays as it was. */
+static int count_startable(int left) {
+  sigset_t mask, after;
+  sigemptyset(&mask);
+  sigaddset(&mask, SIGUSR2);
+  atomic_store(&threads_left, left);
+  atomic_store(&reached, 0);
+  if (pthread_sigmask(SIG_SETMASK, &mask, NULL) || attn_startable_threads(3) != (left < 3 ? left : 3)) return 2;
+  if (pthread_sigmask(SIG_SETMASK, NULL, &after)) return 3;
+  return reached == 0 && sigismember(&after, SIGUSR2) && !sigismember(&after, SIGUSR1) ? 0 : 4;
+}
+
+TEST(trial_threads_take_no_signals) {
+  for (int left = 0; left <= 4; left++) assert_int_equal(in_child(count_startable, left), 0);
+}
 
 static int run_with_threads_left(int left) {
   atomic_store(&threads_left, left);
