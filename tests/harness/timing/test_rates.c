@@ -20,6 +20,7 @@ static int omp_in_parallel(void) { return 0; }
 #include "timing/core_share.h"
 #include "timing/rates.h"
 #include "timing/reading.h"
+#include "timing/trial.h"
 
 enum { MOST_THREADS = 4, MOST_MEASUREMENTS = 4096, PASSES = 9, FILL = 0x55, LINE = ATTN_READ_LINE };
 
@@ -176,7 +177,7 @@ static double read_bandwidth(size_t bytes, int threads) {
   threads_now = threads;
   feign(true);
   own_loops = true;
-  const double rate = bench_read_bandwidth(bytes, threads);
+  const double rate = bench_machine_meter.bandwidth(bytes, threads, false);
   own_loops = false;
   feigned = false;
   return rate;
