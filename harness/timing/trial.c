@@ -133,7 +133,7 @@ static const double REWARM_BELOW_NS = 20e6; /* a longer call hardly notices that
 static const double CLOCKS_DIFFER = 2e-3, CLOCKS_APART_NS = 50e3;
 static const double LOOKS_SHARE = 0.1;
 static const double OWN_CLOCK_NS = 50e3; /* so long, a system call before and after the calls costs them nothing */
-enum { MOST_LOOKS = 4, SURE_ROUNDS = 8, KNOWN_EVERY = 8 };
+enum { MOST_ROWS = 8, SURE_ROUNDS = 8, KNOWN_EVERY = 8 };
 
 static double read_rate(const bench_trial *t, int64_t turn, int threads) {
   return bench_read_rate(bench_widest_read(), (bench_read_span){t->tensors, t->tensor_count, turn, t->samples.iterations},
@@ -226,7 +226,8 @@ static bool call_known(bench_sampler *s, const bench_trial *t) {
  * time between groups does not count. */
 typedef struct sample {
   int64_t calls, left;
-  int looks, known;
+  int looks, rows; /* groups that are looked at closely, and rows in each */
+  int known;
   double timed_ns;
   double own_ns;           /* CPU time of the calling thread in the timed calls, at most */
   double late_ns;          /* CPU time of the same thread in the looks at their outputs */
@@ -281,8 +282,10 @@ static bool look_closely(bench_sampler *s, bench_trial *t, sample *x) {
   char text[350];
   const bench_cpu_time from = m->cpu_now();
   const double start = m->now_ns();
-  const char *fault = m->look_closely(t, x->turn[draw(s, x->count)], s->random++, text, sizeof text);
-  t->row_ns = m->now_ns() - start;
+  const char *fault = NULL;
+  for (int i = 0; i < x->rows && !fault; i++)
+    fault = m->look_closely(t, x->turn[draw(s, x->count)], s->random++, text, sizeof text);
+  t->row_ns = (m->now_ns() - start) / x->rows;
   const bench_cpu_time to = m->cpu_now();
   x->look_ns += m->now_ns() - start;
   x->look_cpu.all_ns += to.all_ns - from.all_ns;
@@ -321,23 +324,25 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
                             t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
 }
 
-/* Number of close looks: as many as take LOOKS_SHARE of the time of the sample and the loops beside it. The first
- * SURE_ROUNDS rounds have at least one each. Where the oracle takes longer for a row than all that, as for long sequences,
- * only the first round has: the roofs bound such times. */
-static int choose_looks(bench_sampler *s, const bench_trial *t) {
-  const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
+/* Number of rows that are looked at closely: as many as take LOOKS_SHARE of the time of the sample and the loops beside it.
+ * The first SURE_ROUNDS rounds have at least one each. Where the oracle takes longer for a row than all that, as for long
+ * sequences, only the first round has: the roofs bound such times. */
+static int choose_rows(bench_sampler *s, const bench_trial *t) {
   const double sample_ns = bench_sample_guess_ns(t);
   const int sure = t->row_ns > sample_ns ? 1 : SURE_ROUNDS;
-  const double looks = t->row_ns > 0 ? LOOKS_SHARE * sample_ns / t->row_ns : 0;
+  const double rows = t->row_ns > 0 ? LOOKS_SHARE * sample_ns / t->row_ns : 0;
   const double chance = 1e-3 * (double)draw(s, 1000);
-  return (int)fmin(most, fmax(t->samples.rounds < sure, floor(looks + chance)));
+  return (int)fmin(MOST_ROWS, fmax(t->samples.rounds < sure, floor(rows + chance)));
 }
 
-/* A call on known inputs for all that takes as long as KNOWN_EVERY calls, but one at most. */
+/* In as many groups as there are rows, or in all. A call on known inputs for all that takes as long as KNOWN_EVERY calls,
+ * but one at most. */
 static sample plan_sample(bench_sampler *s, const bench_trial *t) {
   const double as_calls = bench_sample_guess_ns(t) / fmax(t->call_ns, 1);
+  const int64_t calls = t->samples.iterations, groups = (calls + t->group - 1) / t->group;
+  const int rows = choose_rows(s, t), looks = (int)min64(rows, groups);
   return (sample){
-      .calls = t->samples.iterations, .looks = choose_looks(s, t), .known = (double)draw(s, KNOWN_EVERY) < as_calls};
+      .calls = calls, .looks = looks, .rows = looks ? rows / looks : 0, .known = (double)draw(s, KNOWN_EVERY) < as_calls};
 }
 
 /* Runs the calls of a sample and stores them as round r. The number of busy threads is CPU time / wall time. The wall clock
