@@ -112,13 +112,13 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
     for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
-      prefetch_ahead(next, kind.policy, 1, &next->v_again);
+      prefetch_ahead(next, kind.policy, kind.paged, 1, &next->v_again);
       UNROLL
       for (int part = 0; part < 2 * line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
     for (; d + line <= t.dim_qk; d += line) {
       if (group > 1 || (columns % 2 ? at + j : j) % 2 == 0)
-        prefetch_ahead(next, kind.policy, (group + 1) / 2, &next->v_again);
+        prefetch_ahead(next, kind.policy, kind.paged, (group + 1) / 2, &next->v_again);
       UNROLL
       for (int part = 0; part < line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
@@ -208,7 +208,7 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     int64_t at[LANE_VALUES];
     find_columns(&t, j, column, at);
     vec_factor weight[MOST_TILE_ROWS];
-    if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
+    if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, &next->k_again);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * DECODE_SCORE_STRIDE + j);
     UNROLL

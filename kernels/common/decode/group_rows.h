@@ -114,7 +114,7 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   const int values = keys * VEC_VALUES, pairs = values / two_lines; /* pairs of lines */
   /* P V prefetches for whole vectors, so that both prefetch what they read if a part is half of one. */
   const bool prefetches = n == VEC_VALUES && (pairs > 0 || d * keys % two_lines == 0);
-  if (prefetches) prefetch_ahead(next, kind.policy, pairs > 0 ? pairs : 1, &next->v_again);
+  if (prefetches) prefetch_ahead(next, kind.policy, kind.paged, pairs > 0 ? pairs : 1, &next->v_again);
   vec x[VEC_LANES];
   UNROLL
   for (int j = 0; j < keys; j++)

@@ -24,7 +24,7 @@ static ALWAYS_INLINE void score_block(const float *q, const block_rows k, float 
     vec sum[VEC_LANES];
     UNROLL
     for (int j = 0; j < VEC_LANES; j++) {
-      prefetch_ahead(next, kind.policy, dim / two_lines, &next->v_again);
+      prefetch_ahead(next, kind.policy, kind.paged, dim / two_lines, &next->v_again);
       sum[j] = vec_zero();
       UNROLL
       for (int d = 0; d < dim; d += VEC_VALUES)
@@ -56,7 +56,7 @@ static ALWAYS_INLINE void accumulate_block(const float *p, const block_rows v, c
     NO_UNROLL
     for (int j = 0; j < DECODE_KEYS / LANE_VALUES; j++) {
       const vec_factor weight = vec_factor_at(p + j);
-      if (j % between == 0) prefetch_ahead(next, kind.policy, pairs, &next->k_again);
+      if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, &next->k_again);
       UNROLL
       for (int c = 0; c < vecs; c += LANE_VALUES) {
         vec x[LANE_VALUES];

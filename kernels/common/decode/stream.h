@@ -105,7 +105,7 @@ static ALWAYS_INLINE uintptr_t gap_behind(const run_places at, int64_t run) {
  * nearer are prefetched instead, one run ahead of `run`, and half a run more before that. */
 static ALWAYS_INLINE void aim_prefetches(prefetch_lines *next, const few_kind kind, const run_places k, const run_places v,
                                          int64_t run, const run_places used, const run_places again, int64_t again_run,
-                                         lines_again *lines) {
+                                         uintptr_t *line) {
   if (!kind.paged || kind.policy == PREFETCH_NONE) return;
   next->k = place_of(k, run + k.runs.ahead);
   next->v = place_of(v, run + v.runs.ahead);
@@ -119,11 +119,12 @@ static ALWAYS_INLINE void aim_prefetches(prefetch_lines *next, const few_kind ki
     next->k_gap = gap_behind(k, run + 1);
     next->v_gap = gap_behind(v, run + 1);
     next->again_gap = 0;
-    *lines = (lines_again){place_of(k, run + 1), place_of(v, run + 1)};
+    next->k_nearer = place_of(k, run + 1);
+    next->v_nearer = place_of(v, run + 1);
   } else {
     next->k_gap = next->v_gap = 0;
     next->again_gap = gap_behind(again, again_run);
-    lines->one = place_of(again, again_run);
+    *line = place_of(again, again_run);
   }
 }
 

@@ -54,7 +54,7 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
     for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.rows.first + i * w.v.rows.stride + column;
     NO_UNROLL
     for (int64_t j = 0; j < w.keys; j += at_once * LANE_VALUES) {
-      for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, 1, &next->k_again);
+      for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, kind.paged, 1, &next->k_again);
       UNROLL
       for (int i = 0; i < at_once; i++, weights += w.lane_step) {
         vec x[WIDE_VECS];

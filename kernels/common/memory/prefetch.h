@@ -37,12 +37,6 @@ typedef struct line_rows {
   int64_t bytes, stride;
 } line_rows;
 
-/* Lines that are prefetched for the second time: two neighbours of a block of K or V, or where that is nearer, one line of K
- * and one of V. */
-typedef struct lines_again {
-  uintptr_t one, other; /* `other` only where that is nearer */
-} lines_again;
-
 /* The next line of K and of V to prefetch. They may lie beyond the tensors: prefetches never fault. */
 typedef struct prefetch_lines {
   prefetch_policy policy;
@@ -50,10 +44,11 @@ typedef struct prefetch_lines {
   int64_t left, row;      /* once: lines of either up to the ends of their rows, else 0; in a whole row */
   uintptr_t k_gap, v_gap; /* bytes from the end of a row, or twice: of a key run, to what follows */
   /* Twice: */
-  int64_t until_gap;            /* lines of either up to the end of a key run */
-  uintptr_t again_gap;          /* bytes of that gap for the next two */
-  lines_again k_again, v_again; /* the next lines of the next block's K and of this block's V */
-  bool nearer;                  /* instead, lines of both that are SECOND_DISTANCE ahead */
+  int64_t until_gap;          /* lines of either up to the end of a key run */
+  uintptr_t again_gap;        /* bytes of that gap for the next two */
+  uintptr_t k_again, v_again; /* the next lines of the next block's K and of this block's V, for the second time */
+  bool nearer;                /* instead, lines of both that are SECOND_DISTANCE ahead; in pages: */
+  uintptr_t k_nearer, v_nearer;
 } prefetch_lines;
 
 /* The distance between the lines that are read and those that are prefetched. `block`: bytes from one block of keys to the
@@ -73,11 +68,8 @@ static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys,
                          .nearer = nearer};
   next.k = (uintptr_t)k.at + prefetch_distance(k_block, nearer);
   next.v = (uintptr_t)v.at + prefetch_distance(v_block, nearer);
-  const uintptr_t of_scores = nearer ? (uintptr_t)k_block / 2 : 0; /* bytes that are prefetched while scores are computed */
-  next.v_again.one = nearer ? (uintptr_t)k.at + SECOND_DISTANCE : (uintptr_t)v.at;
-  next.v_again.other = (uintptr_t)v.at + SECOND_DISTANCE;
-  next.k_again.one = (uintptr_t)k.at + (nearer ? SECOND_DISTANCE + of_scores : (uintptr_t)k_block);
-  next.k_again.other = next.v_again.other + of_scores;
+  next.v_again = (uintptr_t)v.at;
+  next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
   if (policy != PREFETCH_ONCE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
   next.left = next.row = (max64(k.bytes, v.bytes) + LINE_BYTES - 1) / LINE_BYTES;
   next.k_gap = (uintptr_t)(k.stride - next.row * LINE_BYTES);
@@ -112,10 +104,12 @@ static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs)
   }
 }
 
-/* The same into level 1, for rows without gaps, and again for as many nearer ones, which `again` leads to. */
-static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, lines_again *again) {
-  const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES);
-  const uintptr_t one = again->one, other = next->nearer ? again->other : one + bytes;
+/* The same into level 1, for rows without gaps, and again for as many lines closer to their use: those from *again on, or
+ * one of K and one of V. `paged`: key runs have gaps between them. */
+static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, const bool paged, uintptr_t *again) {
+  const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES), between = FIRST_DISTANCE - SECOND_DISTANCE;
+  const uintptr_t one = !next->nearer ? *again : paged ? next->k_nearer : next->k - between;
+  const uintptr_t other = !next->nearer ? one + bytes : paged ? next->v_nearer : next->v - between;
   UNROLL
   for (uintptr_t i = 0; i < bytes; i += LINE_BYTES) {
     __builtin_prefetch((const void *)(next->k + i), 0, 3);
@@ -128,34 +122,36 @@ static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, 
   }
   next->k += bytes;
   next->v += bytes;
-  again->one += next->nearer ? bytes : 2 * bytes;
-  again->other += bytes;
+  *again += 2 * bytes;
+  if (!paged) return;
+  next->k_nearer += bytes;
+  next->v_nearer += bytes;
   next->until_gap -= pairs;
   if (__builtin_expect(next->until_gap != 0, 1)) return;
   next->k += next->k_gap;
   next->v += next->v_gap;
-  again->one += next->again_gap;
+  *again += next->again_gap;
 }
 
 /* `pairs` lines of K and V each, by `policy`; both are constants. `again`: as for prefetch_twice(). The test for the end of
  * a row tells the policies apart where any is possible, so that lines are prefetched once as quickly as without a choice. */
-static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const int pairs,
-                                         lines_again *again) {
+static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const bool paged,
+                                         const int pairs, uintptr_t *again) {
   if (policy == PREFETCH_NONE) return;
   if (policy == PREFETCH_TWICE) { /* NOLINT(bugprone-branch-clone): the same as the last branch, but known without a test */
-    prefetch_twice(next, pairs, again);
+    prefetch_twice(next, pairs, paged, again);
   } else if (__builtin_expect(next->left > pairs, 1)) {
     prefetch_inside(next, pairs);
   } else if (next->left > 0) {
     prefetch_across(next, pairs);
   } else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE) {
-    prefetch_twice(next, pairs, again);
+    prefetch_twice(next, pairs, paged, again);
   }
 }
 
 /* The same, once. */
 static ALWAYS_INLINE void prefetch_once(prefetch_lines *next, const int pairs) {
-  prefetch_ahead(next, PREFETCH_ONCE, pairs, NULL);
+  prefetch_ahead(next, PREFETCH_ONCE, false, pairs, NULL);
 }
 
 #endif
