@@ -254,7 +254,7 @@ class Random(FolderTest):
                     self.assertEqual(each["verdict"], self.verdict(each, math.log1p(margin / 100)), each)
                 order = [(VERDICTS.index(each["verdict"]), each["ratio"]) for each in found]
                 self.assertEqual(order, sorted(order))
-                self.check_texts(found, left, done.stdout, files[2].read_text(encoding="utf-8"))
+                self.check_texts(read, left, done.stdout, files[2].read_text(encoding="utf-8"))
                 self.assertEqual([{key: str(value) for key, value in each.items() if value is not None} for each in
                                   found + [read["geometric_mean"]] * bool(found)],
                                  [{key: self.same(cell) for key, cell in line.items() if cell not in ("", "geometric mean")}
@@ -278,7 +278,8 @@ class Random(FolderTest):
         except ValueError:
             return text
 
-    def check_texts(self, found, left, text, markdown):
+    def check_texts(self, read, left, text, markdown):
+        found = read["comparisons"]
         counts = ", ".join(f"{sum(each['verdict'] == word for each in found)} {word}" for word in VERDICTS)
         parts = [each["case_id"].split("/") for each in found]
         common = [part for part in parts[0] if all(part in own for own in parts)] if parts else []
@@ -296,8 +297,11 @@ class Random(FolderTest):
                                                                        each["reason"])
             self.assertIn("\n" + line, text)
         self.assertEqual((counts in text, counts in markdown), (bool(found), bool(found)))
-        self.assertEqual([line for line in text.splitlines() if line.startswith("  ") and "(" in line],
-                         [f"  {kernel} {case} ({why})" for kernel, case, why in left])
+        for lines, begin in ((text, "  "), (markdown, "- ")):
+            self.assertEqual([line for line in lines.splitlines() if line.startswith(begin) and "(" in line],
+                             [f"{begin}{kernel} {case} ({why})" for kernel, case, why in left])
+        self.assertEqual("\nNot compared:\n\n- " in markdown, bool(left))
+        self.assertTrue(markdown.startswith(f"A: `{read['a']}`, B: `{read['b']}`; ratio: time of A / time of B, above 1"))
 
 
 class Paired(FolderTest):

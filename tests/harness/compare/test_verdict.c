@@ -421,30 +421,6 @@ TEST(rows_are_sorted) {
   bench_matches_clear(&m);
 }
 
-TEST(files_hold_every_number) {
-  const bench_row a = {.kernel = "k", .case_id = "c,1", .time.median = 3}, b = {.time.median = 4};
-  bench_comparison item = {
-      .verdict = BENCH_FASTER, .a = &a, .b = &b, .ratio = 1.5, .ci_lo = 1.25, .ci_hi = 2, .p = 0.5, .rounds = 7};
-  bench_matches m = {.table = {.item = &item, .count = 1, .mean = {.verdict = BENCH_SAME, .ratio = 1, .ci_hi = 1.125}}};
-  bench_comparison_report report = {.name_a = "old", .name_b = "new", .matches = &m};
-  char *text;
-  size_t bytes;
-  FILE *file = open_memstream(&text, &bytes);
-  bench_comparison_write_json(&report, file);
-  (void)fclose(file);
-  test_contains(
-      text,
-      "{\n  \"a\": \"old\",\n  \"b\": \"new\",\n  \"comparisons\": [\n    {\"verdict\": \"FASTER\", \"kernel\": \"k\"");
-  free(text);
-  file = open_memstream(&text, &bytes);
-  bench_comparison_write_csv(&report, file);
-  (void)fclose(file);
-  assert_string_equal(text,
-                      "verdict,kernel,case_id,ratio,ratio_ci_lo,ratio_ci_hi,p,time_ns_a,time_ns_b,rounds,reason\n"
-                      "FASTER,k,\"c,1\",1.5,1.25,2,0.5,3,4,7,\nSAME,geometric mean,,1,0,1.125,0,,,,\n");
-  free(text);
-}
-
 /* A comparison of two rows, and rows without a partner. */
 typedef struct printed {
   bench_row row[6];
@@ -608,29 +584,4 @@ TEST(axes_have_their_columns) {
     assert_true(!column == !pairs[i][1]);
     if (column) assert_string_equal(column, pairs[i][1]);
   }
-}
-
-TEST(tables_are_written_as_markdown) {
-  printed p;
-  fill_printed(&p);
-  p.report.by[0] = "kernel";
-  expect_printed(bench_comparison_write_markdown, &p,
-                 "A: `old`, B: `new`; ratio: time of A / time of B, above 1 B is faster\n"
-                 "\n"
-                 "| verdict | ratio [95 %] | kernel | case | reason |\n"
-                 "|---|---|---|---|---|\n"
-                 "| SLOWER | 0.8000 [0.7500, 0.8750] | `flash_c` | `dtype:f32/Sq:64/D:32` | why |\n"
-                 "| INCONCLUSIVE | 1.5000 [1.2500, 1.7500] | `naive_c` | `dtype:f32/Sq:128/D:32` | why |\n" MEAN
-                 "\n"
-                 "Not compared:\n"
-                 "\n"
-                 "- decode_c dtype:f32/Sq:1/D:32 (not in B)\n"
-                 "- decode_c dtype:f32/Sq:1/D:32 (not in A)\n"
-                 "- flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
-                 "- flash_c dtype:f32/Sq:64/D:32 (not in every run)\n"
-                 "\n"
-                 "| kernel           |  ratio [95 %]              | \n"
-                 "|---|---|\n"
-                 "| flash_c          |  0.8000 [0.7842, 0.8162] - | \n"
-                 "| naive_c          |  1.5000 [1.4703, 1.5303] + | \n");
 }
