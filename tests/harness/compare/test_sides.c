@@ -479,46 +479,6 @@ static void expect_baseline(const char *name, int code, const char *wanted) {
   assert_string_equal(code ? said : path, wanted);
 }
 
-/* A whole result is copied. */
-TEST(results_are_saved_and_read_back) {
-  char root[60], path[BENCH_BASELINE_PATH], error[300], wanted[300];
-  bench_side side, saved;
-  open_folder();
-  snprintf(root, sizeof root, "%s", folder);
-  setenv("XDG_STATE_HOME", root, 1);
-  write_text("results.csv", ROWS_HEAD "B:1,k,,2,2.5,,\n");
-  write_text("samples.csv", SAMPLES_HEAD "B:1,k,2,1\nB:1,k,3,1\n");
-  if (!bench_side_read(&side, folder, error, sizeof error)) fail_msg("%s", error);
-  test_listen(stderr);
-  int code = bench_baseline_save(&side, "x");
-  snprintf(wanted, sizeof wanted, "attnbench compare: --save: %s is no result folder\n", root);
-  assert_string_equal(test_heard(), wanted);
-  assert_int_equal(code, BENCH_EXIT_USAGE);
-  write_text("env.json", "{\"cpu\": {\"value\": \"a CPU\"}}");
-  test_listen(stderr);
-  code = bench_baseline_save(&side, "x");
-  snprintf(wanted, sizeof wanted, "saved: %s/attn/baselines/x\n", root);
-  assert_string_equal(test_heard(), wanted);
-  assert_int_equal(code, 0);
-  assert_int_equal(bench_baseline_path("x", "--baseline", path), 0);
-  if (!bench_side_read(&saved, path, error, sizeof error)) fail_msg("%s", error);
-  expect_row(saved.run[0]->rows.item, "B:1", "k", 2.5, "");
-  assert_true(saved.run[0]->rows.item[0].samples_ns[1] == 3);
-  assert_string_equal(bench_result_fact(saved.run[0], "cpu"), "a CPU");
-  bench_side_clear(&saved);
-  side.count = 2;
-  test_listen(stderr);
-  code = bench_baseline_save(&side, "x");
-  assert_string_equal(test_heard(), "attnbench compare: --save: A should be one result folder\n");
-  assert_int_equal(code, BENCH_EXIT_USAGE);
-  side.count = 1;
-  bench_side_clear(&side);
-  remove_folder();
-  strcat(folder, "/attn/baselines/x"); /* a name of a folder that remove_folder() removes */
-  remove_folder();
-  for (int i = 0; i < 3; i++) *strrchr(folder, '/') = 0, (void)rmdir(folder);
-}
-
 TEST(baselines_have_a_folder) {
   setenv("XDG_STATE_HOME", "/state", 1), setenv("HOME", "/home/me", 1);
   expect_baseline("before", 0, "/state/attn/baselines/before");
