@@ -8,6 +8,7 @@
 
 #include "attn/kv.h"
 #include "kernels/common/problem/convert.h"
+#include "kernels/kv_rows.h"
 #include "tests/support/support.h"
 
 static uint64_t seed;
@@ -112,7 +113,7 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
       if (!place_of(s, b, i, t, cached ? &page : &ignored_page, cached ? &token : &ignored_token)) continue;
       const int32_t position = a->positions ? a->positions[t] : (int32_t)((a->past ? a->past[b] : 0) + i);
       for (int64_t h = 0; h < heads; h++) {
-        float row[64], turned[64];
+        float row[2 * ROPE_MOST_DIM], turned[2 * ROPE_MOST_DIM];
         for (int64_t d = 0; d < dim; d++)
           row[d] = attn_load_f32((attn_storage){from->data, from->dtype}, at(&from->stride, row_b, h, row_t, d));
         memcpy(turned, row, sizeof turned);
@@ -212,6 +213,7 @@ static void run_scene(scene *s, const attn_options *options) {
   const int64_t pages = a->page_tokens ? a->pages : a->batch;
   a->heads_q = 1 + pick(3), a->heads_kv = 1 + pick(2);
   a->dim_qk = a->rope ? 24 + pick(17) : 1 + pick(20), a->dim_v = 1 + pick(20);
+  if (pages == 1 && pick(4)) a->dim_qk += ROPE_MOST_DIM; /* more elements than are floats at a time */
   while (pages * a->heads_kv * unit * (a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v) > MOST / 2) {
     a->heads_kv = 1;
     if (a->dim_v > 4) a->dim_v = 4;
