@@ -58,6 +58,19 @@ static int most(void) {
 
 /* ---- By costs ---- */
 
+/* The first test, as a process finds its class once: here it finds none, and the file knows another kernel. */
+TEST(all_threads_work_where_costs_say_nothing) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const attn_problem p = of_keys(1, 10);
+    setenv("ATTN_MACHINE", "vax", 1);
+    _exit(attn_paying_threads(costs, attn_registry_find("flash_portable"), &p, 1, 9));
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 9);
+}
+
 TEST(threads_are_those_that_save_enough) {
   static const struct {
     int64_t heads, keys, waves;

@@ -181,6 +181,16 @@ TEST(what_is_far_behind_leaves) {
   assert_true(near->rounds > 60);
 }
 
+/* Each kernel has a share of half of the time. A round takes two calls of one that is far behind: one to warm up. */
+TEST(slow_kernels_leave_when_their_share_is_spent) {
+  for (double ns = 5e6; ns <= 60e6; ns += 5e6) {
+    find("naive_c")->ns = ns;
+    const attn_tune_report report = tune_plain(1);
+    const double rounds = floor(0.25e9 / report.count / ns);
+    assert_int_equal(entry_of(&report, "naive_c", 1)->rounds, (int)fmin(6, fmax(1, rounds)));
+  }
+}
+
 TEST(one_disturbed_sample_sends_nobody_away) {
   find("naive_c")->ns = 1.1e6;
   find("naive_c")->disturbed_call = 1; /* the first sample */
