@@ -593,6 +593,8 @@ TEST(refused_appends_write_nothing) {
   REFUSED(bad.dtype = (attn_dtype)9, "dtype is 9");
   REFUSED(bad.cache_dtype = (attn_dtype)9, "cache_dtype is 9");
   REFUSED(bad.k = NULL, "attn_kv_append_args.k is", "both must be given, or none");
+  REFUSED(bad.v = NULL, "attn_kv_append_args.v is", "both must be given, or none");
+  REFUSED(bad.v_cache = NULL, "attn_kv_append_args.v is", "both must be given, or none");
   REFUSED((bad.q = k, bad.heads_q = 1), "attn_kv_append_args.q is", "with q_out");
   REFUSED(bad.k = (const char *)k + 2, "attn_kv_append_args.k is", "aligned");
   REFUSED(bad.capacity = 4, "capacity is 4 with page_tokens 16");

@@ -162,7 +162,7 @@ TEST(rules_go_from_top_to_bottom) {
 
 TEST(rules_hold_for_what_was_measured) {
   read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
-  attn_problem others[5], problem = of_shape(40, 40, 1, 32);
+  attn_problem others[8], problem = of_shape(40, 40, 1, 32);
   problem.uses = ATTN_USE_KV_LEN | ATTN_USE_LSE;
   expect_choice(&problem, "naive_c", "line", NULL);
   for (size_t i = 0; i < COUNT(others); i++) others[i] = of_shape(40, 40, 1, i ? 32 : 36);
@@ -170,6 +170,9 @@ TEST(rules_hold_for_what_was_measured) {
   others[2].uses = ATTN_USE_BIAS;
   others[3].window_left = 3;
   others[4].score = ATTN_SCORE_GAUSSIAN;
+  others[5].window_right = 3;
+  others[6].key_begin = 3;
+  others[7].key_end = 30;
   for (size_t i = 0; i < COUNT(others); i++) expect_choice(&others[i], "flash_c", NOTHING_KNOWN, NULL);
 }
 
