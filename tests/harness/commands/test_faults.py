@@ -133,7 +133,7 @@ class Faults(FolderTest):
 
         done = subprocess.run([ATTNBENCH, *map(str, command)], preexec_fn=lower, capture_output=True, text=True, check=False,
                               timeout=120)
-        short = "libgomp: Out of memory" in done.stderr or re.search(r"ERROR +(out of|no) memory", done.stdout)
+        short = "libgomp: Out of memory" in done.stderr or re.search(r"ERROR +(timing: )?(out of|no) memory", done.stdout)
         codes = (1,) if short else (0, 3, 4, 5, 130)  # libgomp ends the process; or a row is an ERROR
         self.assertIn(done.returncode, codes, (limit, value, command, done.stdout, done.stderr))
         self.assertTrue(done.returncode == 0 or done.stderr or done.stdout, (limit, value, command))
