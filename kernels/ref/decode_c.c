@@ -9,8 +9,6 @@
 #include "kernels/common/problem/partial.h"
 #include "streaming_c.h"
 
-_Static_assert((int)DECODE_ROWS <= (int)ROWS, "all rows of one query head are one row_block");
-
 /* ---- Memory: the state of every row, once per split ---- */
 
 static int64_t row_state_floats(const attn_problem *p) { return 2 + p->dim_v; /* row_max, row_sum, acc */ }
@@ -19,8 +17,9 @@ static float *state_of(const attn_problem *p, float *unit_memory, int64_t split,
   return unit_memory + (split * rows_per_kv_head(p) + row) * row_state_floats(p);
 }
 
+/* All rows of one query head are one row_block. */
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  return too_many_rows(p, buffer, buffer_bytes);
+  return too_many_rows(p, ROWS, buffer, buffer_bytes);
 }
 
 /* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the

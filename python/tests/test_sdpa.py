@@ -183,6 +183,16 @@ def test_keys_of_8_bits():
         libattn.sdpa(q, k, v.astype(ml_dtypes.float8_e4m3fn))
 
 
+@pytest.mark.parametrize("heads", [1, 16, 128])
+def test_values_that_are_columns_of_keys(heads):
+    r = np.random.default_rng(heads)
+    q, latent = (r.standard_normal(shape).astype(np.float32) for shape in ((2, heads, 1, 72), (2, 1, 65, 72)))
+    values = latent[..., :64]
+    out = libattn.sdpa(q, latent, values)
+    assert np.array_equal(out, libattn.sdpa(q, latent, values.copy()))
+    assert_close(out, attention(q, latent, values)[0])
+
+
 def test_factors_of_keys_and_values():
     q, k, v = draw()
     batch, heads, keys = k.shape[:3]

@@ -257,10 +257,12 @@ static double parts_of(int64_t rows, double part[4]) {
 }
 
 /* Keys of whole blocks of 32 that all rows see. */
-static double blocked_keys(const attn_problem *p, term_widths w, bool single) {
+static double blocked_keys(const attn_problem *p, const decode_walk *walk, bool single) {
+  const term_widths w = walk->widths;
   const bool usual = p->dim_qk == p->dim_v && (p->dim_v == 64 || p->dim_v == 128) && w.values == w.lanes;
   double keys = 0;
   if (is_shifted(p) || p->softcap > 0 || (single && !usual) || p->seq_q == 0) return 0;
+  if (group_of(p) * (double)p->seq_q > (double)walk->block_rows) return 0;
   for (int64_t block = 0, in_row = 0; block + 32 <= last_key(p); block += 32, in_row = 0) {
     for (int64_t key = block; key < block + 32; key++) in_row += key >= p->key_begin && seen_by_all_rows(p, key);
     keys += in_row == 32 ? 32 : 0;
@@ -296,7 +298,7 @@ static void count_decode_head(counter *c, const attn_problem *p, const decode_wa
   const int64_t rows = (int64_t)group_of(p) * p->seq_q;
   double part[4];
   parts_of(rows, part);
-  const double blocks = blocked_keys(p, w, part[3] > 0), rest = keys - blocks;
+  const double blocks = blocked_keys(p, walk, part[3] > 0), rest = keys - blocks;
   for (int kind = 0; kind < 4; kind++)
     for (int i = 0; i < (int)part[kind]; i++) count_decode_part(c, p, walk, 8 >> kind, blocks, rest);
   for (int64_t row = 0; row < rows; row++) {
@@ -317,7 +319,7 @@ TEST(decode_is_counted) {
     double terms[ATTN_MAX_TERMS];
     const attn_problem p = random_problem(40);
     const int lanes = 4 << draw(3);
-    const decode_walk walk = {{lanes, draw(3) ? lanes : 2 * lanes}, 8 << draw(2), (double)(1 + draw(4))};
+    const decode_walk walk = {{lanes, draw(3) ? lanes : 2 * lanes}, 8 << draw(2), (double)(1 + draw(4)), 8 << draw(4)};
     for (int64_t head = 0; head < p.heads_kv; head++) count_decode_head(&c, &p, &walk);
     count(&c, "call", 1);
     clear(terms);

@@ -14,7 +14,7 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
   if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: other score functions gain nothing from few rows";
   if (p->k_stride.d != 1 || p->v_stride.d != 1)
     return "it reads K and V in place, so their head dimension must be dense (k_stride.d = v_stride.d = 1)";
-  return too_many_rows(p, buffer, buffer_bytes);
+  return too_many_rows(p, DECODE_ROWS, buffer, buffer_bytes);
 }
 
 /* The same for kernels whose products multiply bf16 values. */

@@ -270,7 +270,7 @@ static void end_products(const products *work, const row_block *block) {
 /* ---- Their time ---- */
 
 static inline void decode_terms_of(const attn_problem *p, double *terms) {
-  const decode_walk walk = {{VEC_LANES, VEC_VALUES}, DECODE_SUMS, (double)split_count(p)};
+  const decode_walk walk = {{VEC_LANES, VEC_VALUES}, DECODE_SUMS, (double)split_count(p), MOST_STREAM_ROWS};
   attn_decode_terms(p, &walk, terms);
 }
 

@@ -64,7 +64,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
 
 #ifdef ATTN_COMMON_DECODE_STREAM_H
 
-enum { STREAMS = DECODE_ROWS / MOST_TILE_ROWS + 2 /* whole tiles, and 5 rows more: 4 and 1 */ };
+enum { STREAMS = MOST_STREAM_ROWS / MOST_TILE_ROWS + 2 /* whole tiles, and 5 rows more: 4 and 1 */ };
 
 /* NULL if the tier has no function for them. */
 static const stream_functions *stream_of(const attn_problem *p, int64_t rows, prefetch_policy policy) {
@@ -84,6 +84,7 @@ static int64_t streams_of(const row_block *block, const products *work, row_stre
   const attn_problem *p = block->problem;
   const bool plain = !similarities_adjusted(p) && !attn_uses(p, ATTN_USE_KV_SCALES);
   int64_t count = 0;
+  if (block->rows > MOST_STREAM_ROWS) return 0;
   for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
     row_stream *stream = &streams[count];
     stream->rows = rows_at_once(block->rows - row);

@@ -10,7 +10,8 @@
 #include "kernels/common/problem/indexing.h"
 
 enum {
-  DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */
+  DECODE_ROWS = 128,     /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */
+  MOST_STREAM_ROWS = 32, /* rows that stream.h takes: more would need too much of the stack */
   SPLIT_KEYS = 1024 /* keys of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
 };
 
@@ -18,10 +19,10 @@ enum {
 static inline int64_t rows_per_kv_head(const attn_problem *p) { return attn_group(p) * p->seq_q; }
 
 /* NULL, or the reason in words. */
-static inline const char *too_many_rows(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  if (rows_per_kv_head(p) <= DECODE_ROWS) return NULL;
+static inline const char *too_many_rows(const attn_problem *p, int64_t most, char *buffer, size_t buffer_bytes) {
+  if (rows_per_kv_head(p) <= most) return NULL;
   snprintf(buffer, buffer_bytes, "it takes at most %d query rows per KV head; here heads_q / heads_kv x seq_q is %lld",
-           DECODE_ROWS, (long long)rows_per_kv_head(p));
+           (int)most, (long long)rows_per_kv_head(p));
   return buffer;
 }
 

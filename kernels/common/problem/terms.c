@@ -249,10 +249,11 @@ static double decode_parts(int vecs, int most) {
   return parts;
 }
 
-/* Keys that go in whole blocks: where nothing is added to scores, those that all rows see. A row by itself needs floats of
- * one of two head dimensions. */
-static double keys_in_blocks(const attn_problem *p, term_widths w, double single_rows) {
-  const bool plain = !attn_uses(p, SCORE_SHIFTS) && p->softcap == 0;
+/* Keys that go in whole blocks: where nothing is added to scores and rows are few, those that all rows see. A row by itself
+ * needs floats of one of two head dimensions. */
+static double keys_in_blocks(const attn_problem *p, const decode_walk *walk, double single_rows) {
+  const term_widths w = walk->widths;
+  const bool plain = !attn_uses(p, SCORE_SHIFTS) && p->softcap == 0 && attn_group(p) * p->seq_q <= walk->block_rows;
   const bool usual = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   if (!plain || (single_rows > 0 && !(usual && w.values == w.lanes))) return 0;
   return BLOCK_KEYS * count_shared_groups(p, BLOCK_KEYS);
@@ -265,7 +266,7 @@ void attn_decode_terms(const attn_problem *p, const decode_walk *walk, double *t
   double count[AT_ONCE];
   const double passes = split_rows(c.rows, count);
   const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* rows of zeros included */
-  const double blocks = keys_in_blocks(p, w, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
+  const double blocks = keys_in_blocks(p, walk, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
   t[DECODE_score] = t[DECODE_key_part] = t[DECODE_block_part] = 0;
   for (int i = 0; i < AT_ONCE; i++) {
     const int keys = w.lanes > ROWS_AT_ONCE[i] ? w.lanes / ROWS_AT_ONCE[i] : 1;

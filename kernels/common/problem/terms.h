@@ -146,8 +146,9 @@ void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel
 /* How decode goes through a problem. */
 typedef struct decode_walk {
   term_widths widths;
-  int sums;      /* vectors of O that stay in registers, of all rows */
-  double splits; /* tasks that the keys are split into */
+  int sums;           /* vectors of O that stay in registers, of all rows */
+  double splits;      /* tasks that the keys are split into */
+  int64_t block_rows; /* most rows of a KV head that go through whole blocks of keys by themselves */
 } decode_walk;
 
 void attn_decode_terms(const attn_problem *problem, const decode_walk *walk, double *terms);
