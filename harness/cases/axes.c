@@ -182,10 +182,19 @@ static attn_strides reversed(int64_t heads, int64_t seq, int64_t dim) {
 /* Tokens of K and V whose strides are set: of a sequence, or of a page. */
 static int64_t key_tokens(const attn_problem *p) { return p->uses & ATTN_USE_PAGES ? p->page_tokens : p->seq_k; }
 
+/* The layout of a type of blocks is one of rows: it places blocks, whose elements adjoin. */
+static attn_strides of_keys(const attn_problem *p, layout_fn strides, int64_t dim) {
+  const int64_t together = attn_dtype_of(p->dtype_kv).values;
+  attn_strides s = strides(p->heads_kv, key_tokens(p), attn_row_elements(p->dtype_kv, dim) / together);
+  if (together == 1) return s;
+  if (strides != transposed) s.d = 1;
+  return (attn_strides){.b = s.b * together, .h = s.h * together, .s = s.s * together, .d = s.d};
+}
+
 static void apply(attn_problem *p, layout_fn strides) {
   p->q_stride = strides(p->heads_q, p->seq_q, p->dim_qk);
-  p->k_stride = strides(p->heads_kv, key_tokens(p), p->dim_qk);
-  p->v_stride = strides(p->heads_kv, key_tokens(p), p->dim_v);
+  p->k_stride = of_keys(p, strides, p->dim_qk);
+  p->v_stride = of_keys(p, strides, p->dim_v);
   p->o_stride = strides(p->heads_q, p->seq_q, p->dim_v);
 }
 
@@ -204,8 +213,9 @@ static void apply_bshd(attn_problem *p, const char *layout) {
   if (!strcmp(layout, "packed"))
     attn_problem_set_varlen(p, p->batch * p->seq_q, p->uses & ATTN_USE_PAGES ? 0 : p->batch * p->seq_k);
   if (!(p->uses & ATTN_USE_PAGES)) return;
-  p->k_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_qk, p->dim_qk, p->heads_kv * p->dim_qk, 1};
-  p->v_stride = (attn_strides){p->page_tokens * p->heads_kv * p->dim_v, p->dim_v, p->heads_kv * p->dim_v, 1};
+  const int64_t k = attn_row_elements(p->dtype_kv, p->dim_qk), v = attn_row_elements(p->dtype_kv, p->dim_v);
+  p->k_stride = (attn_strides){p->page_tokens * p->heads_kv * k, k, p->heads_kv * k, 1};
+  p->v_stride = (attn_strides){p->page_tokens * p->heads_kv * v, v, p->heads_kv * v, 1};
 }
 
 /* True if no stride of any layout can overflow: all stay far below 2^63 then. Strides count heads, rows and columns of an

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/cli.h"
+#include "kernels/common/problem/dtypes.h"
 #include "kernels/kv_rows.h"
 
 #define FIXED(constant, value)   {AXIS_##constant, value, true},
@@ -181,6 +182,9 @@ static bool contradicts_options(const question *q) {
 
 static bool contradicts_dtype(const question *q) {
   const attn_problem *p = &q->bench->problem;
+  if (q->layer->has & BENCH_HAS_CACHE && attn_dtype_of(p->dtype_kv).values > 1)
+    return refuse(q, "dtype is %s; layer %s writes types that store each element by itself",
+                  bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
   if (q->layer->has & BENCH_HAS_CACHE)
     return p->dtype_o != p->dtype_q &&
            refuse(q, "dtype is %s; layer %s has no O: give the type of new rows, and of the cache",

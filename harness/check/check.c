@@ -225,16 +225,21 @@ static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *s
   const bool paged = p->uses & ATTN_USE_PAGES;
   const int64_t keys = paged ? p->page_tokens : tokens(p, p->seq_k, p->total_k);
   const int64_t batch = paged ? p->pages : tokens(p, p->batch, 1);
-  char *copy = malloc((size_t)attn_elements_bytes(p->dtype_kv, batch * p->heads_kv * keys * p->dim_v) + 1);
+  const int64_t row = attn_row_elements(p->dtype_kv, p->dim_v);
+  char *copy = malloc((size_t)attn_elements_bytes(p->dtype_kv, batch * p->heads_kv * keys * row) + 1);
+  double *values = malloc((size_t)p->dim_v * sizeof *values + 1);
   int64_t n = 0;
-  for (int64_t h = 0; copy && h < batch * p->heads_kv; h++) {
+  for (int64_t h = 0; copy && values && h < batch * p->heads_kv; h++) {
     const int64_t at = h / p->heads_kv * p->v_stride.b + h % p->heads_kv * p->v_stride.h;
-    for (int64_t j = 0; j < keys; j++)
-      for (int64_t d = 0; d < p->dim_v; d++, n++)
-        bench_store(copy, p->dtype_kv, n,
-                    fabs(attn_oracle_load(v, p->dtype_kv, at + j * p->v_stride.s + d * p->v_stride.d)));
+    for (int64_t j = 0; j < keys; j++, n += row) {
+      for (int64_t d = 0; d < p->dim_v; d++)
+        values[d] = fabs(attn_oracle_load(v, p->dtype_kv, at + j * p->v_stride.s + d * p->v_stride.d));
+      bench_store_row(copy, p->dtype_kv, n, values, p->dim_v);
+    }
   }
-  *stride = (attn_strides){p->heads_kv * keys * p->dim_v, keys * p->dim_v, p->dim_v, 1};
+  if (!values) free(copy), copy = NULL;
+  free(values);
+  *stride = (attn_strides){p->heads_kv * keys * row, keys * row, row, 1};
   return copy;
 }
 

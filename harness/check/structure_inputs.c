@@ -12,9 +12,11 @@ enum { MOST_PROBE_KEYS = 1024 };
 
 /* Fills the row of one key in a dense K or V. */
 static void fill_key(const bench_view *v, bool in_k, int64_t key, double value) {
-  const int64_t dim = in_k ? v->problem.dim_qk : v->problem.dim_v;
+  const attn_dtype dtype = v->problem.dtype_kv;
+  const int64_t row = attn_row_elements(dtype, in_k ? v->problem.dim_qk : v->problem.dim_v);
+  const int64_t together = attn_dtype_of(dtype).values;
   void *data = (void *)(uintptr_t)(in_k ? v->args.k : v->args.v);
-  for (int64_t d = 0; d < dim; d++) bench_store(data, v->problem.dtype_kv, key * dim + d, value);
+  for (int64_t d = 0; d < row; d += together) bench_store_row(data, dtype, key * row + d, &value, 1);
 }
 
 /* Whether any row of a KV head's query heads sees key j. */
@@ -142,12 +144,12 @@ bench_outcome bench_structure_neighbours(bench_structure *s) {
 /* All scores are 0 where they are allowed. */
 static void equalise_scores(bench_view *v) {
   attn_problem *p = &v->problem;
-  const int64_t pairs = p->heads_q * p->seq_q * p->seq_k;
+  const int64_t pairs = p->heads_q * p->seq_q * p->seq_k, k_row = attn_row_elements(p->dtype_kv, p->dim_qk);
   float *bias = (float *)(uintptr_t)v->args.bias;
   if (p->score == ATTN_SCORE_PRECOMPUTED)
     memset((void *)(uintptr_t)v->args.scores, 0, (size_t)pairs * sizeof(float));
   else
-    memset((void *)(uintptr_t)v->args.k, 0, (size_t)attn_elements_bytes(p->dtype_kv, p->seq_k * p->dim_qk));
+    memset((void *)(uintptr_t)v->args.k, 0, (size_t)attn_elements_bytes(p->dtype_kv, p->seq_k * k_row));
   for (int64_t n = 0; attn_uses(p, ATTN_USE_BIAS) && n < pairs; n++) bias[n] = bias[n] == -INFINITY ? -INFINITY : 0;
   p->uses &= ~(uint32_t)(ATTN_USE_ALIBI | ATTN_USE_SINKS);
 }
@@ -156,19 +158,23 @@ static void equalise_scores(bench_view *v) {
 static void make_probe(bench_view *v) {
   static const float one = 1;
   attn_problem *p = &v->problem;
-  const int64_t keys = p->seq_k;
+  const int64_t keys = p->seq_k, row = attn_row_elements(p->dtype_kv, keys);
   bench_view_copy_keys(v, NULL);
-  void *one_hot = bench_view_allocate(v, attn_elements_bytes(p->dtype_kv, keys * keys), 1);
+  void *one_hot = bench_view_allocate(v, attn_elements_bytes(p->dtype_kv, keys * row), 1);
+  double *values = bench_view_allocate(v, keys, sizeof *values);
   v->args.q = bench_view_allocate(v, attn_elements_bytes(p->dtype_q, p->heads_q * p->seq_q * p->dim_qk), 1);
   if (v->out_of_memory) return;
   p->q_stride = (attn_strides){0, p->seq_q * p->dim_qk, p->dim_qk, 1};
   equalise_scores(v);
-  for (int64_t j = 0; j < keys; j++) bench_store(one_hot, p->dtype_kv, j * keys + j, 1);
+  for (int64_t j = 0; j < keys; values[j++] = 0) {
+    values[j] = 1;
+    bench_store_row(one_hot, p->dtype_kv, j * row, values, keys);
+  }
   v->args.v = one_hot;
   if (attn_uses(p, ATTN_USE_KV_SCALES)) v->args.v_scale = &one;
   p->v_scale_stride = (attn_strides){0};
   p->dim_v = keys;
-  p->v_stride = (attn_strides){keys * keys, keys * keys, keys, 1};
+  p->v_stride = (attn_strides){keys * row, keys * row, row, 1};
 }
 
 static int64_t count_keys(const bench_view *v, int64_t h, int64_t i) {

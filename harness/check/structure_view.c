@@ -51,18 +51,19 @@ static const void *gather(bench_structure *s, const void *data, attn_dtype dtype
   const attn_problem *p = &s->tensors->problem;
   const attn_args *a = &s->tensors->args;
   const int64_t keys = s->seq.len_k;
-  const int64_t elements = p->heads_kv * keys * dim;
+  const int64_t row = attn_row_elements(dtype, dim), together = attn_dtype_of(dtype).values;
+  const int64_t elements = p->heads_kv * keys * row;
   const attn_needed_keys needed = attn_keys_needed(p, a, &s->seq, s->seq.b);
   char *copy = bench_view_allocate(&s->dense, attn_elements_bytes(dtype, elements), 1);
   if (copy) memset(copy, bench_poison_of(dtype), (size_t)attn_elements_bytes(dtype, elements));
   for (int64_t n = 0; copy && n < p->heads_kv * KEY_PIECES; n++)
     for (int64_t j = needed.of[n % KEY_PIECES].begin, h = n / KEY_PIECES; j < needed.of[n % KEY_PIECES].end; j++) {
       const int64_t at = attn_key_offset(p, a, &s->seq, h * attn_group(p), j, &from);
-      for (int64_t d = 0; d < dim; d++)
-        memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * dim + d), attn_element_at(data, dtype, at + d * from.d),
+      for (int64_t d = 0; d < dim; d += together)
+        memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * row + d), attn_element_at(data, dtype, at + d * from.d),
                (size_t)attn_elements_bytes(dtype, 1));
     }
-  *stride = (attn_strides){p->heads_kv * keys * dim, keys * dim, dim, 1};
+  *stride = (attn_strides){p->heads_kv * keys * row, keys * row, row, 1};
   return copy;
 }
 
@@ -230,9 +231,13 @@ static const void *copy_array(bench_view *v, const void *data, array a, const in
 
 static const void *copy_rows(bench_view *v, const void *data, attn_strides *stride, int64_t dim, const int64_t *order) {
   const attn_problem *p = &v->problem;
-  const array a = {
-      p->heads_kv, p->seq_k, dim, {stride->h, stride->s, stride->d}, (size_t)attn_elements_bytes(p->dtype_kv, 1)};
-  *stride = (attn_strides){p->heads_kv * p->seq_k * dim, p->seq_k * dim, dim, 1};
+  const int64_t row = attn_row_elements(p->dtype_kv, dim), together = attn_dtype_of(p->dtype_kv).values;
+  const array a = {p->heads_kv, /* blocks are copied as elements are */
+                   p->seq_k,
+                   row / together,
+                   {stride->h / together, stride->s / together, stride->d},
+                   (size_t)attn_elements_bytes(p->dtype_kv, 1)};
+  *stride = (attn_strides){p->heads_kv * p->seq_k * row, p->seq_k * row, row, 1};
   return copy_array(v, data, a, order, NULL);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cases/case.h"
+#include "kernels/ref/oracle_f64.h"
 
 /* Value `index` of the generator that begins at value `stream` of the one that begins at the seed. */
 uint64_t bench_value_bits(uint64_t seed, bench_stream stream, uint64_t index) {
@@ -74,5 +75,37 @@ void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
     case ATTN_F8_E4M3:
     case ATTN_F8_E5M2: ((uint8_t *)data)[index] = byte_from_float(x, dtype); break;
     case ATTN_I8: ((int8_t *)data)[index] = integer_from_float(x); break;
+    case ATTN_Q8_0:
+    case ATTN_Q4_0: break; /* bench_store_row() alone */
   }
+}
+
+/* A block: the value that is farthest from 0 becomes the lowest integer, so that all of them occur, and factors of both
+ * signs. */
+static void store_block(uint8_t *block, attn_dtype dtype, const double *values, int64_t count) {
+  enum { VALUES = 32 };
+  const int least = dtype == ATTN_Q8_0 ? -128 : -8;
+  double largest = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (isnan(values[i]) || fabs(values[i]) > fabs(largest)) largest = values[i];
+  const uint16_t half = half_from_float((float)(largest / least));
+  const double scale = attn_oracle_load(&half, ATTN_F16, 0);
+  memcpy(block, &half, sizeof half);
+  for (int64_t i = 0; i < VALUES; i++) {
+    const double x = i < count && scale != 0 ? rint(values[i] / scale) : 0;
+    const int nearest = isfinite(x) ? (int)fmin(fmax(x, least), -least - 1) : -1, n = i < count ? nearest : -least - 1;
+    uint8_t *byte = block + sizeof half + (dtype == ATTN_Q8_0 ? i : i % (VALUES / 2));
+    if (dtype == ATTN_Q8_0)
+      *byte = (uint8_t)n;
+    else
+      *byte = (uint8_t)(i < VALUES / 2 ? n + 8 : *byte | (n + 8) << 4);
+  }
+}
+
+void bench_store_row(void *data, attn_dtype dtype, int64_t index, const double *values, int64_t count) {
+  const int64_t together = attn_dtype_of(dtype).values;
+  uint8_t *block = (uint8_t *)data + attn_elements_bytes(dtype, index);
+  for (int64_t i = 0; together == 1 && i < count; i++) bench_store(data, dtype, index + i, values[i]);
+  for (int64_t i = 0; together > 1 && i < count; i += together, block += attn_elements_bytes(dtype, together))
+    store_block(block, dtype, values + i, count - i < together ? count - i : together);
 }

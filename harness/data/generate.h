@@ -43,4 +43,8 @@ double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index);
 /* data[index] = value, rounded to nearest even of the type. */
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value);
 
+/* The same for a row of `count` values from `index` on, whose types may be those of blocks. What a row leaves of its last
+ * block holds the largest number. */
+void bench_store_row(void *data, attn_dtype dtype, int64_t index, const double *values, int64_t count);
+
 #endif

@@ -18,12 +18,13 @@ enum { ALIGNMENT = 64 };
 
 static void describe(const attn_problem *p, bench_buffer *t) {
   for (int i = 0; i < BENCH_TENSORS; i++) {
-    const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
+    const attn_operand given = attn_operand_of(p, (attn_operand_id)i), o = attn_operand_in_blocks(given);
     t[i] = (bench_buffer){.name = o.name,
                           .present = o.present,
                           .output = attn_is_output(p, (attn_operand_id)i),
                           .single = o.single,
                           .element_bytes = o.element_bytes,
+                          .columns = given.extent[3],
                           .dtype = o.dtype};
     memcpy(t[i].extent, o.extent, sizeof o.extent);
     memcpy(t[i].stride, o.stride, sizeof o.stride);

@@ -25,10 +25,11 @@ unsigned char bench_poison_of(attn_dtype dtype);
 typedef struct bench_buffer {
   const char *name;
   bool present, output;
-  bool single; /* rows are one number, without columns */
-  size_t element_bytes;
+  bool single;                  /* rows are one number, without columns */
+  size_t element_bytes;         /* elements are here what is stored together: of some types, blocks of a row */
   attn_dtype dtype;             /* where elements are floats */
   int64_t extent[4], stride[4]; /* elements */
+  int64_t columns;              /* values of a row, where elements are floats */
   int64_t first;                /* place of element [0][0][0][0] in the span, in elements; negative strides make it > 0 */
   size_t bytes;                 /* the span: from the lowest to the highest element, gaps included */
   unsigned char *data;          /* start of the span */

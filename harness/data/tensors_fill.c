@@ -181,10 +181,19 @@ static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stre
     bench_store(t->data, t->dtype, place, (0.5 + bench_value_uniform(bench->seed, stream, index)) / one);
     return;
   }
-  for (int64_t d = 0; d < stored(t, 3); d++) {
-    const double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
-                             : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
-    store_value(t, place + d * t->stride[3], magnitude * x);
+  const int64_t together = attn_dtype_of(t->dtype).values, columns = together > 1 ? t->columns : stored(t, 3);
+  for (int64_t first = 0; first < columns; first += together) {
+    const int64_t count = min64(together, columns - first);
+    double x[ATTN_BLOCK_VALUES];
+    for (int64_t i = 0; i < count; i++) {
+      const uint64_t at = index + (uint64_t)(first + i);
+      x[i] =
+          magnitude * (uniform ? bench_value_uniform(bench->seed, stream, at) : bench_value_normal(bench->seed, stream, at));
+    }
+    if (together > 1)
+      bench_store_row(t->data, t->dtype, (place + first / together) * together, x, count);
+    else
+      store_value(t, place + first * t->stride[3], x[0]);
   }
 }
 
@@ -199,7 +208,7 @@ static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream st
         const int64_t page = args->page_table[b * p->page_table_stride + j / p->page_tokens];
         const int64_t key = (source_of(p, b, j) * p->heads_kv + h) * p->seq_k + j;
         const int64_t index = t->stride[2] ? key : (t->stride[1] ? h : 0) * p->seq_k; /* one number for many keys */
-        fill_row(bench, t, stream, (uint64_t)(index * t->extent[3]), storage_row(t, page, h, j % p->page_tokens));
+        fill_row(bench, t, stream, (uint64_t)(index * t->columns), storage_row(t, page, h, j % p->page_tokens));
       }
 }
 
@@ -212,7 +221,7 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
       for (int64_t s = 0; s < stored(t, 2); s++) {
         if (!map[b * t->extent[2] + s]) continue;
         const int64_t from = stream == BENCH_STREAM_Q ? b : source_of(&bench->problem, b, s);
-        fill_row(bench, t, stream, (uint64_t)(logical_row(t, from, h, s) * t->extent[3]), storage_row(t, b, h, s));
+        fill_row(bench, t, stream, (uint64_t)(logical_row(t, from, h, s) * t->columns), storage_row(t, b, h, s));
       }
   free(map);
   return true;

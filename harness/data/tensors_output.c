@@ -247,8 +247,8 @@ enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more 
  * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
-/* Element i as a float32, of which a smaller element is the upper part. A bfloat16 keeps its value by that, and so do
- * integers; the other types keep only their sign. Poison is a NaN. */
+/* Element i as a float32, of which a smaller element is the upper part, or of a block its factor. A bfloat16 keeps its value
+ * by that, and so do integers; the other types keep only their sign. Poison is a NaN. */
 static float load(const bench_buffer *v, int64_t i) {
   uint32_t word = 0;
   float x;
@@ -259,7 +259,7 @@ static float load(const bench_buffer *v, int64_t i) {
     word = v->data[i] == BENCH_INPUT_POISON ? UINT32_MAX : (uint32_t)v->data[i] << 24; /* poison stays what it is: a NaN */
   } else {
     uint16_t upper;
-    memcpy(&upper, v->data + i * 2, sizeof upper);
+    memcpy(&upper, v->data + i * (int64_t)v->element_bytes, sizeof upper);
     word = (uint32_t)upper << 16;
   }
   memcpy(&x, &word, sizeof x);
@@ -277,7 +277,7 @@ static void store(bench_buffer *v, int64_t i, float x) {
   else if (v->element_bytes == 1)
     v->data[i] = (unsigned char)(word >> 24);
   else
-    memcpy(v->data + i * 2, &upper, sizeof upper);
+    memcpy(v->data + i * (int64_t)v->element_bytes, &upper, sizeof upper);
 }
 
 static int64_t elements_of(const bench_buffer *v) { return (int64_t)(v->bytes / v->element_bytes); }

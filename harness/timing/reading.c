@@ -42,6 +42,7 @@ static size_t ahead_of(int order) { return order == PREFETCHED ? AHEAD : 0; }
 /* Runs of heads x rows x columns elements. False if there are gaps within the rows of a head. */
 static bool join(const char *first, attn_strides stride, attn_dtype dtype, int64_t heads, int64_t rows, int64_t columns,
                  runs *r) {
+  columns = attn_row_elements(dtype, columns);
   const int64_t bytes = attn_elements_bytes(dtype, rows * columns);
   *r = (runs){.data = first, .bytes = bytes, .count = heads, .stride = attn_elements_bytes(dtype, stride.h)};
   if (r->bytes == 0 || heads == 0) return *r = (runs){.data = first}, true;

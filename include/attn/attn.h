@@ -89,9 +89,13 @@ ATTN_API const char *attn_version(void);
 
 /* ---- The problem: shape and semantics, no data -------------------------------------------------------------------- */
 
-/** Storage type of a tensor. Arithmetic is float32 or better with each of them. The types of 8 bits are for K and V only,
- * and their values are what is stored (floats: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433): a factor of all
- * keys goes into attn_problem.scale, others into args.k_scale and v_scale. */
+/** Storage type of a tensor. Arithmetic is float32 or better with each of them. The types of 8 bits and fewer are for K and
+ * V only, and their values are what is stored (floats: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433): a factor
+ * of all keys goes into attn_problem.scale, others into args.k_scale and v_scale.
+ *
+ * The last two store 32 neighbours of a row as a block, as ggml does (https://github.com/ggml-org/ggml): strides stay in
+ * elements, so .b, .h and .s are multiples of 32 and .d is 1. A row begins with a block; one of another dim than multiples
+ * of 32 ends within a block, whose other elements count for nothing. Data needs no alignment. */
 typedef enum attn_dtype {
   ATTN_F32 = 0, /**< float, IEEE binary32 */
   ATTN_F16,     /**< IEEE binary16 */
@@ -99,6 +103,9 @@ typedef enum attn_dtype {
   ATTN_F8_E4M3, /**< sign, 4 bits of exponent, 3 of fraction: up to 448; no infinity, NaN is 0x7f and 0xff */
   ATTN_F8_E5M2, /**< the upper half of a float16: up to 57344 */
   ATTN_I8,      /**< integers from -128 to 127 */
+  ATTN_Q8_0,    /**< blocks of 34 bytes: a float16 d, then 32 int8 q; an element is d q */
+  ATTN_Q4_0,    /**< blocks of 18 bytes: a float16 d, then 16 bytes of two n each; an element is d (n - 8). Byte i holds the
+                     n of elements i, in its lower half, and i + 16 */
 } attn_dtype;
 
 /** The operation that a problem asks for: what is computed from which arguments. */

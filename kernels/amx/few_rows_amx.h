@@ -184,7 +184,7 @@ static value_rows take_group(const products *work, const row_block *block, int g
 
 /* Rows of `dim` values of K or V. */
 static line_rows lines_of(const uint16_t *at, int64_t dim, int64_t stride) {
-  return (line_rows){at, dim * (int64_t)sizeof *at, stride * (int64_t)sizeof *at};
+  return (line_rows){at, dim * (int64_t)sizeof *at, stride * (int64_t)sizeof *at, LINE_BYTES};
 }
 
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that no row may see must not touch them. */

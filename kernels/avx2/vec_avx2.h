@@ -87,6 +87,20 @@ static inline vec vec_load_i8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
 }
 
+/* The float16 at p, which need not be aligned, in all lanes. */
+static inline vec vec_spread_f16(const uint8_t *p) {
+  uint16_t half;
+  memcpy(&half, p, sizeof half);
+  return _mm256_cvtph_ps(_mm_set1_epi16((short)half));
+}
+
+/* scale * (n - 8), where n is 4 bits of each of 8 bytes from bit `shift` on, 0 or 4. Products and difference are exact. */
+static inline vec vec_load_nibbles(const uint8_t *p, int shift, vec scale) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+  const __m256i n = _mm256_and_si256(_mm256_srli_epi32(bytes, shift), _mm256_set1_epi32(15));
+  return _mm256_fmsub_ps(scale, _mm256_cvtepi32_ps(n), vec_mul(scale, vec_set1(8)));
+}
+
 /* 8 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef __m512 vec;
 
@@ -85,6 +86,22 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
 static inline vec floats_of_i8(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
 static inline vec vec_load_i8(const int8_t *p) { return floats_of_i8(_mm_loadu_si128((const __m128i *)(const void *)p)); }
 
+/* The float16 at p, which need not be aligned, in all lanes. */
+static inline vec vec_spread_f16(const uint8_t *p) {
+  uint16_t half;
+  memcpy(&half, p, sizeof half);
+  return _mm512_cvtph_ps(_mm256_set1_epi16((short)half));
+}
+
+/* scale * (n - 8), where n is 4 bits of each of 16 bytes from bit `shift` on, 0 or 4: a table of all 16 numbers. */
+static inline vec nibbles_of(__m128i bytes, int shift, vec scale) {
+  const vec table = _mm512_mul_ps(scale, _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+  return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes), (unsigned)shift), table);
+}
+static inline vec vec_load_nibbles(const uint8_t *p, int shift, vec scale) {
+  return nibbles_of(_mm_loadu_si128((const __m128i *)(const void *)p), shift, scale);
+}
+
 /* 16 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -107,6 +124,9 @@ static inline vec vec_load_first_e4m3(const uint8_t *p, int64_t n) {
 }
 static inline vec vec_load_first_i8(const int8_t *p, int64_t n) {
   return floats_of_i8(_mm_maskz_loadu_epi8(first_lanes(n), p));
+}
+static inline vec vec_load_first_nibbles(const uint8_t *p, int64_t n, int shift, vec scale) {
+  return nibbles_of(_mm_mask_loadu_epi8(_mm_set1_epi8((char)0x88), first_lanes(n), p), shift, scale);
 }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */

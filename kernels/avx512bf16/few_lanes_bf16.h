@@ -10,13 +10,13 @@
 enum { FEW_VALUES = 2, FEW_BORDER = PANEL_KEYS };
 #define FEW_DTYPES "kernels/common/problem/bf16.def"
 
-static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t n) {
-  return load_pairs((const uint16_t *)from.data + at, n);
+static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t d, int64_t n) {
+  return load_pairs((const uint16_t *)from.data + (at + d), n);
 }
 
-static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES],
+static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES], int64_t c,
                                              const int64_t n[FEW_VALUES]) {
-  zip_pairs(few_values(from, at[0], n[0]), few_values(from, at[1], n[1]), x);
+  zip_pairs(few_values(from, at[0], c, n[0]), few_values(from, at[1], c, n[1]), x);
 }
 
 /* Q times the scale is no bf16 value, so products are multiplied by it. */

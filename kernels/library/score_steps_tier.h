@@ -106,7 +106,7 @@ static void steps_add_narrowed(const row_block *block, const void *p, int64_t st
   const attn_storage narrowed = {p, block->problem->dtype_kv};
   for (int64_t i = 0; i < block->rows; i++) {
     vec sum = vec_load(block->row_sum + i * VEC_LANES);
-    for (int64_t j = 0; j < keys; j += VEC_LANES) sum = vec_add(sum, load_elements(narrowed, i * stride + j, VEC_LANES));
+    for (int64_t j = 0; j < keys; j += VEC_LANES) sum = vec_add(sum, load_elements(narrowed, i * stride, j, VEC_LANES));
     vec_store(block->row_sum + i * VEC_LANES, sum);
   }
 }

@@ -137,6 +137,20 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
 /* 4 integers of 8 bits as floats. */
 static inline vec vec_load_i8(const int8_t *p) { return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(load_4_bytes(p))))); }
 
+/* The float16 at p, which need not be aligned, in all lanes. */
+static inline vec vec_spread_f16(const uint8_t *p) {
+  uint16_t half;
+  memcpy(&half, p, sizeof half);
+  return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
+}
+
+/* scale * (n - 8), where n is 4 bits of each of 4 bytes from bit `shift` on, 0 or 4. */
+static inline vec vec_load_nibbles(const uint8_t *p, int shift, vec scale) {
+  const uint8x8_t bytes = vshl_u8(vreinterpret_u8_s8(load_4_bytes(p)), vdup_n_s8((int8_t)-shift));
+  const int8x8_t n = vsub_s8(vreinterpret_s8_u8(vand_u8(bytes, vdup_n_u8(15))), vdup_n_s8(8));
+  return vmulq_f32(scale, vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(n)))));
+}
+
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 

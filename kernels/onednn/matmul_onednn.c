@@ -49,7 +49,9 @@ static dnnl_data_type_t onednn_type(attn_dtype dtype) {
     case ATTN_F32:
     case ATTN_F8_E4M3: /* refused */
     case ATTN_F8_E5M2:
-    case ATTN_I8: break;
+    case ATTN_I8:
+    case ATTN_Q8_0:
+    case ATTN_Q4_0: break;
   }
   return dnnl_f32;
 }

@@ -78,6 +78,17 @@ static int64_t key_at(const query *r, const attn_strides *stride, int64_t j) {
   return (p->uses & ATTN_USE_VARLEN ? 0 : r->b * stride->b) + head + (r->first_k + j) * stride->s;
 }
 
+/* An element of a type of blocks: a float16 and 32 integers of 8 bits, or of 4, whose upper halves follow the lower ones. */
+static double load_of_block(const void *data, attn_dtype dtype, int64_t index) {
+  enum { VALUES = 32 };
+  const int64_t i = index & (VALUES - 1), block_index = (index - i) / VALUES; /* rows may run backwards */
+  const uint8_t *block = (const uint8_t *)data + block_index * (dtype == ATTN_Q8_0 ? 34 : 18), *integers = block + 2;
+  uint16_t scale;
+  memcpy(&scale, block, sizeof scale);
+  const int upper = integers[i % (VALUES / 2)] >> (i < VALUES / 2 ? 0 : 4);
+  return attn_oracle_load(&scale, ATTN_F16, 0) * (dtype == ATTN_Q8_0 ? (int8_t)integers[i] : upper % 16 - 8);
+}
+
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
   if (dtype == ATTN_F32) return ((const float *)data)[index];
   if (dtype == ATTN_ORACLE_F64) return ((const double *)data)[index];
@@ -90,6 +101,7 @@ double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
     return sign * ldexp(exponent ? (1 << places) + fraction : fraction, (exponent ? exponent : 1) - bias - places);
   }
   if (dtype == ATTN_I8) return ((const int8_t *)data)[index];
+  if (dtype == ATTN_Q8_0 || dtype == ATTN_Q4_0) return load_of_block(data, dtype, index);
   const uint16_t bits = ((const uint16_t *)data)[index];
   if (dtype == ATTN_BF16) {
     const uint32_t wide = (uint32_t)bits << 16;

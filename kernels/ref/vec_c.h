@@ -119,6 +119,20 @@ static inline vec vec_load_e4m3(const uint8_t *p) {
 /* 4 integers of 8 bits as floats. */
 static inline vec vec_load_i8(const int8_t *p) { return (vec){(float)p[0], (float)p[1], (float)p[2], (float)p[3]}; }
 
+/* The float16 at p, which need not be aligned, in all lanes. */
+static inline vec vec_spread_f16(const uint8_t *p) {
+  uint16_t half;
+  memcpy(&half, p, sizeof half);
+  return vec_load_f16((const uint16_t[4]){half, half, half, half});
+}
+
+/* scale * (n - 8), where n is 4 bits of each of 4 bytes from bit `shift` on, 0 or 4. */
+static inline vec vec_load_nibbles(const uint8_t *p, int shift, vec scale) {
+  typedef int32_t integers __attribute__((vector_size(16)));
+  const integers bytes = {p[0], p[1], p[2], p[3]};
+  return scale * __builtin_convertvector((bytes >> shift & 15) - 8, vec);
+}
+
 /* 4 floats as float16 values, rounded to nearest. */
 static inline void vec_store_f16(uint16_t *p, vec x) {
   for (int i = 0; i < VEC_LANES; i++) p[i] = attn_f16_of_f32(x[i]);

@@ -22,8 +22,8 @@ static attn_status check_pointer(const attn_problem *p, const attn_operand *o, c
   if (pointer && !o->present) return refuse_pointer(p, o->name, o->of_operation, o->use);
   if (!o->present || !o->needed) return ATTN_OK;
   REQUIRE(pointer, "attn_args.%s is NULL; the problem has %s", o->name, o->use);
-  REQUIRE((uintptr_t)pointer % o->element_bytes == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes",
-          o->name, pointer, (unsigned)o->element_bytes);
+  REQUIRE((uintptr_t)pointer % o->alignment == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes", o->name,
+          pointer, (unsigned)o->alignment);
   return ATTN_OK;
 }
 
@@ -211,9 +211,10 @@ static inline void span_axis(int64_t size, int64_t stride, int64_t *below, int64
 
 static inline span span_of(const attn_operand *operand, const attn_args *args) {
   const uintptr_t at = (uintptr_t)attn_operand_at(operand, args), bytes = operand->element_bytes;
+  const attn_operand blocks = attn_operand_in_blocks(*operand);
   int64_t below = 0, above = 0;
   uint64_t elements = 1;
-  for (int i = 0; i < 4; i++) span_axis(operand->extent[i], operand->stride[i], &below, &above, &elements);
+  for (int i = 0; i < 4; i++) span_axis(blocks.extent[i], blocks.stride[i], &below, &above, &elements);
   return (span){.field = operand->name,
                 .begin = at + (uintptr_t)below * bytes,
                 .end = at + (uintptr_t)(above + 1) * bytes,

@@ -65,10 +65,15 @@ void attn_problem_set_causal(attn_problem *p, attn_align align) {
   p->window_right = 0;
 }
 
+/* Elements that a row of K or V takes up. */
+static int64_t row_of(const attn_problem *p, int64_t dim) {
+  return attn_dtype_exists(p->dtype_kv) ? attn_row_elements(p->dtype_kv, dim) : dim;
+}
+
 void attn_problem_set_bshd(attn_problem *p) {
   p->q_stride = bshd(p->heads_q, p->seq_q, p->dim_qk);
-  p->k_stride = bshd(p->heads_kv, p->seq_k, p->dim_qk);
-  p->v_stride = bshd(p->heads_kv, p->seq_k, p->dim_v);
+  p->k_stride = bshd(p->heads_kv, p->seq_k, row_of(p, p->dim_qk));
+  p->v_stride = bshd(p->heads_kv, p->seq_k, row_of(p, p->dim_v));
   p->o_stride = bshd(p->heads_q, p->seq_q, p->dim_v);
 }
 
@@ -82,8 +87,8 @@ void attn_problem_set_varlen(attn_problem *p, int64_t total_q, int64_t total_k) 
 }
 
 void attn_problem_set_pages(attn_problem *p, int64_t page_tokens, int64_t pages) {
-  p->k_stride = bhsd(p->heads_kv, page_tokens, p->dim_qk);
-  p->v_stride = bhsd(p->heads_kv, page_tokens, p->dim_v);
+  p->k_stride = bhsd(p->heads_kv, page_tokens, row_of(p, p->dim_qk));
+  p->v_stride = bhsd(p->heads_kv, page_tokens, row_of(p, p->dim_v));
   p->page_tokens = page_tokens;
   p->pages = pages;
   p->page_table_stride = page_tokens > 0 && p->seq_k > 0 ? (p->seq_k - 1) / page_tokens + 1 : 0;
@@ -208,7 +213,8 @@ static attn_status check_uses(const attn_problem *p) {
 static attn_status check_strides(const attn_problem *p) {
   for (int i = 0; i < ATTN_OPERANDS; i++) {
     const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
-    attn_tensor tensor = {.field = o.field, .output = attn_is_output(p, (attn_operand_id)i)};
+    attn_tensor tensor = {.field = o.field, .values = attn_dtype_of(o.dtype).values};
+    tensor.output = attn_is_output(p, (attn_operand_id)i);
     if (!o.present || o.ignored || !*o.axes) continue;
     for (int k = 0; k < 4; k++) tensor.axes[k] = (attn_axis){o.axes[k], o.extent[k], o.stride[k]};
     const attn_status status = attn_check_strides(&tensor);

@@ -52,7 +52,24 @@ static attn_status check_overlap(const char *field, const attn_axis *axes) {
   return ATTN_OK;
 }
 
+/* Rows begin with a block, and blocks of a row adjoin. */
+static attn_status check_blocks(const attn_tensor *t) {
+  for (int i = 0; i < 3 && t->values > 1; i++)
+    if (t->axes[i].size > 1 && t->axes[i].stride % t->values)
+      return attn_fail(ATTN_INVALID_ARGUMENT,
+                       "%s.%c is %" PRId64
+                       "; it must be a multiple of %d, because a type of blocks of so many elements is "
+                       "stored there",
+                       t->field, t->axes[i].name, t->axes[i].stride, t->values);
+  if (t->values > 1 && t->axes[3].size > 1 && t->axes[3].stride != 1)
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "%s.%c is %" PRId64 "; it must be 1, because a type of blocks of %d elements is stored there", t->field,
+                     t->axes[3].name, t->axes[3].stride, t->values);
+  return ATTN_OK;
+}
+
 attn_status attn_check_strides(const attn_tensor *tensor) {
-  const attn_status status = check_reach(tensor->field, tensor->axes);
+  attn_status status = check_reach(tensor->field, tensor->axes);
+  if (status == ATTN_OK) status = check_blocks(tensor);
   return status == ATTN_OK && tensor->output ? check_overlap(tensor->field, tensor->axes) : status;
 }

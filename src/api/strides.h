@@ -16,6 +16,7 @@ typedef struct attn_axis {
 typedef struct attn_tensor {
   const char *field; /* "attn_problem.q_stride", for the sentence */
   attn_axis axes[4]; /* those not used: all 0 */
+  int values;        /* elements that are stored together (attn_dtype_info) */
   bool output;
 } attn_tensor;
 

@@ -155,9 +155,9 @@ static void find_angles(const job *j, const block *b, float *cosine, float *sine
 
 /* The largest number of the type. */
 static float largest_of(attn_dtype dtype) {
-  float number;
-  attn_store_f32(&number, dtype, 0, INFINITY);
-  return attn_load_f32((attn_storage){&number, dtype}, 0);
+  _Alignas(float) char number[sizeof(attn_q8_0)] = {0}; /* has room for any type */
+  attn_store_f32(number, dtype, 0, INFINITY);
+  return attn_load_f32((attn_storage){number, dtype}, 0);
 }
 
 /* `heads` rows of one token, of which the elements from `first` on, `count` of them, are floats[][count]. */
@@ -345,6 +345,9 @@ static attn_status check_dtypes(const attn_kv_append_args *a) {
   if (status == ATTN_OK) status = check_float("attn_kv_append_args.q_out_dtype", a->q_out_dtype);
   if (status != ATTN_OK) return status;
   REQUIRE(attn_dtype_exists(a->cache_dtype), "attn_kv_append_args.cache_dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
+          (int)a->cache_dtype);
+  REQUIRE(attn_dtype_of(a->cache_dtype).values == 1,
+          "attn_kv_append_args.cache_dtype is %d, a type of blocks; it must be one that stores each element by itself",
           (int)a->cache_dtype);
   return ATTN_OK;
 }

@@ -68,6 +68,9 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
           s->heads_kv);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  REQUIRE(attn_dtype_of(s->dtype).values == 1,
+          "attn_kv_cache_shape.dtype is %d, a type of blocks; it must be one that stores each element by itself",
+          (int)s->dtype);
   REQUIRE(attn_dtype_is_float(s->dtype) || s->float_tokens,
           "attn_kv_cache_shape.float_tokens is false with a cache of 8 bits; it must be true");
   REQUIRE(s->scales || !attn_dtype_is_integer(s->dtype),

@@ -33,6 +33,9 @@ static attn_status check_shape(const attn_kv_pool_shape *s) {
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
   REQUIRE(!s->scales || !attn_dtype_is_float(s->dtype),
           "attn_kv_pool_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
+  REQUIRE(attn_dtype_of(s->dtype).values == 1,
+          "attn_kv_pool_shape.dtype is %d, a type of blocks; it must be one that stores each element by itself",
+          (int)s->dtype);
   return ATTN_OK;
 }
 

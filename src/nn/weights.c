@@ -17,6 +17,9 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
           "attn_problem.uses has ATTN_USE_VARLEN; attn_weights takes padded sequences only (ATTN_USE_KV_LEN, _Q_LEN)");
   REQUIRE(!(p.uses & ATTN_USE_PAGES),
           "attn_problem.uses has ATTN_USE_PAGES; attn_weights takes keys that lie at one stride only");
+  REQUIRE(!attn_dtype_exists(p.dtype_kv) || attn_dtype_of(p.dtype_kv).values == 1,
+          "attn_problem.dtype_kv is %d, a type of blocks; attn_weights takes keys whose elements are stored by themselves",
+          (int)p.dtype_kv);
   const attn_nn_size sizes[] = {{"attn_problem.batch", p.batch, 0},
                                 {"attn_problem.heads_q", p.heads_q, 1},
                                 {"attn_problem.seq_q", p.seq_q, 0},

@@ -95,6 +95,9 @@ EMULATED __m256i emulated_cvtps_ph_nearest(emulated_ps x) {
 EMULATED emulated_si emulated_cvtepi8_epi32(__m128i x) {
   return (emulated_si){{_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))}};
 }
+EMULATED emulated_si emulated_cvtepu8_epi32(__m128i x) {
+  return (emulated_si){{_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))}};
+}
 EMULATED emulated_ps emulated_cvtepi32_ps(emulated_si x) {
   return (emulated_ps){{_mm256_cvtepi32_ps(x.half[0]), _mm256_cvtepi32_ps(x.half[1])}};
 }
@@ -231,6 +234,23 @@ EMULATED __m128i emulated_maskz_loadu_epi8(__mmask16 mask, const void *p) {
   for (int i = 0; i < 16; i++)
     if (mask >> i & 1) bytes[i] = ((const uint8_t *)p)[i];
   return _mm_loadu_si128((const __m128i *)(const void *)bytes);
+}
+EMULATED __m128i emulated_mask_loadu_epi8(__m128i x, __mmask16 mask, const void *p) {
+  uint8_t bytes[16];
+  _mm_storeu_si128((__m128i *)(void *)bytes, x);
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) bytes[i] = ((const uint8_t *)p)[i];
+  return _mm_loadu_si128((const __m128i *)(const void *)bytes);
+}
+EMULATED emulated_ps emulated_permutexvar_ps(emulated_si index, emulated_ps x) {
+  int from[16];
+  float table[16], to[16];
+  for (int i = 0; i < 2; i++) {
+    _mm256_storeu_si256((__m256i *)(void *)(from + 8 * i), index.half[i]);
+    _mm256_storeu_ps(table + 8 * i, x.half[i]);
+  }
+  for (int i = 0; i < 16; i++) to[i] = table[from[i] & 15];
+  return (emulated_ps){{_mm256_loadu_ps(to), _mm256_loadu_ps(to + 8)}};
 }
 EMULATED __mmask16 emulated_test_epi8_mask(__m128i a, __m128i b) {
   return (__mmask16)~_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_and_si128(a, b), _mm_setzero_si128()));
@@ -447,6 +467,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_cmpge_epi32_mask emulated_cmpge_epi32_mask
 #define _mm512_cvtepi32_ps      emulated_cvtepi32_ps
 #define _mm512_cvtepi8_epi32    emulated_cvtepi8_epi32
+#define _mm512_cvtepu8_epi32    emulated_cvtepu8_epi32
 #define _mm512_cvtepu16_epi32   emulated_cvtepu16_epi32
 #define _mm512_cvtepi64_epi32   emulated_cvtepi64_epi32
 #define _mm512_cvtne2ps_pbh     emulated_cvtne2ps_pbh
@@ -496,7 +517,8 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_setzero_ps    emulated_setzero_ps
 #define _mm512_setzero_si512 emulated_setzero_si512
 #undef _mm512_shuffle_f32x4
-#define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
+#define _mm512_shuffle_f32x4  emulated_shuffle_f32x4
+#define _mm512_permutexvar_ps emulated_permutexvar_ps
 #undef _mm512_slli_epi32
 #define _mm512_slli_epi32 emulated_slli_epi32
 #undef _mm512_srli_epi32
@@ -517,6 +539,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_unpacklo_epi64  emulated_unpacklo_epi64
 #define _mm512_unpacklo_pd     emulated_unpacklo_pd
 #define _mm512_unpacklo_ps     emulated_unpacklo_ps
+#define _mm_mask_loadu_epi8    emulated_mask_loadu_epi8
 #define _mm_maskz_loadu_epi8   emulated_maskz_loadu_epi8
 #define _mm_test_epi8_mask     emulated_test_epi8_mask
 

@@ -30,6 +30,13 @@ static double load(const void *data, attn_dtype dtype, int64_t index) {
     return (byte & 0x7f) == 0x7f ? NAN : value_of_bits((byte & 0x80) << 1 | (byte & 0x7f), 3, 5) * 0x1p8;
   }
   if (dtype == ATTN_I8) return ((const int8_t *)data)[index];
+  if (dtype == ATTN_Q8_0 || dtype == ATTN_Q4_0) {
+    const int64_t bytes = dtype == ATTN_Q8_0 ? 34 : 18, i = index & 31; /* rows may run backwards */
+    const uint8_t *block = (const uint8_t *)data + (index - i) / 32 * bytes;
+    const double scale = value_of_bits((unsigned)block[0] | (unsigned)block[1] << 8, 10, 5);
+    if (dtype == ATTN_Q8_0) return scale * (int8_t)block[2 + i];
+    return scale * ((i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - 8);
+  }
   memcpy(&half, (const char *)data + 2 * index, sizeof half);
   return dtype == ATTN_F16 ? value_of_bits(half, 10, 5) : value_of_bits(half, 7, 8);
 }

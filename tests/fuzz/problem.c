@@ -56,9 +56,9 @@ static void read_shape(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_types(fuzz_bytes *bytes, attn_problem *p) {
   const uint8_t types = fuzz_byte(bytes);
-  const attn_dtype stored[] = {ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8};
+  const attn_dtype stored[] = {ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8, ATTN_Q8_0, ATTN_Q4_0};
   p->dtype_q = (attn_dtype)(types % 3);
-  p->dtype_kv = types & 0x20 ? stored[(types >> 3 & 3) % 3] : p->dtype_q;
+  p->dtype_kv = types & 0x20 ? stored[(types >> 3 & 3) + (types >> 2 & 1)] : p->dtype_q;
   p->dtype_q = types & 0x40 ? ATTN_F32 : p->dtype_q;
   p->dtype_o = types & 0x80 ? ATTN_F32 : p->dtype_q;
 }
@@ -135,6 +135,24 @@ static attn_score_strides pair_stride(const fuzz_tensor *t) {
 
 static size_t bytes_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : dtype == ATTN_F16 || dtype == ATTN_BF16 ? 2 : 1; }
 
+static bool has_blocks(attn_dtype dtype) { return dtype == ATTN_Q8_0 || dtype == ATTN_Q4_0; }
+
+/* K or V. Of types of blocks, its elements are blocks, which adjoin in a row; rows lie in any order, some with gaps. */
+static void read_key_tensor(fuzz_bytes *bytes, fuzz_tensor *t, attn_dtype dtype, const int64_t extent[4], attn_strides *of) {
+  if (!has_blocks(dtype)) {
+    read_tensor(bytes, t, bytes_of(dtype), extent, MAY_BROADCAST);
+    *of = row_stride(t);
+    return;
+  }
+  const int64_t rows[] = {extent[0], extent[1], extent[2], 1}, blocks = (extent[3] + 31) / 32;
+  read_tensor(bytes, t, dtype == ATTN_Q8_0 ? 34 : 18, rows, MAY_BROADCAST);
+  const int64_t of_row = blocks + fuzz_byte(bytes) % 3;
+  for (int axis = 0; axis < 3; axis++) t->stride[axis] *= of_row;
+  t->extent[3] = blocks;
+  t->stride[3] = 1;
+  *of = (attn_strides){32 * t->stride[0], 32 * t->stride[1], 32 * t->stride[2], 1};
+}
+
 /* Pages of a few sizes, fewer or more than the sequences need. */
 static void read_pages(fuzz_bytes *bytes, attn_problem *p) {
   if (!(p->uses & ATTN_USE_PAGES)) return;
@@ -155,8 +173,8 @@ static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   const int64_t v[] = {places, p->heads_kv, keys, p->dim_v}, o[] = {batch, p->heads_q, queries, p->dim_v};
   const int64_t lse[] = {batch, p->heads_q, queries, 1};
   read_tensor(bytes, &f->tensor[FUZZ_Q], bytes_of(p->dtype_q), q, MAY_BROADCAST);
-  read_tensor(bytes, &f->tensor[FUZZ_K], bytes_of(p->dtype_kv), k, MAY_BROADCAST);
-  read_tensor(bytes, &f->tensor[FUZZ_V], bytes_of(p->dtype_kv), v, MAY_BROADCAST);
+  read_key_tensor(bytes, &f->tensor[FUZZ_K], p->dtype_kv, k, &p->k_stride);
+  read_key_tensor(bytes, &f->tensor[FUZZ_V], p->dtype_kv, v, &p->v_stride);
   read_tensor(bytes, &f->tensor[FUZZ_O], bytes_of(p->dtype_o), o, MAY_NOT_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_LSE], 4, lse, MAY_NOT_BROADCAST);
   for (int i = 0; p->uses & ATTN_USE_KV_SCALES && i < 2; i++) {
@@ -166,8 +184,6 @@ static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
     *(i ? &p->v_scale_stride : &p->k_scale_stride) = row_stride(t);
   }
   p->q_stride = row_stride(&f->tensor[FUZZ_Q]);
-  p->k_stride = row_stride(&f->tensor[FUZZ_K]);
-  p->v_stride = row_stride(&f->tensor[FUZZ_V]);
   p->o_stride = row_stride(&f->tensor[FUZZ_O]);
   p->lse_stride = row_stride(&f->tensor[FUZZ_LSE]);
 }
@@ -332,7 +348,19 @@ static uint8_t byte_of(double value, attn_dtype dtype) {
   return (uint8_t)((half >> 8 & 0x80) | (half >> 7 & 0x7f));
 }
 
+/* A block with values around `value`. */
+static void store_block(fuzz_tensor *t, attn_dtype dtype, int64_t block, double value) {
+  unsigned char *at = t->data + (size_t)block * t->element_bytes;
+  const uint16_t scale = half_of(value / (dtype == ATTN_Q8_0 ? 64 : 4));
+  memcpy(at, &scale, sizeof scale);
+  for (size_t i = sizeof scale; i < t->element_bytes; i++) at[i] = (unsigned char)next_random();
+}
+
 static void store(fuzz_tensor *t, attn_dtype dtype, int64_t element, double value) {
+  if (has_blocks(dtype)) {
+    store_block(t, dtype, element, value);
+    return;
+  }
   const float single = (float)value;
   uint32_t bits;
   memcpy(&bits, &single, sizeof bits);

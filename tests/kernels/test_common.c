@@ -165,6 +165,12 @@ static attn_strides spread(attn_strides s, int64_t times) {
   return (attn_strides){s.b * times, s.h * times, s.s * times, s.d * times};
 }
 
+/* Dense rows of K or V, of whole blocks. */
+static attn_strides rows_of(const attn_problem *p, int64_t dim) {
+  const int64_t row = attn_row_elements(p->dtype_kv, dim);
+  return (attn_strides){p->heads_kv * p->seq_k * row, p->seq_k * row, row, 1};
+}
+
 static void check_shape(const shape *s, attn_dtype dtype) {
   static answer row[MOST_ROWS];
   static const float slopes[16] = {0.001f, 0.0005f};
@@ -177,8 +183,9 @@ static void check_shape(const shape *s, attn_dtype dtype) {
   p.align = s->align;
   p.score = s->score;
   p.q_stride = spread(p.q_stride, s->q_apart);
-  p.k_stride = spread(p.k_stride, s->kv_apart);
-  p.v_stride = spread(p.v_stride, s->kv_apart);
+  p.k_stride = spread(rows_of(&p, p.dim_qk), s->kv_apart);
+  p.v_stride = spread(rows_of(&p, p.dim_v), s->kv_apart);
+  if (attn_dtype_of(dtype).values > 1) p.k_stride.d = p.v_stride.d = 1;
   if (s->scale > 0) p.scale = s->scale;
   assert_true(p.heads_q * p.seq_q <= MOST_ROWS && p.seq_k <= MOST_KEYS && p.dim_v <= MOST_DIM);
   test_data data = test_data_create(&p, 21);
@@ -201,9 +208,8 @@ static void check_shape(const shape *s, attn_dtype dtype) {
 }
 
 TEST(every_block_of_every_shape_is_right) {
-  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8};
   for (size_t i = 0; i < COUNT(shapes); i++)
-    for (size_t n = 0; n < COUNT(dtypes); n++) check_shape(&shapes[i], dtypes[n]);
+    for (int dtype = 0; dtype < ATTN_DTYPE_COUNT; dtype++) check_shape(&shapes[i], (attn_dtype)dtype);
 }
 
 /* ---- Types of 8 bits ------------------------------------------------------------------------------------------------- */
@@ -245,6 +251,88 @@ static void check_every_byte(const char *kernel) {
 }
 
 TEST(every_value_of_8_bits_is_loaded_as_it_is) { test_each_kernel(check_every_byte); }
+
+/* ---- Types of blocks ------------------------------------------------------------------------------------------------- */
+
+/* Blocks of known bytes: their values, as ggml defines them, come out of V and of scores. All integers of each place of a
+ * block occur, and every scale of float16 that is finite is met by some block. */
+static void check_every_block(const char *kernel) {
+  enum { BLOCKS = 256, DIM = ATTN_BLOCK_VALUES };
+  static attn_q8_0 q8[BLOCKS];
+  static attn_q4_0 q4[BLOCKS];
+  static float o[BLOCKS * DIM], lse[BLOCKS];
+  static double right[2][BLOCKS][DIM];
+  float q[DIM];
+  for (int i = 0; i < DIM; i++) q[i] = i % 3 == 0 ? 1.0f : i % 3 == 1 ? -0.5f : 0.25f;
+  for (int n = 0; n < BLOCKS; n++) {
+    const uint16_t scale = (uint16_t)(n * 0x7bff / (BLOCKS - 1) ^ (n & 1) << 15);
+    memcpy(q8[n].scale, &scale, 2), memcpy(q4[n].scale, &scale, 2);
+    const double d = attn_oracle_load(&scale, ATTN_F16, 0);
+    for (int i = 0; i < DIM; i++) {
+      q8[n].values[i] = (int8_t)(n + 7 * i - 128);
+      right[0][n][i] = d * (int8_t)(n + 7 * i - 128);
+    }
+    for (int i = 0; i < DIM / 2; i++) {
+      const int low = (n + i) % 16, high = (n / 16 + 3 * i) % 16;
+      q4[n].values[i] = (uint8_t)(low | high << 4);
+      right[1][n][i] = d * (low - 8);
+      right[1][n][i + DIM / 2] = d * (high - 8);
+    }
+  }
+  for (int type = 0; type < 2; type++) {
+    attn_problem p;
+    attn_problem_init(&p, BLOCKS, 1, 1, 1, 1, DIM, DIM);
+    p.dtype_kv = type ? ATTN_Q4_0 : ATTN_Q8_0;
+    p.q_stride.b = 0;
+    p.scale = 1;
+    p.uses = ATTN_USE_LSE;
+    const void *blocks = type ? (const void *)q4 : q8;
+    if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) return;
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+    test_ok(test_run(&p, &ATTN_STRUCT(attn_args, .q = q, .k = blocks, .v = blocks, .o = o, .lse = lse), &options));
+    for (int n = 0; n < BLOCKS; n++) {
+      double score = 0, size = 0;
+      for (int i = 0; i < DIM; i++) {
+        const double x = right[type][n][i];
+        score += x * (double)q[i], size += fabs(x * (double)q[i]);
+        if (!((double)o[n * DIM + i] == x))
+          fail_msg("%s: V of block %d, value %d is %.9g, should be %.9g", kernel, n, i, (double)o[n * DIM + i], x);
+      }
+      if (!(fabs((double)lse[n] - score) <= 1e-5 * size))
+        fail_msg("%s: K of block %d scores %.9g, should be %.9g", kernel, n, (double)lse[n], score);
+    }
+  }
+}
+
+TEST(every_value_of_a_block_is_loaded_as_it_is) { test_each_kernel(check_every_block); }
+
+/* The bytes are those of gguf.quants (PyPI, gguf 0.19.0) for the same numbers. */
+TEST(blocks_are_quantised_as_ggml_does) {
+  static const uint8_t gguf_q8_0[] = {0xd0, 0x27, 0xae, 0x46, 0xd7, 0x6f, 0x00, 0x91, 0x29, 0xba, 0x52, 0xe3,
+                                      0x7b, 0x0c, 0x9e, 0x35, 0xc7, 0x5e, 0xf0, 0x81, 0x19, 0xaa, 0x42, 0xd3,
+                                      0x6b, 0xfc, 0x8d, 0x25, 0xb6, 0x4e, 0xdf, 0x77, 0x08, 0x9a};
+  static const uint8_t gguf_q4_0[] = {0xc0, 0x37, 0x73, 0x0c, 0xa5, 0x3f, 0xc8, 0x51, 0xfb,
+                                      0x84, 0x1d, 0xa6, 0x3f, 0xd9, 0x62, 0xfb, 0x94, 0x2e};
+  float x[ATTN_BLOCK_VALUES], back[ATTN_BLOCK_VALUES];
+  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) x[i] = (float)((i * 37 + 11) % 64 - 31) / 8;
+  attn_q8_0 q8;
+  attn_q4_0 q4;
+  attn_store_row_f32(&q8, ATTN_Q8_0, 0, x, ATTN_BLOCK_VALUES);
+  attn_store_row_f32(&q4, ATTN_Q4_0, 0, x, ATTN_BLOCK_VALUES);
+  assert_memory_equal(&q8, gguf_q8_0, sizeof q8);
+  assert_memory_equal(&q4, gguf_q4_0, sizeof q4);
+  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
+    back[i] = attn_load_f32((attn_storage){&q8, ATTN_Q8_0}, i);
+    assert_true(fabsf(back[i] - x[i]) <= 4.0f / 127 / 2 * 1.01f);
+  }
+  attn_store_row_f32(&q8, ATTN_Q8_0, 0, (const float[3]){NAN, 1, 2}, 3);
+  attn_store_row_f32(&q4, ATTN_Q4_0, 0, (const float[3]){1, NAN, 2}, 3);
+  assert_true(isnan(attn_oracle_load(&q8, ATTN_Q8_0, 1)) && isnan(attn_oracle_load(&q4, ATTN_Q4_0, 0)));
+  attn_store_row_f32(&q8, ATTN_Q8_0, 0, (const float[3]){0, 0, 0}, 3);
+  attn_store_row_f32(&q4, ATTN_Q4_0, 0, (const float[3]){0, 0, 0}, 3);
+  for (int i = 0; i < ATTN_BLOCK_VALUES; i++)
+    assert_true(attn_oracle_load(&q8, ATTN_Q8_0, i) == 0 && attn_oracle_load(&q4, ATTN_Q4_0, i) == 0);
+}
 
 /* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
 

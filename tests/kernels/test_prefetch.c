@@ -29,13 +29,14 @@ static void record(uintptr_t at) {
  * then V likewise. */
 static void read_blocks(int64_t row_bytes, prefetch_policy policy, bool nearer, int pairs) {
   memset(&seen, 0, sizeof seen);
-  const line_rows k = {NULL, row_bytes, row_bytes}, v = {(const void *)V_AT, row_bytes, row_bytes}; /* NOLINT: no memory */
+  const line_rows k = {NULL, row_bytes, row_bytes, LINE_BYTES};
+  const line_rows v = {(const void *)V_AT, row_bytes, row_bytes, LINE_BYTES}; /* NOLINT: no memory */
   prefetch_lines next = prefetch_of(k, v, KEYS, policy, nearer);
   const uintptr_t step = (uintptr_t)pairs * 2 * LINE_BYTES, block = (uintptr_t)(KEYS * row_bytes);
   for (int b = 0; b < BLOCKS; b++)
     for (int of_v = 0; of_v < 2; of_v++)
       for (uintptr_t done = 0; done < block; done += step) {
-        prefetch_ahead(&next, policy, false, pairs, of_v ? &next.k_again : &next.v_again);
+        prefetch_ahead(&next, policy, false, pairs, LINE_BYTES, of_v ? &next.k_again : &next.v_again);
         seen.read[of_v] += step;
       }
 }

@@ -77,38 +77,46 @@ TEST(setters_set_what_they_say) {
   assert_strides(p.k_stride, 2 * 32 * 8, 32 * 8, 8, 1);
   assert_strides(p.v_stride, 2 * 32 * 6, 32 * 6, 6, 1);
   test_ok(attn_problem_validate(&p));
+  p.dtype_kv = ATTN_Q8_0; /* rows of whole blocks */
+  attn_problem_set_pages(&p, 32, 3);
+  assert_strides(p.k_stride, 2 * 32 * 32, 32 * 32, 32, 1);
+  attn_problem_set_varlen(&p, 9, 11);
+  assert_strides(p.v_stride, 7 * 2 * 32, 32, 2 * 32, 1);
+  assert_strides(p.o_stride, 5 * 4 * 6, 6, 4 * 6, 1);
 }
 
 /* ---- Valid problems ---- */
 
 #define LEGAL(name, change) \
   static void legal_##name(attn_problem *p) { change; }
-#define LEGAL_CHANGES(X)                                                                                      \
-  X(scale_zero, p->scale = 0)                                                                                 \
-  X(scale_negative, p->scale = -2)                                                                            \
-  X(broadcast_k, p->k_stride.s = 0)                                                                           \
-  X(broadcast_all_of_v, p->v_stride = (attn_strides){0})                                                      \
-  X(reversed_queries, p->q_stride.s = -8)                                                                     \
-  X(reversed_output, p->o_stride.s = -6)                                                                      \
-  X(dimension_outermost, (p->o_stride = (attn_strides){20, 5, 1, 40}))                                        \
-  X(gaps_in_output, (p->o_stride = (attn_strides){1000, 200, 30, 3}))                                         \
-  X(window, (p->window_left = 3, p->window_right = 2))                                                        \
-  X(row_len_top_left, p->uses = ATTN_USE_ROW_LEN)                                                             \
-  X(half_kv, p->dtype_kv = ATTN_F16)                                                                          \
-  X(bytes_kv, p->dtype_kv = ATTN_F8_E4M3)                                                                     \
-  X(bytes_kv_of_bf16, (p->dtype_kv = ATTN_F8_E5M2, p->dtype_q = ATTN_BF16))                                   \
-  X(integers_kv, p->dtype_kv = ATTN_I8)                                                                       \
-  X(bytes_kv_of_f16, (p->dtype_kv = ATTN_F8_E4M3, p->dtype_q = p->dtype_o = ATTN_F16))                        \
-  X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                      \
-  X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                              \
-  X(q_of_precomputed_unread, (p->score = ATTN_SCORE_PRECOMPUTED, p->q_stride.b = INT64_MAX))                  \
-  X(additive, (p->score = ATTN_SCORE_ADDITIVE, p->uses = ATTN_USE_SCORE_WEIGHT))                              \
-  X(gaussian_unweighted, p->score = ATTN_SCORE_GAUSSIAN)                                                      \
-  X(pages, attn_problem_set_pages(p, 1024, 0))                                                                \
-  X(shared_page_table, (attn_problem_set_pages(p, 16, 2), p->page_table_stride = 0))                          \
-  X(one_element_stride_ignored, (attn_problem_init(p, 1, 1, 1, 1, 1, 1, 1), p->o_stride = (attn_strides){0})) \
-  X(no_batch, attn_problem_init(p, 0, 4, 2, 5, 7, 8, 6))                                                      \
-  X(no_queries, attn_problem_init(p, 2, 4, 2, 0, 7, 8, 6))                                                    \
+#define LEGAL_CHANGES(X)                                                                                        \
+  X(scale_zero, p->scale = 0)                                                                                   \
+  X(scale_negative, p->scale = -2)                                                                              \
+  X(broadcast_k, p->k_stride.s = 0)                                                                             \
+  X(broadcast_all_of_v, p->v_stride = (attn_strides){0})                                                        \
+  X(reversed_queries, p->q_stride.s = -8)                                                                       \
+  X(reversed_output, p->o_stride.s = -6)                                                                        \
+  X(dimension_outermost, (p->o_stride = (attn_strides){20, 5, 1, 40}))                                          \
+  X(gaps_in_output, (p->o_stride = (attn_strides){1000, 200, 30, 3}))                                           \
+  X(window, (p->window_left = 3, p->window_right = 2))                                                          \
+  X(row_len_top_left, p->uses = ATTN_USE_ROW_LEN)                                                               \
+  X(half_kv, p->dtype_kv = ATTN_F16)                                                                            \
+  X(bytes_kv, p->dtype_kv = ATTN_F8_E4M3)                                                                       \
+  X(bytes_kv_of_bf16, (p->dtype_kv = ATTN_F8_E5M2, p->dtype_q = ATTN_BF16))                                     \
+  X(integers_kv, p->dtype_kv = ATTN_I8)                                                                         \
+  X(bytes_kv_of_f16, (p->dtype_kv = ATTN_F8_E4M3, p->dtype_q = p->dtype_o = ATTN_F16))                          \
+  X(blocks_kv, (p->dtype_kv = ATTN_Q8_0, attn_problem_set_bshd(p)))                                             \
+  X(blocks_kv_reversed, (p->dtype_kv = ATTN_Q4_0, p->k_stride = p->v_stride = (attn_strides){-960, 0, -32, 1})) \
+  X(half_all, (p->dtype_kv = ATTN_BF16, p->dtype_q = ATTN_BF16, p->dtype_o = ATTN_BF16))                        \
+  X(overlapping_lse_unused, (p->lse_stride = (attn_strides){0}))                                                \
+  X(q_of_precomputed_unread, (p->score = ATTN_SCORE_PRECOMPUTED, p->q_stride.b = INT64_MAX))                    \
+  X(additive, (p->score = ATTN_SCORE_ADDITIVE, p->uses = ATTN_USE_SCORE_WEIGHT))                                \
+  X(gaussian_unweighted, p->score = ATTN_SCORE_GAUSSIAN)                                                        \
+  X(pages, attn_problem_set_pages(p, 1024, 0))                                                                  \
+  X(shared_page_table, (attn_problem_set_pages(p, 16, 2), p->page_table_stride = 0))                            \
+  X(one_element_stride_ignored, (attn_problem_init(p, 1, 1, 1, 1, 1, 1, 1), p->o_stride = (attn_strides){0}))   \
+  X(no_batch, attn_problem_init(p, 0, 4, 2, 5, 7, 8, 6))                                                        \
+  X(no_queries, attn_problem_init(p, 2, 4, 2, 0, 7, 8, 6))                                                      \
   X(no_keys, attn_problem_init(p, 2, 4, 2, 5, 0, 8, 6))
 LEGAL_CHANGES(LEGAL)
 
@@ -145,6 +153,11 @@ TEST(legal_problems_are_accepted) {
   X(dtype_q, p->dtype_q = ATTN_F16, "dtype_q", "1", "equal to dtype_kv")                                                    \
   X(dtype_q_bytes, p->dtype_q = p->dtype_kv = ATTN_F8_E4M3, "dtype_q", "3", "ATTN_F32, ATTN_F16 or ATTN_BF16")              \
   X(dtype_o_bytes, p->dtype_o = p->dtype_kv = ATTN_F8_E5M2, "dtype_o", "4", "ATTN_F32")                                     \
+  X(dtype_q_blocks, p->dtype_q = p->dtype_kv = ATTN_Q8_0, "dtype_q", "6", "ATTN_F32, ATTN_F16 or ATTN_BF16")                \
+  X(blocks_row, p->dtype_kv = ATTN_Q8_0, "k_stride.b", "112", "multiple of 32")                                             \
+  X(blocks_rows, (p->dtype_kv = ATTN_Q4_0, attn_problem_set_bshd(p), p->v_stride.s = 48), "v_stride.s", "48",               \
+    "multiple of 32")                                                                                                       \
+  X(blocks_columns, (p->dtype_kv = ATTN_Q8_0, attn_problem_set_bshd(p), p->k_stride.d = 2), "k_stride.d", "2", "must be 1") \
   X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
   X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
   X(operation, p->operation = (attn_operation)1, "operation", "is 1", "ATTN_FORWARD")                                       \

@@ -11,14 +11,22 @@ enum { LANE_VALUES = 1, FLOAT_QUERIES = true };
 #define LANES_TAKE(dtype) true
 #define LANE_DTYPES       "kernels/common/problem/dtypes.def" /* types of K and V */
 
-/* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes. */
-static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) { return load_elements(from, index, n); }
+/* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes; index and d as for load_elements(). */
+static ALWAYS_INLINE vec load_row_lanes(attn_storage from, int64_t index, int64_t d, int64_t n) {
+  return load_elements(from, index, d, n);
+}
+
+/* The same from element `index` on, which may be within a block. */
+static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
+  const int64_t d = index & (attn_dtype_of(from.dtype).values - 1);
+  return load_row_lanes(from, index - d, d, n);
+}
 
 static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return vec_fma(a, b, sum); }
 
 /* n columns of V of a lane's key, from element at[0] + c on. */
 static ALWAYS_INLINE void load_columns(vec x[1], attn_storage from, const int64_t at[1], int64_t c, int64_t n) {
-  x[0] = load_elements(from, at[0] + c, n);
+  x[0] = load_elements(from, at[0], c, n);
 }
 
 /* A row of Q, as block->q has it. */

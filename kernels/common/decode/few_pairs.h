@@ -23,14 +23,18 @@ enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 #define LANES_TAKE(dtype) ((dtype) == ATTN_BF16)
 #define LANE_DTYPES       "kernels/common/problem/bf16.def" /* types of K and V */
 
+static ALWAYS_INLINE vec load_row_lanes(attn_storage from, int64_t index, int64_t d, int64_t n) {
+  return load_pairs((const uint16_t *)from.data + (index + d), n);
+}
+
 static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
-  return load_pairs((const uint16_t *)from.data + index, n);
+  return load_row_lanes(from, index, 0, n);
 }
 
 static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return dot_pairs(a, b, sum); }
 
 static ALWAYS_INLINE void load_columns(vec x[2], attn_storage from, const int64_t at[2], int64_t c, int64_t n) {
-  zip_pairs(load_lanes(from, at[0] + c, n), load_lanes(from, at[1] + c, n), x);
+  zip_pairs(load_row_lanes(from, at[0], c, n), load_row_lanes(from, at[1], c, n), x);
 }
 
 /* A row of Q where it lies. Rows without keys are not read, because they may hold anything; those behind the last are

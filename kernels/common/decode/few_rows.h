@@ -73,8 +73,18 @@ typedef struct few_kind {
 
 #define DTYPE(constant, name, element, ...) \
   _Static_assert(VEC_VALUES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
+#define BLOCK_DTYPE(constant, name, element, values, ...) \
+  _Static_assert((values) % VEC_VALUES == 0, "a vector of " #name " must lie in a block");
 #include LANE_DTYPES
 #undef DTYPE
+#undef BLOCK_DTYPE
+
+/* Elements that the loops read between prefetches of a line, and their bytes: those of a line, or two blocks. */
+static ALWAYS_INLINE int line_elements(const attn_dtype dtype) {
+  const int together = attn_dtype_of(dtype).values;
+  return together > 1 ? 2 * together : attn_elements_in(dtype, LINE_BYTES);
+}
+static ALWAYS_INLINE int line_step(const attn_dtype dtype) { return (int)attn_elements_bytes(dtype, line_elements(dtype)); }
 
 /* ---- S = Q K^T, K in place ---- */
 
@@ -82,8 +92,9 @@ typedef struct few_kind {
  * Several rows go through their keys side by side, so that each load of q serves all of them. */
 static ALWAYS_INLINE int keys_at_once(few_kind kind) { return kind.rows == 1 ? 1 : DECODE_KNOBS.score_sums / kind.rows; }
 
-/* sum[r][j] += products of the elements [d, d + n) of the rows and of the keys that begin at elements key[0] .. */
-static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_t *key, int64_t d, int64_t n,
+/* sum[r][j] += products of the elements [d, d + n) of the rows and of the keys that begin at elements key[0] .. `line`: up
+ * to d, in whole blocks. */
+static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_t *key, int64_t line, int64_t d, int64_t n,
                                         const few_kind kind) {
   const int columns = DECODE_KNOBS.score_sums / kind.rows;
   vec query[MOST_TILE_ROWS];
@@ -91,7 +102,7 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
   for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
   UNROLL
   for (int j = 0; j < keys_at_once(kind); j++) {
-    const vec x = load_lanes(attn_storage_as(t.keys.from, kind.dtype), key[j] + d, n);
+    const vec x = load_row_lanes(attn_storage_as(t.keys.from, kind.dtype), key[j] + line, d - line, n);
     UNROLL
     for (int r = 0; r < kind.rows; r++) sum[r * columns + j] = multiply_lanes(query[r], x, sum[r * columns + j]);
   }
@@ -101,7 +112,7 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
  * Prefetches as many lines as it reads. */
 static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind, prefetch_lines *next) {
   const int sums = DECODE_KNOBS.score_sums, columns = sums / kind.rows, group = keys_at_once(kind),
-            line = attn_elements_in(kind.dtype, LINE_BYTES);
+            line = line_elements(kind.dtype), bytes = line_step(kind.dtype);
   vec sum[MOST_SCORE_SUMS];
   int64_t key[MOST_SCORE_SUMS];
   UNROLL
@@ -112,17 +123,18 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
     for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
-      prefetch_ahead(next, kind.policy, kind.paged, 1, &next->v_again);
+      prefetch_ahead(next, kind.policy, kind.paged, 1, bytes, &next->v_again);
       UNROLL
-      for (int part = 0; part < 2 * line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
+      for (int part = 0; part < 2 * line; part += VEC_VALUES)
+        score_columns(&sum[j], t, &key[j], d, d + part, VEC_VALUES, kind);
     }
     for (; d + line <= t.dim_qk; d += line) {
       if (group > 1 || (columns % 2 ? at + j : j) % 2 == 0)
-        prefetch_ahead(next, kind.policy, kind.paged, (group + 1) / 2, &next->v_again);
+        prefetch_ahead(next, kind.policy, kind.paged, (group + 1) / 2, bytes, &next->v_again);
       UNROLL
-      for (int part = 0; part < line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
+      for (int part = 0; part < line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d, d + part, VEC_VALUES, kind);
     }
-    for (; d < t.dim_qk; d += VEC_VALUES) score_columns(&sum[j], t, &key[j], d, min64(t.dim_qk - d, VEC_VALUES), kind);
+    for (; d < t.dim_qk; d += VEC_VALUES) score_columns(&sum[j], t, &key[j], 0, d, min64(t.dim_qk - d, VEC_VALUES), kind);
   }
   float each[MOST_SCORE_SUMS];
   UNROLL
@@ -194,10 +206,11 @@ static ALWAYS_INLINE void find_columns(const few_rows *t, int64_t j, int64_t col
 /* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Prefetches as many lines as it reads. */
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          prefetch_lines *next) {
-  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES), values = vecs * VEC_LANES * LANE_VALUES;
+  const int two_lines = 2 * line_elements(kind.dtype), values = vecs * VEC_LANES * LANE_VALUES;
   const int pairs =
       values > two_lines ? values / two_lines : 1; /* pairs of lines to prefetch, each time that as many have been read */
   const int between = values < two_lines ? two_lines / values : 1;
+  const int64_t whole = columns_before(kind.dtype, column, vecs), rest = column - whole;
   const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
   const int64_t last = LOADS_PARTS_OF(kind.dtype) ? columns : VEC_VALUES;
   float *acc = t.acc + column;
@@ -206,15 +219,15 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int i = 0; i < kind.rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES);
   for (int64_t j = 0; j < t.lanes; j++) {
     int64_t at[LANE_VALUES];
-    find_columns(&t, j, column, at);
+    find_columns(&t, j, whole, at);
     vec_factor weight[MOST_TILE_ROWS];
-    if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, &next->k_again);
+    if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, line_step(kind.dtype), &next->k_again);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * DECODE_SCORE_STRIDE + j);
     UNROLL
     for (int c = 0; c < vecs; c += LANE_VALUES) {
       vec x[LANE_VALUES];
-      load_columns(x, attn_storage_as(t.keys.from, kind.dtype), at, c * VEC_LANES,
+      load_columns(x, attn_storage_as(t.keys.from, kind.dtype), at, rest + c * VEC_LANES,
                    c < vecs - LANE_VALUES ? VEC_VALUES : last);
       UNROLL
       for (int i = 0; i < LANE_VALUES; i++) {
@@ -243,7 +256,7 @@ static inline float score_factor(const attn_problem *p) { return p->scale * LOG2
 static line_rows block_lines(key_rows rows, int64_t dim) {
   const attn_dtype dtype = rows.from.dtype;
   return (line_rows){attn_element_at(rows.from.data, dtype, rows.first), attn_elements_bytes(dtype, dim),
-                     attn_elements_bytes(dtype, rows.stride)};
+                     attn_elements_bytes(dtype, rows.stride), line_step(dtype)};
 }
 
 #endif

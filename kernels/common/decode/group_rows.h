@@ -110,15 +110,16 @@ typedef struct group_operands {
 /* sum[j * rows + r] += products of the elements [d, d + n) of row r and of key j. */
 static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t n, const few_kind kind, vec sum[VEC_LANES],
                                      prefetch_lines *next) {
-  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES), keys = keys_of_vector(kind.rows);
+  const int two_lines = 2 * line_elements(kind.dtype), keys = keys_of_vector(kind.rows);
   const int values = keys * VEC_VALUES, pairs = values / two_lines; /* pairs of lines */
   /* P V prefetches for whole vectors, so that both prefetch what they read if a part is half of one. */
   const bool prefetches = n == VEC_VALUES && (pairs > 0 || d * keys % two_lines == 0);
-  if (prefetches) prefetch_ahead(next, kind.policy, kind.paged, pairs > 0 ? pairs : 1, &next->v_again);
+  if (prefetches)
+    prefetch_ahead(next, kind.policy, kind.paged, pairs > 0 ? pairs : 1, line_step(kind.dtype), &next->v_again);
   vec x[VEC_LANES];
   UNROLL
   for (int j = 0; j < keys; j++)
-    x[j] = load_lanes(attn_storage_as(of.k.rows.from, kind.dtype), of.k.rows.first + j * of.k.rows.stride + d, n);
+    x[j] = load_row_lanes(attn_storage_as(of.k.rows.from, kind.dtype), of.k.rows.first + j * of.k.rows.stride, d, n);
   UNROLL
   for (int r = 0; r < kind.rows; r++) {
     vec query = vec_load(of.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);

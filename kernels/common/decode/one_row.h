@@ -17,19 +17,20 @@
  * order. */
 static ALWAYS_INLINE void score_block(const float *q, const block_rows k, float factor, const int dim, const few_kind kind,
                                       float *score, prefetch_lines *next) {
-  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
+  const int two_lines = 2 * line_elements(kind.dtype), pairs = dim > two_lines ? dim / two_lines : 1;
   int64_t key = k.rows.first;
   NO_UNROLL
   for (int at = 0; at < DECODE_KEYS; at += VEC_LANES) {
     vec sum[VEC_LANES];
     UNROLL
     for (int j = 0; j < VEC_LANES; j++) {
-      prefetch_ahead(next, kind.policy, kind.paged, dim / two_lines, &next->v_again);
+      if (j * dim % two_lines == 0)
+        prefetch_ahead(next, kind.policy, kind.paged, pairs, line_step(kind.dtype), &next->v_again);
       sum[j] = vec_zero();
       UNROLL
       for (int d = 0; d < dim; d += VEC_VALUES)
         sum[j] = multiply_lanes(vec_load(q + d / LANE_VALUES),
-                                load_lanes(attn_storage_as(k.rows.from, kind.dtype), key + d, VEC_VALUES), sum[j]);
+                                load_row_lanes(attn_storage_as(k.rows.from, kind.dtype), key, d, VEC_VALUES), sum[j]);
       key += k.rows.stride;
       __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
     }
@@ -41,7 +42,7 @@ static ALWAYS_INLINE void score_block(const float *q, const block_rows k, float 
 /* acc += P V for as many keys, as many columns at a time as there are registers for. */
 static ALWAYS_INLINE void accumulate_block(const float *p, const block_rows v, const int dim, const few_kind kind,
                                            float *acc, prefetch_lines *next) {
-  const int two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
+  const int two_lines = 2 * line_elements(kind.dtype);
   const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, columns = vecs * VEC_LANES;
   const int values = columns * LANE_VALUES; /* values of a lane's keys */
   const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;
@@ -50,17 +51,18 @@ static ALWAYS_INLINE void accumulate_block(const float *p, const block_rows v, c
     vec sum[DECODE_SUMS];
     UNROLL
     for (int c = 0; c < vecs; c++) sum[c] = vec_load(acc + column + c * VEC_LANES);
+    const int64_t whole = columns_before(kind.dtype, column, vecs), rest = column - whole;
     int64_t at[LANE_VALUES];
     UNROLL
-    for (int i = 0; i < LANE_VALUES; i++) at[i] = v.rows.first + i * v.rows.stride + column;
+    for (int i = 0; i < LANE_VALUES; i++) at[i] = v.rows.first + i * v.rows.stride + whole;
     NO_UNROLL
     for (int j = 0; j < DECODE_KEYS / LANE_VALUES; j++) {
       const vec_factor weight = vec_factor_at(p + j);
-      if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, &next->k_again);
+      if (j % between == 0) prefetch_ahead(next, kind.policy, kind.paged, pairs, line_step(kind.dtype), &next->k_again);
       UNROLL
       for (int c = 0; c < vecs; c += LANE_VALUES) {
         vec x[LANE_VALUES];
-        load_columns(x, attn_storage_as(v.rows.from, kind.dtype), at, c * VEC_LANES, VEC_VALUES);
+        load_columns(x, attn_storage_as(v.rows.from, kind.dtype), at, rest + c * VEC_LANES, VEC_VALUES);
         UNROLL
         for (int i = 0; i < LANE_VALUES; i++) sum[c + i] = vec_fma_factor(weight, x[i], sum[c + i]);
       }

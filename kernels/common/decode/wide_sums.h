@@ -39,8 +39,9 @@ static ALWAYS_INLINE int wide_vecs(const int rows) {
 static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int64_t last, const few_kind kind,
                                           const int vecs, const int at_once, prefetch_lines *next) {
   enum { PARTS = 16 };
-  const int tile = wide_rows(kind.rows), two_lines = attn_elements_in(kind.dtype, 2 * LINE_BYTES);
+  const int tile = wide_rows(kind.rows), two_lines = 2 * line_elements(kind.dtype);
   const int share = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* part of a pair of lines for each lane */
+  const int64_t whole = columns_before(kind.dtype, column, vecs), rest = column - whole;
   int due = 0;
   NO_UNROLL
   for (int row = 0; row < kind.rows; row += tile) {
@@ -51,16 +52,17 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
     for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES);
     int64_t at[LANE_VALUES];
     UNROLL
-    for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.rows.first + i * w.v.rows.stride + column;
+    for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.rows.first + i * w.v.rows.stride + whole;
     NO_UNROLL
     for (int64_t j = 0; j < w.keys; j += at_once * LANE_VALUES) {
-      for (due -= share * at_once; due < 0; due += PARTS) prefetch_ahead(next, kind.policy, kind.paged, 1, &next->k_again);
+      for (due -= share * at_once; due < 0; due += PARTS)
+        prefetch_ahead(next, kind.policy, kind.paged, 1, line_step(kind.dtype), &next->k_again);
       UNROLL
       for (int i = 0; i < at_once; i++, weights += w.lane_step) {
         vec x[WIDE_VECS];
         UNROLL
         for (int c = 0; c < vecs; c += LANE_VALUES)
-          load_columns(x + c, attn_storage_as(w.v.rows.from, kind.dtype), at, c * VEC_LANES,
+          load_columns(x + c, attn_storage_as(w.v.rows.from, kind.dtype), at, rest + c * VEC_LANES,
                        c < vecs - LANE_VALUES ? VEC_VALUES : last);
         UNROLL
         for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);

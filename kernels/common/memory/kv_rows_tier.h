@@ -110,6 +110,7 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
     case ATTN_F8_E4M3: call(__VA_ARGS__, ATTN_F8_E4M3); break; \
     case ATTN_F8_E5M2: call(__VA_ARGS__, ATTN_F8_E5M2); break; \
     case ATTN_I8: call(__VA_ARGS__, ATTN_I8); break;           \
+    default: break; /* write_blocks() */                       \
   }
 #define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
 #define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)
@@ -327,6 +328,19 @@ static void prefetch_columns(const attn_kv_rows *r, int64_t at, int64_t tokens, 
   }
 }
 
+/* `count` elements from `first` on, a multiple of CHUNK, of a token's row in one head, rotated, as floats. */
+static void write_floats(const attn_kv_rows *r, int64_t t, int64_t head, int64_t first, int64_t count, float *to) {
+  token_rows row = rows_at(r, t, head, 1);
+  row.from_at += first * row.from_element;
+  row.to = to;
+  row.to_dtype = ATTN_F32;
+  row.to_at = 0;
+  row.to_element = 1;
+  row.dim = count;
+  if (first > 0) row.turned = 0;
+  write_token_rows(&row);
+}
+
 /* `tokens` (a multiple of VEC_LANES) from t on, which lie side by side in a transposed page: their rows as floats, then
  * squares of them. */
 static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int64_t head) {
@@ -336,17 +350,7 @@ static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int6
     rows.count = min64(CHUNK, r->dim - first);
     const int64_t at = r->to_at[t] + head * r->to_head + first * r->to_element;
     prefetch_columns(r, at, tokens, rows.count);
-    for (int64_t i = 0; i < tokens; i++) {
-      token_rows row = rows_at(r, t + i, head, 1);
-      row.from_at += first * row.from_element;
-      row.to = floats + i * rows.stride;
-      row.to_dtype = ATTN_F32;
-      row.to_at = 0;
-      row.to_element = 1;
-      row.dim = rows.count;
-      if (first > 0) row.turned = 0;
-      write_token_rows(&row);
-    }
+    for (int64_t i = 0; i < tokens; i++) write_floats(r, t + i, head, first, rows.count, floats + i * rows.stride);
     store_stage(r, rows, at);
     for (int64_t d = round_down(rows.count, VEC_LANES); d < rows.count; d++)
       for (int64_t i = 0; i < tokens; i++)
@@ -357,6 +361,16 @@ static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int6
 static void write_token(const attn_kv_rows *r, int64_t t, int64_t head, int64_t heads) {
   const token_rows rows = rows_at(r, t, head, heads);
   write_token_rows(&rows);
+}
+
+/* A token's row in one head as blocks, by way of floats. */
+static void write_blocks(const attn_kv_rows *r, int64_t t, int64_t head) {
+  float floats[CHUNK];
+  for (int64_t first = 0, count; first < r->dim; first += count) {
+    count = min64(CHUNK, r->dim - first);
+    write_floats(r, t, head, first, count, floats);
+    attn_store_row_f32(r->to, r->to_dtype, r->to_at[t] + head * r->to_head + first, floats, count);
+  }
 }
 
 static void write_head(const attn_kv_rows *r, int64_t head) {
@@ -374,7 +388,9 @@ static void write_head(const attn_kv_rows *r, int64_t head) {
 static void write_rows(const attn_kv_rows *r) {
   const bool as_they_are = !r->turns && r->from.dtype == r->to_dtype && r->from_element == 1 && r->to_element == 1;
   const bool heads_inside = r->tokens == 1 || (r->from_head > 0 && r->from_head < r->from_at[1] - r->from_at[0]);
-  if (as_they_are)
+  if (attn_dtype_of(r->to_dtype).values > 1)
+    for (int64_t n = 0; n < r->tokens * r->heads; n++) write_blocks(r, n / r->heads, n % r->heads);
+  else if (as_they_are)
     copy_rows(r, heads_inside);
   else if (heads_inside && r->to_element == 1)
     for (int64_t t = 0; t < r->tokens; t++) write_token(r, t, 0, r->heads);

@@ -31,10 +31,11 @@ enum {
  * whatever prefetch_lines says. */
 typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY } prefetch_policy;
 
-/* Rows of K or V: `bytes` each, `stride` bytes apart. */
+/* Rows of K or V: `bytes` each, `stride` bytes apart. `step`: from one line that is prefetched once to the next; elements
+ * that loops take as a line may be a little more or less. */
 typedef struct line_rows {
   const void *at;
-  int64_t bytes, stride;
+  int64_t bytes, stride, step;
 } line_rows;
 
 /* The next line of K and of V to prefetch. They may lie beyond the tensors: prefetches never fault. */
@@ -71,32 +72,32 @@ static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys,
   next.v_again = (uintptr_t)v.at;
   next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
   if (policy != PREFETCH_ONCE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
-  next.left = next.row = (max64(k.bytes, v.bytes) + LINE_BYTES - 1) / LINE_BYTES;
-  next.k_gap = (uintptr_t)(k.stride - next.row * LINE_BYTES);
-  next.v_gap = (uintptr_t)(v.stride - next.row * LINE_BYTES);
+  next.left = next.row = ceil_div(max64(k.bytes, v.bytes), k.step);
+  next.k_gap = (uintptr_t)(k.stride - next.row * k.step);
+  next.v_gap = (uintptr_t)(v.stride - next.row * v.step);
   return next;
 }
 
 /* Prefetches `pairs` lines of K and as many of V, into level 2. None of them is the last of a row. */
-static ALWAYS_INLINE void prefetch_inside(prefetch_lines *next, const int pairs) {
+static ALWAYS_INLINE void prefetch_inside(prefetch_lines *next, const int pairs, const uintptr_t step) {
   UNROLL
   for (int i = 0; i < pairs; i++) {
-    __builtin_prefetch((const void *)(next->k + (uintptr_t)i * LINE_BYTES), 0, 2);
-    __builtin_prefetch((const void *)(next->v + (uintptr_t)i * LINE_BYTES), 0, 2);
+    __builtin_prefetch((const void *)(next->k + (uintptr_t)i * step), 0, 2);
+    __builtin_prefetch((const void *)(next->v + (uintptr_t)i * step), 0, 2);
   }
-  next->k += (uintptr_t)pairs * LINE_BYTES;
-  next->v += (uintptr_t)pairs * LINE_BYTES;
+  next->k += (uintptr_t)pairs * step;
+  next->v += (uintptr_t)pairs * step;
   next->left -= pairs;
 }
 
 /* The same over the end of a row. */
-static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs) {
+static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs, const uintptr_t step) {
   NO_UNROLL
   for (int i = 0; i < pairs; i++) {
     __builtin_prefetch((const void *)next->k, 0, 2);
     __builtin_prefetch((const void *)next->v, 0, 2);
-    next->k += LINE_BYTES;
-    next->v += LINE_BYTES;
+    next->k += step;
+    next->v += step;
     if (--next->left > 0) continue;
     next->left = next->row;
     next->k += next->k_gap;
@@ -133,17 +134,18 @@ static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, 
   *again += next->again_gap;
 }
 
-/* `pairs` lines of K and V each, by `policy`; both are constants. `again`: as for prefetch_twice(). The test for the end of
- * a row tells the policies apart where any is possible, so that lines are prefetched once as quickly as without a choice. */
+/* `pairs` lines of K and V each, by `policy`, and `step` as in line_rows; all constants. `again`: as for prefetch_twice().
+ * The test for the end of a row tells the policies apart where any is possible, so that lines are prefetched once as quickly
+ * as without a choice. */
 static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const bool paged,
-                                         const int pairs, uintptr_t *again) {
+                                         const int pairs, const int step, uintptr_t *again) {
   if (policy == PREFETCH_NONE) return;
   if (policy == PREFETCH_TWICE) { /* NOLINT(bugprone-branch-clone): the same as the last branch, but known without a test */
     prefetch_twice(next, pairs, paged, again);
   } else if (__builtin_expect(next->left > pairs, 1)) {
-    prefetch_inside(next, pairs);
+    prefetch_inside(next, pairs, (uintptr_t)step);
   } else if (next->left > 0) {
-    prefetch_across(next, pairs);
+    prefetch_across(next, pairs, (uintptr_t)step);
   } else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE) {
     prefetch_twice(next, pairs, paged, again);
   }
@@ -151,7 +153,7 @@ static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_po
 
 /* The same, once. */
 static ALWAYS_INLINE void prefetch_once(prefetch_lines *next, const int pairs) {
-  prefetch_ahead(next, PREFETCH_ONCE, false, pairs, NULL);
+  prefetch_ahead(next, PREFETCH_ONCE, false, pairs, LINE_BYTES, NULL);
 }
 
 #endif

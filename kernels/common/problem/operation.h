@@ -22,10 +22,11 @@ typedef enum attn_operand_id {
 /* One tensor of a problem. Element (i, j, k, l) is at i stride[0] + j stride[1] + k stride[2] + l stride[3]. Packed
  * sequences stand along extent[2], and extent[0] is 1. */
 typedef struct attn_operand {
-  const char *name; /* "lse", the member of attn_args */
-  size_t member;    /* its offset there */
-  const char *use;  /* options with which the problem has it */
-  size_t element_bytes;
+  const char *name;     /* "lse", the member of attn_args */
+  size_t member;        /* its offset there */
+  const char *use;      /* options with which the problem has it */
+  size_t element_bytes; /* bytes of an element, or of the block that it is in */
+  size_t alignment;
   attn_dtype dtype;  /* where elements are floats */
   bool single;       /* a row is one number and has no columns: extent[3] is 1 */
   bool of_keys;      /* rows of tokens are of keys, else of queries */
@@ -72,9 +73,10 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
   const attn_operation_info *operation = &attn_operations[p->operation];
   const bool of_operation = (operation->inputs | operation->outputs) >> which & 1;
-#define FLOATS(type)           .dtype = (type), .element_bytes = (size_t)attn_elements_bytes(type, 1)
-#define INTEGERS               .element_bytes = sizeof(int32_t)
-#define BYTES                  .element_bytes = 1
+#define FLOATS(type) \
+  .dtype = (type), .element_bytes = (size_t)attn_elements_bytes(type, 1), .alignment = attn_dtype_alignment(type)
+#define INTEGERS               .element_bytes = sizeof(int32_t), .alignment = sizeof(int32_t)
+#define BYTES                  .element_bytes = 1, .alignment = 1
 #define STRIDES(names, member) .axes = names, .field = "attn_problem." #member, .field_at = offsetof(attn_problem, member)
 #define ROWS(heads, tokens, dim, strides)                                                                                 \
   .extent = {batch, heads, tokens, dim}, .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, \
@@ -126,6 +128,15 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef TABLE
 #undef USES
 #undef TENSOR
+}
+
+/* The same tensor, but its extents and strides count what is stored together: blocks, or else elements. */
+static inline attn_operand attn_operand_in_blocks(attn_operand o) {
+  const int64_t values = attn_dtype_of(o.dtype).values;
+  if (values == 1) return o;
+  for (int i = 0; i < 3; i++) o.stride[i] /= values;
+  o.extent[3] = (o.extent[3] + values - 1) / values;
+  return o;
 }
 
 /* Gives a tensor whose strides the problem holds dense ones, in the order of its axes. Returns its elements. */

@@ -10,12 +10,14 @@ enum { FEW_VALUES = 1, FEW_BORDER = VEC_LANES /* P of a key block begins at a mu
 #define FEW_DTYPES "kernels/common/problem/dtypes.def" /* types of K and V */
 
 /* n adjacent values, 0 in the other lanes. */
-static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t n) { return load_elements(from, at, n); }
+static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t d, int64_t n) {
+  return load_elements(from, at, d, n);
+}
 
-/* n[i] columns of V of a lane's key i, from element at[i] on. */
-static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES],
+/* n[i] columns of V of a lane's key i, from element at[i] + c on. */
+static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES], int64_t c,
                                              const int64_t n[FEW_VALUES]) {
-  x[0] = load_elements(from, at[0], n[0]);
+  x[0] = load_elements(from, at[0], c, n[0]);
 }
 
 /* Queries as start_rows() loads them. */

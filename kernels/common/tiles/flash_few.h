@@ -86,7 +86,7 @@ static ALWAYS_INLINE void few_square(vec *sum, const few_work w, int64_t d, cons
     vec x[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++)
-      x[i] = few_values(w.from, w.at + (g * VEC_LANES + (i < keys ? i : keys - 1)) * w.stride + d, n);
+      x[i] = few_values(w.from, w.at + (g * VEC_LANES + (i < keys ? i : keys - 1)) * w.stride, d, n);
     vec_transpose(x);
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) {
@@ -176,7 +176,8 @@ static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const in
   vec sum[16];
   UNROLL
   for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * block->acc_stride + i % vecs * VEC_LANES);
-  int64_t at = w.at + column - w.key % FEW_VALUES * w.stride;
+  const int64_t whole = columns_before(w.from.dtype, column, vecs), rest = column - whole;
+  int64_t at = w.at + whole - w.key % FEW_VALUES * w.stride;
   NO_UNROLL
   for (int64_t j = 0; j < lanes; j++, at += FEW_VALUES * w.stride) {
     int64_t places[FEW_VALUES];
@@ -188,13 +189,10 @@ static ALWAYS_INLINE void few_columns(const few_work w, int64_t column, const in
     UNROLL
     for (int c = 0; c < vecs; c += FEW_VALUES) {
       vec x[FEW_VALUES];
-      int64_t from[FEW_VALUES], columns[FEW_VALUES];
+      int64_t columns[FEW_VALUES];
       UNROLL
-      for (int i = 0; i < FEW_VALUES; i++) {
-        from[i] = places[i] + c * VEC_LANES;
-        columns[i] = c < vecs - FEW_VALUES ? VALUES : last;
-      }
-      few_values_of_keys(x, w.from, from, columns);
+      for (int i = 0; i < FEW_VALUES; i++) columns[i] = c < vecs - FEW_VALUES ? VALUES : last;
+      few_values_of_keys(x, w.from, places, rest + c * VEC_LANES, columns);
       UNROLL
       for (int i = 0; i < FEW_VALUES; i++) {
         UNROLL
@@ -326,11 +324,9 @@ static void few_sums_selected(const row_block *block, int64_t from, int64_t begi
         vec x[FEW_VALUES];
         float *acc = block->acc + i * block->acc_stride + c;
         for (int j = 0; j < FEW_VALUES; j++) n[j] = seen[j] ? min64(problem->dim_v - c, VALUES) : 0;
-        few_values_of_keys(x, v, at, n);
-        for (int j = 0; j < FEW_VALUES; j++) {
+        few_values_of_keys(x, v, at, c, n);
+        for (int j = 0; j < FEW_VALUES; j++)
           vec_store(acc + j * VEC_LANES, vec_fma_factor(weight, x[j], vec_load(acc + j * VEC_LANES)));
-          at[j] += VALUES;
-        }
       }
     }
 }

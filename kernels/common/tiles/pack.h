@@ -51,13 +51,13 @@ static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args
   return keys;
 }
 
-/* Transposes `width` dimensions of VEC_LANES keys into the rows of a panel. The keys are `stride` apart, the first is at
- * element `offset`, and `count` of them exist. */
-static ALWAYS_INLINE void transpose_square(attn_storage k, int64_t offset, int64_t stride, const int64_t count,
+/* Transposes `width` dimensions from d on of VEC_LANES keys into the rows of a panel. The keys are `stride` apart, the first
+ * is at element `offset`, and `count` of them exist. */
+static ALWAYS_INLINE void transpose_square(attn_storage k, int64_t offset, int64_t stride, int64_t d, const int64_t count,
                                            const int64_t width, float *rows) {
   vec r[VEC_LANES];
   UNROLL
-  for (int i = 0; i < VEC_LANES; i++) r[i] = i < count ? load_elements(k, offset + i * stride, width) : vec_zero();
+  for (int i = 0; i < VEC_LANES; i++) r[i] = i < count ? load_elements(k, offset + i * stride, d, width) : vec_zero();
   vec_transpose(r);
   UNROLL
   for (int i = 0; i < VEC_LANES; i++)
@@ -72,9 +72,9 @@ static ALWAYS_INLINE void transpose_dense(const attn_problem *p, attn_storage an
   int64_t d = 0;
   if (count == VEC_LANES) /* most squares are whole: no tests for each of their rows */
     for (; d + VEC_LANES <= dim_qk; d += VEC_LANES)
-      transpose_square(k, offset + d, stride, VEC_LANES, VEC_LANES, panel + d * PANEL_KEYS);
+      transpose_square(k, offset, stride, d, VEC_LANES, VEC_LANES, panel + d * PANEL_KEYS);
   for (; d < dim_qk; d += VEC_LANES)
-    transpose_square(k, offset + d, stride, count, min64(dim_qk - d, VEC_LANES), panel + d * PANEL_KEYS);
+    transpose_square(k, offset, stride, d, count, min64(dim_qk - d, VEC_LANES), panel + d * PANEL_KEYS);
 }
 
 static void transpose_any(const attn_problem *p, attn_storage k, int64_t offset, int64_t count, float *panel) {

@@ -41,6 +41,11 @@ LOAD_FIRST_OF(e4m3, uint8_t)
 LOAD_FIRST_OF(e5m2, uint8_t)
 LOAD_FIRST_OF(i8, int8_t)
 #undef LOAD_FIRST_OF
+static ALWAYS_INLINE vec vec_load_first_nibbles(const uint8_t *from, int64_t n, int shift, vec scale) {
+  uint8_t padded[VEC_LANES];
+  memset(padded, 0x88, sizeof padded); /* zeros */
+  return vec_load_nibbles(memcpy(padded, from, (size_t)n), shift, scale);
+}
 #endif
 
 /* Whether parts of vectors of a type are loaded as quickly as whole ones: a constant. */
@@ -50,12 +55,34 @@ LOAD_FIRST_OF(i8, int8_t)
 #define LOADS_PARTS_OF(dtype) LOADS_PARTS
 #endif
 
-/* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
-static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int64_t n) {
+_Static_assert(ATTN_BLOCK_VALUES / 2 % VEC_LANES == 0, "a vector must lie in a half of a block");
+
+static ALWAYS_INLINE int64_t in_blocks(int64_t elements) { return elements >> __builtin_ctz(ATTN_BLOCK_VALUES); }
+
+/* n values from value d on, a multiple of VEC_LANES, of a row whose blocks begin there. A block that is not read may hold
+ * anything. */
+static ALWAYS_INLINE vec load_of_q8_0(const attn_q8_0 *row, int64_t d, int64_t n, bool whole) {
+  if (!whole && n == 0) return vec_zero();
+  const attn_q8_0 *block = row + in_blocks(d);
+  const int8_t *from = block->values + (d & (ATTN_BLOCK_VALUES - 1));
+  return vec_mul(vec_spread_f16(block->scale), whole ? vec_load_i8(from) : vec_load_first_i8(from, n));
+}
+static ALWAYS_INLINE vec load_of_q4_0(const attn_q4_0 *row, int64_t d, int64_t n, bool whole) {
+  if (!whole && n == 0) return vec_zero();
+  const attn_q4_0 *block = row + in_blocks(d);
+  const vec scale = vec_spread_f16(block->scale);
+  const int shift = (int)(d & ATTN_BLOCK_VALUES / 2) / (ATTN_BLOCK_VALUES / 8); /* 0, or 4 in the second half */
+  const uint8_t *from = block->values + (d & (ATTN_BLOCK_VALUES / 2 - 1));
+  return whole ? vec_load_nibbles(from, shift, scale) : vec_load_first_nibbles(from, n, shift, scale);
+}
+
+/* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes, from element index + d on: `index` begins a block
+ * where the type has blocks, and d is a multiple of VEC_LANES then. Reads nothing beyond the n, or beyond their block. */
+static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int64_t d, int64_t n) {
   const attn_dtype dtype = elements.dtype;
   assert(n >= 0 && n <= VEC_LANES);
   const bool whole = LOADS_PARTS ? __builtin_constant_p(n) && n == VEC_LANES : n == VEC_LANES; /* no branch in loops */
-  const void *from = attn_element_at(elements.data, dtype, index);
+  const void *from = attn_element_at(elements.data, dtype, index + d);
   switch (dtype) {
     case ATTN_F32: return whole ? vec_load(from) : vec_load_first(from, n);
     case ATTN_F16: return whole ? vec_load_f16(from) : vec_load_first_f16(from, n);
@@ -63,8 +90,16 @@ static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int
     case ATTN_F8_E4M3: return whole ? vec_load_e4m3(from) : vec_load_first_e4m3(from, n);
     case ATTN_F8_E5M2: return whole ? vec_load_e5m2(from) : vec_load_first_e5m2(from, n);
     case ATTN_I8: return whole ? vec_load_i8(from) : vec_load_first_i8(from, n);
+    case ATTN_Q8_0: return load_of_q8_0((const attn_q8_0 *)elements.data + in_blocks(index), d, n, whole);
+    case ATTN_Q4_0: return load_of_q4_0((const attn_q4_0 *)elements.data + in_blocks(index), d, n, whole);
   }
   return vec_zero(); /* not reached */
+}
+
+/* The columns before `column` that count as part of a row's place in load_elements(), where vectors of `vecs` adjoin: all,
+ * if those are whole blocks; else none. */
+static ALWAYS_INLINE int64_t columns_before(const attn_dtype dtype, int64_t column, const int vecs) {
+  return vecs * VEC_LANES % attn_dtype_of(dtype).values == 0 ? column : 0;
 }
 
 /* Row i as floats that lie side by side; 0 up to row_floats, a multiple of VEC_LANES. */
@@ -73,7 +108,7 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   assert(columns <= row_floats && row_floats % VEC_LANES == 0);
   if (from->column_stride == 1) {
     for (int64_t d = 0; d < columns; d += VEC_LANES)
-      vec_store(row + d, load_elements(from->from, offset + d, min64(columns - d, VEC_LANES)));
+      vec_store(row + d, load_elements(from->from, offset, d, min64(columns - d, VEC_LANES)));
   } else {
     for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(from->from, offset + d * from->column_stride);
   }
@@ -89,8 +124,8 @@ static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offse
   int64_t d = 0;
   UNROLL_4
   for (; d + VEC_LANES <= dim; d += VEC_LANES)
-    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, offset + d, VEC_LANES)));
-  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, offset + d, dim - d)), dim - d);
+    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, offset, d, VEC_LANES)));
+  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, offset, d, dim - d)), dim - d);
 }
 
 static void load_sparse_query(const row_block *block, int64_t offset, float factor, float *q) {

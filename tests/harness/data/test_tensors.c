@@ -228,6 +228,11 @@ static double size_of(attn_dtype dtype) {
   return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8_E4M3 || dtype == ATTN_F8_E5M2 || dtype == ATTN_I8 ? 1 : 2;
 }
 
+static double bytes_of_row(attn_dtype dtype, int64_t dim) {
+  const double blocks = (double)((dim + 31) / 32);
+  return dtype == ATTN_Q8_0 ? 34 * blocks : dtype == ATTN_Q4_0 ? 18 * blocks : (double)dim * size_of(dtype);
+}
+
 /* Keys that no row sees are not read, nor are queries beyond the lengths. Outputs beyond them are written as zeros, except
  * in packed sequences. */
 static double bytes_of_work(void) {
@@ -240,10 +245,10 @@ static double bytes_of_work(void) {
       for (int64_t j = 0; j < seq.len_k; j++) keys += is_needed(&seq, g, j);
   }
   const double q = queries * (double)(p->heads_q * p->dim_qk) * size_of(p->dtype_q);
-  const double kv = keys * size_of(p->dtype_kv);
-  const double out = outputs * (double)(p->heads_q * p->dim_v) * size_of(p->dtype_o) + kv * (double)p->dim_v;
+  const double out =
+      outputs * (double)(p->heads_q * p->dim_v) * size_of(p->dtype_o) + keys * bytes_of_row(p->dtype_kv, p->dim_v);
   if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, &tensors.args);
-  return out + q + kv * (double)p->dim_qk;
+  return out + q + keys * bytes_of_row(p->dtype_kv, p->dim_qk);
 }
 
 static void compare_tables(void) {
@@ -419,6 +424,8 @@ TEST(pages_hold_the_keys_of_dense_tensors) {
   assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/lengths:kv_len"));
   assert_true(compare_pages(PAGED "/page_tokens:16/page_order:shuffled/window:20..0/layout:strided/lengths:both"));
   assert_true(compare_pages("dtype:bf16/" PAGED "/page_tokens:48/page_order:shuffled/layout:reversed"));
+  assert_true(compare_pages("dtype:f32+q8_0/" PAGED "/page_tokens:16/page_order:shuffled/layout:strided"));
+  assert_true(compare_pages("dtype:f32+q4_0/" PAGED "/page_tokens:16/page_order:shuffled/layout:reversed"));
   assert_true(compare_pages(PAGED "/page_tokens:16/page_order:ring/window:20..0/lengths:both"));
   assert_true(compare_pages(PAGED "/page_tokens:32/page_order:ring/window:9..0/layout:bshd"));
 #undef PAGED
@@ -630,6 +637,32 @@ TEST(values_round_to_the_nearest_integer) {
     attn_store_f32(&theirs, ATTN_I8, 0, (float)ends[i]);
     assert_int_equal(ours, right[i]);
     assert_int_equal(theirs, right[i]);
+  }
+}
+
+/* Values of a block are the nearest that its scale allows; the farthest from 0 is the lowest integer. What a row leaves of
+ * the block is not zero. A block of one value that is a power of two holds it exactly. */
+TEST(values_round_to_the_nearest_of_their_block) {
+  enum { COUNT_OF_ROW = 45, BLOCKS = 2, VALUES = 32 };
+  for (int type = 0; type < 2; type++) {
+    const attn_dtype dtype = type ? ATTN_Q4_0 : ATTN_Q8_0;
+    const double levels = type ? 8 : 128;
+    uint8_t row[BLOCKS * 34];
+    double x[COUNT_OF_ROW];
+    for (int i = 0; i < COUNT_OF_ROW; i++) x[i] = bench_value_normal(SEED, BENCH_STREAM_K, (uint64_t)i);
+    bench_store_row(row, dtype, 0, x, COUNT_OF_ROW);
+    for (int i = 0; i < COUNT_OF_ROW; i++) {
+      double largest = 0;
+      for (int k = i / VALUES * VALUES; k < COUNT_OF_ROW && k < (i / VALUES + 1) * VALUES; k++)
+        largest = fmax(largest, fabs(x[k]));
+      const double error = fabs(attn_oracle_load(row, dtype, i) - x[i]), half = largest / levels / 2 * (1 + 0x1p-10);
+      const bool clipped = fabs(x[i]) > (levels - 1) * largest / levels; /* the largest integer is one less */
+      assert_true(error <= (clipped ? 2 * half : half) + 0x1p-11 * fabs(x[i]));
+    }
+    for (int i = COUNT_OF_ROW; i < BLOCKS * VALUES; i++) assert_true(attn_oracle_load(row, dtype, i) != 0);
+    bench_store_row(row, dtype, 32, (const double[]){0, -4}, 2);
+    assert_true(attn_oracle_load(row, dtype, 32) == 0 && attn_oracle_load(row, dtype, 33) == -4);
+    assert_true(fabs(attn_oracle_load(row, dtype, 0) - x[0]) < 1); /* the first block is another one */
   }
 }
 
