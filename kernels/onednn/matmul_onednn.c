@@ -152,7 +152,7 @@ static void say_what_is_missing(const attn_problem *p, dnnl_status_t status, con
 static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN)
     return "oneDNN multiplies matrices, and additive and gaussian scores are no products of matrices";
-  if (!attn_dtype_is_float(p->dtype_kv)) return "it multiplies k and v of 16 or 32 bits; here they have 8";
+  if (!attn_dtype_is_float(p->dtype_kv)) return "it multiplies k and v of 16 or 32 bits; here they have 8 or fewer";
   if (p->score == ATTN_SCORE_DOT && p->dtype_q != p->dtype_kv)
     return "oneDNN multiplies matrices of one type, and q is float32 where k is not; store both alike";
   if (attn_uses(p, ATTN_USE_KV_SCALES)) return "it multiplies k and v as they are stored, without ATTN_USE_KV_SCALES";

@@ -57,6 +57,9 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(types, bf16_e5m2, "bf16+e5m2", "bfloat16 Q and O, K and V of 8 bits, e5m2",                                            \
     set_types(p, ATTN_BF16, ATTN_F8_E5M2, ATTN_BF16))                                                                      \
   X(types, f32_i8, "f32+i8", "float32 Q and O, K and V of 8 bits, integers", set_types(p, ATTN_F32, ATTN_I8, ATTN_F32))    \
+  X(types, f32_q8_0, "f32+q8_0", "float32 Q and O, K and V in blocks, q8_0", set_types(p, ATTN_F32, ATTN_Q8_0, ATTN_F32))  \
+  X(types, bf16_q4_0, "bf16+q4_0", "bfloat16 Q and O, K and V in blocks, q4_0",                                            \
+    set_types(p, ATTN_BF16, ATTN_Q4_0, ATTN_BF16))                                                                         \
   X(types, bf16_f32, "bf16\u2192f32", "bfloat16 Q, K and V, float32 O", set_types(p, ATTN_BF16, ATTN_BF16, ATTN_F32))      \
   X(types, bshd, "bshd", "`[batch][seq][heads][dim]`", attn_problem_set_bshd(p))                                           \
   X(types, row_gaps, "row gaps", "rows farther apart than they are long", multiply_strides(p, (attn_strides){2, 2, 2, 1})) \
