@@ -129,9 +129,29 @@ static ALWAYS_INLINE void score_step(const group_operands of, int64_t d, int64_t
   }
 }
 
-/* S of a block of keys. Returns the largest score of each lane. */
-static ALWAYS_INLINE vec score_group(group_operands of, float factor, int64_t dim, const int fixed, const few_kind kind,
-                                     float *score, prefetch_lines *next) {
+/* Factors of a block's keys as its scores stand, those of a key for each of the rows: 2, 4 or 8 floats at a time. */
+typedef float two_floats __attribute__((vector_size(8)));
+typedef float four_floats __attribute__((vector_size(16)));
+typedef float eight_floats __attribute__((vector_size(32)));
+static ALWAYS_INLINE void spread_scales(const int rows, const float *scale, float *spread) {
+  NO_UNROLL
+  for (int j = 0; j < DECODE_KEYS; j++, spread += rows) {
+    const float x = scale[j];
+    if (rows == 2) memcpy(spread, &(two_floats){x, x}, sizeof(two_floats));
+    if (rows == 4) memcpy(spread, &(four_floats){x, x, x, x}, sizeof(four_floats));
+    if (rows == 8) memcpy(spread, &(eight_floats){x, x, x, x, x, x, x, x}, sizeof(eight_floats));
+  }
+}
+
+static ALWAYS_INLINE void scale_group(const int rows, const float *spread, float *weights) {
+  NO_UNROLL
+  for (int i = 0; i < DECODE_KEYS * rows; i += VEC_LANES)
+    vec_store(weights + i, vec_mul(vec_load(weights + i), vec_load(spread + i)));
+}
+
+/* S of a block of keys, times spread factors, or NULL. Returns the largest score of each lane. */
+static ALWAYS_INLINE vec score_group(group_operands of, float factor, const float *spread, int64_t dim, const int fixed,
+                                     const few_kind kind, float *score, prefetch_lines *next) {
   const int keys = keys_of_vector(kind.rows);
   vec best = vec_set1(-INFINITY);
   NO_UNROLL
@@ -145,7 +165,8 @@ static ALWAYS_INLINE vec score_group(group_operands of, float factor, int64_t di
     NO_UNROLL
     for (; d + VEC_VALUES <= dim; d += VEC_VALUES) score_step(of, d, VEC_VALUES, kind, sum, next);
     if (fixed == DIMS_PARTS && d < dim) score_step(of, d, dim - d, kind, sum, next);
-    const vec s = scores_of(vec_sum_each(sum), factor);
+    vec s = scores_of(vec_sum_each(sum), factor);
+    if (spread) s = vec_mul(s, vec_load(spread + at * kind.rows));
     best = vec_max(s, best);
     vec_store(score + at * kind.rows, s);
     of.k.rows.first += step_over(of.k, at, keys);
@@ -212,17 +233,26 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
            v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
   prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy, stream->nearer);
   const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
+  const bool scaled = streams_scale(kind.dtype) && stream->scaled;
+  block_scales scales;
+  float k_spread[DECODE_KEYS * MOST_TILE_ROWS], v_spread[DECODE_KEYS * MOST_TILE_ROWS];
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
+    if (scaled) { /* both long before they are read: wider loads wait for narrower stores */
+      find_scales(block, key, key, key + DECODE_KEYS, &scales);
+      spread_scales(kind.rows, scales.k, k_spread);
+      spread_scales(kind.rows, scales.v, v_spread);
+    }
     prefetch_beside_scores(&next, kind, k_places, v_places, run);
-    const vec best = score_group((group_operands){stream->q, rows_of_block(k, &runs->k, run, kind)}, score_factor(p), dim_qk,
-                                 fixed, kind, block->score, &next);
+    const vec best = score_group((group_operands){stream->q, rows_of_block(k, &runs->k, run, kind)}, score_factor(p),
+                                 scaled ? k_spread : NULL, dim_qk, fixed, kind, block->score, &next);
     if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
       raise_references(block, kind.rows, largest, state);
     }
     softmax_group(kind.rows, block->score, state);
+    if (scaled) scale_group(kind.rows, v_spread, block->score);
     prefetch_beside_sums(&next, kind, k_places, v_places, run);
     const wide_work w = {.v = rows_of_block(v, &runs->v, run, kind),
                          .keys = DECODE_KEYS,

@@ -4,6 +4,7 @@
 #define ATTN_COMMON_DECODE_SPLIT_H
 
 #include "plan.h"
+#include "scales.h"
 #include "softmax.h"
 
 /* ---- One block of keys ---- */
@@ -14,36 +15,13 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
   return true;
 }
 
-/* Factors of the keys and values of a block. Scores take the factors of K, and P those of V once it is summed up: each
- * element of K and V is used as it is stored. */
-typedef struct block_scales {
-  float k[DECODE_KEYS], v[DECODE_KEYS];
-} block_scales;
-
-/* Finds those of the keys [begin, end), in the block that begins with key `first`. */
-static NO_INLINE void find_scales(const row_block *block, int64_t first, int64_t begin, int64_t end, block_scales *scales) {
-  for (int64_t key = begin, next; key < end; key = next) {
-    const attn_key_scales of = attn_key_scales_at(block->problem, block->args, block->seq, block->head, key);
-    next = min64(key + attn_run_keys(block->problem, block->seq, key), end);
-    for (int64_t j = key; j < next; j++) {
-      scales->k[j - first] = of.k[(j - key) * of.k_step];
-      scales->v[j - first] = of.v[(j - key) * of.v_step];
-    }
-  }
-}
-
-/* Scores or P of the keys. P = 0 stays so: the row may not see the key, whose factor may be anything. */
-static NO_INLINE void scale_row(float *row, const float *scale, int64_t begin, int64_t end) {
-  for (int64_t j = begin; j < end; j++) row[j] = row[j] == 0 ? 0 : row[j] * scale[j];
-}
-
 static void decode_block(const row_block *block, products *work, int64_t begin, int64_t end) {
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS);
   assert(begin < end && end - first <= DECODE_KEYS);
   const bool selects = selects_keys(p) || !all_rows_see(block, begin, end);
   const bool plain = !selects && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
-  const bool scaled = attn_uses(p, ATTN_USE_KV_SCALES);
+  const bool scaled = attn_uses(p, ATTN_USE_KV_SCALES), whole = !selects && end - begin == DECODE_KEYS;
   block_scales scales;
   if (scaled) find_scales(block, first, begin, end, &scales);
   take_keys(work, block, begin, end, block->careful && selects);
@@ -52,9 +30,11 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
     score_rows(work, block, tile_row, rows);
     for (int64_t i = 0; i < rows; i++) {
       float *score = block->score + i * block->score_stride;
-      if (scaled) scale_row(score, scales.k, begin - first, end - first);
+      if (scaled && whole) scale_whole_row(score, scales.k);
+      if (scaled && !whole) scale_row(score, scales.k, begin - first, end - first);
       softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, score, plain);
-      if (scaled) scale_row(score, scales.v, begin - first, end - first);
+      if (scaled && whole) scale_whole_row(score, scales.v);
+      if (scaled && !whole) scale_row(score, scales.v, begin - first, end - first);
     }
     accumulate_rows(work, block, tile_row, rows);
   }
@@ -82,7 +62,8 @@ static const stream_functions *stream_of(const attn_problem *p, int64_t rows, pr
  * for. */
 static int64_t streams_of(const row_block *block, const products *work, row_stream streams[STREAMS]) {
   const attn_problem *p = block->problem;
-  const bool plain = !similarities_adjusted(p) && !attn_uses(p, ATTN_USE_KV_SCALES);
+  const bool scaled = attn_uses(p, ATTN_USE_KV_SCALES);
+  const bool plain = !similarities_adjusted(p) && (!scaled || streams_scale(p->dtype_kv));
   int64_t count = 0;
   if (block->rows > MOST_STREAM_ROWS) return 0;
   for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
@@ -90,6 +71,7 @@ static int64_t streams_of(const row_block *block, const products *work, row_stre
     stream->rows = rows_at_once(block->rows - row);
     stream->run = stream_of(p, stream->rows, work->policy);
     if (!stream->run || !stream->run->dense) return 0;
+    stream->scaled = scaled;
     stream->policy = work->policy;
     stream->nearer = work->nearer;
     stream->block = row > 0 ? &stream->part : block;

@@ -5,6 +5,7 @@
 #define ATTN_COMMON_DECODE_STREAM_H
 
 #include "few_rows.h"
+#include "scales.h"
 #include "split_keys.h"
 
 /* ---- Where keys lie ---- */
@@ -162,6 +163,9 @@ typedef struct stream_functions {
 #define STREAM_FUNCTIONS(has, dense, paged) \
   { (has) ? (dense) : NULL, (has) ? (paged) : NULL }
 
+/* Whether streams of the type take factors. Functions of other types have no code for them. */
+static ALWAYS_INLINE bool streams_scale(attn_dtype dtype) { return attn_dtype_is_integer(dtype); }
+
 struct row_stream {
   const stream_functions *run;
   const row_block *block; /* the whole block if they are its first, else `part` */
@@ -170,6 +174,7 @@ struct row_stream {
   int64_t rows;
   prefetch_policy policy;
   bool nearer; /* distances of prefetch_of() */
+  bool scaled; /* keys and values have factors */
   group_softmax state;
 };
 
