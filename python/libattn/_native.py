@@ -31,7 +31,8 @@ class Spec:
         elements, default dense.
     """
 
-    DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "float64", "int32", "int64",
+    DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "q8_0", "q4_0",
+              "float64", "int32", "int64",
               "bool")
     __slots__ = ("_fields", "dtype", "shape", "strides")
 

@@ -26,6 +26,7 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          score_weight: Array | None = None, k_scale: float | Array | None = None, v_scale: float | Array | None = None,
          score: str = "dot", layout: str | None = None, kernel: str | None = None,
          max_isa: str | None = None, threads: int | None = None, steady: bool = False, out_dtype: str = "same",
+         kv_format: str | None = None,
          return_lse: bool = False, state: Array | None = None, out: Array | bool | None = None,
          lse: Array | None = None) -> Any:
     """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
@@ -37,6 +38,9 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. k and v
         may also be float8_e4m3fn, float8_e5m2 or int8, beside any q. heads is a multiple of kv_heads (grouped queries). The
         dim of v may differ.
+    kv_format: "q8_0" or "q4_0": k and v are blocks as ggml lays them out, uint8 [batch, kv_heads, keys, blocks, 34 or 18],
+        as libattn.q8_0() and q4_0() make them and llama.cpp keeps them. 32 values are a block; dim is that of q, also where
+        it is no multiple of 32, and the dim of v is that of q if v has as many blocks as k, else 32 times its blocks.
     k_scale, v_scale: factors of keys and values as they are stored: a float, or float32 that broadcasts to [batch, kv_heads,
         keys], with page_table to [pages, kv_heads, page_tokens].
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
+#include "kernels/common/problem/blocks.h"
 #include "src/registry/cpu.h"
 
 static bool refuse(PyObject *kind, const char *sentence) {
@@ -247,6 +248,13 @@ static bool read_out_dtype(settings *s, PyObject *given) {
   return word >= 0;
 }
 
+static bool read_kv_format(settings *s, PyObject *given) {
+  static const char *const words[] = {"q8_0", "q4_0"};
+  const int word = read_word(given, "kv_format", words, 2, "'q8_0', 'q4_0'");
+  s->kv_format = word == 0 ? DTYPE_Q8_0 : DTYPE_Q4_0;
+  return word >= 0;
+}
+
 static bool read_setting(call *c, int key, PyObject *given) {
   settings *s = &c->set;
   int64_t number = 0;
@@ -275,13 +283,14 @@ static bool read_setting(call *c, int key, PyObject *given) {
       return true;
     case KEY_steady: return (word = PyObject_IsTrue(given)) >= 0 && (s->steady = word, true);
     case KEY_out_dtype: return read_out_dtype(s, given);
+    case KEY_kv_format: return read_kv_format(s, given);
     default: return (word = PyObject_IsTrue(given)) >= 0 && (s->return_lse = word, true);
   }
 }
 
 /* A window's right border and `causal` both name a border: the window is read first, and causal tightens it. */
 bool call_read_settings(call *c) {
-  c->set = (settings){.window_left = -1, .window_right = -1, .default_scale = true, .layout = -1};
+  c->set = (settings){.window_left = -1, .window_right = -1, .default_scale = true, .layout = -1, .kv_format = DTYPE_OTHER};
   if (c->given[KEY_window] && !read_setting(c, KEY_window, c->given[KEY_window])) return false;
   for (int key = LAST_ARRAY + 1; key < KEYWORDS; key++)
     if (c->given[key] && key != KEY_window && !read_setting(c, key, c->given[key])) return false;
@@ -341,9 +350,37 @@ static bool agree(const char *name, const char *what, int64_t size, const char *
 
 /* ---- Arrays ---------------------------------------------------------------------------------------------------------- */
 
-/* `of_keys`: k or v, which may have 8 bits. */
+/* Bytes [..., blocks, bytes of a block] as elements [..., 32 blocks]. */
+static bool take_blocks(const call *c, const char *name, tensor *t) {
+  const int last = t->ndim - 1, bytes = (int)(c->set.kv_format == DTYPE_Q8_0 ? sizeof(attn_q8_0) : sizeof(attn_q4_0));
+  if (t->type != DTYPE_BOOL)
+    return PyErr_Format(PyExc_TypeError, "%s is %s; with kv_format '%s' it must be uint8", name, dtype_name(t->type),
+                        dtype_name(c->set.kv_format)),
+           false;
+  if (last < 2 || t->shape[last] != bytes || t->stride[last] != 1 ||
+      (t->shape[last - 1] > 1 && t->stride[last - 1] != bytes))
+    return PyErr_Format(PyExc_ValueError,
+                        "%s must be [..., blocks, %d] with kv_format '%s', the bytes of a row one behind the other", name,
+                        bytes, dtype_name(c->set.kv_format)),
+           false;
+  for (int i = 0; i < last - 1; i++) {
+    if (t->stride[i] % bytes)
+      return PyErr_Format(PyExc_ValueError, "%s has a stride of %lld bytes; with kv_format '%s' it must be a multiple of %d",
+                          name, (long long)t->stride[i], dtype_name(c->set.kv_format), bytes),
+             false;
+    t->stride[i] = t->stride[i] / bytes * ATTN_BLOCK_VALUES;
+  }
+  t->shape[last - 1] *= ATTN_BLOCK_VALUES;
+  t->stride[last - 1] = 1;
+  t->ndim--;
+  t->type = c->set.kv_format;
+  return true;
+}
+
+/* `of_keys`: k or v, which may have 8 bits or fewer. */
 static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys, tensor *t) {
   if (!tensor_read(object, name, &c->held, t)) return false;
+  if (of_keys && c->set.kv_format != DTYPE_OTHER) return take_blocks(c, name, t);
   if (t->type <= (of_keys ? DTYPE_I8 : DTYPE_BF16)) return true;
   PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s", name, dtype_name(t->type),
                of_keys ? ", or float8_e4m3fn, float8_e5m2 or int8" : "");
@@ -551,6 +588,15 @@ static bool view_of_pages(const tensor *t, const char *name, view *out) {
   return false;
 }
 
+/* Blocks say a head dimension up to a multiple of 32: k's is that of q, and so is v's if it has as many blocks. */
+static void take_dims(const call *c, view v[3]) {
+  const int64_t dim = v[0].d, blocks = v[1].d;
+  const int64_t row = (dim + ATTN_BLOCK_VALUES - 1) / ATTN_BLOCK_VALUES * ATTN_BLOCK_VALUES;
+  if (c->set.kv_format == DTYPE_OTHER || row != blocks) return;
+  v[1].d = dim;
+  if (v[2].d == blocks) v[2].d = dim;
+}
+
 /* q, k and v, and the sizes that they give. */
 static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
   const bool paged = c->given[KEY_page_table];
@@ -560,6 +606,7 @@ static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
     if (!read_typed(c, c->input[i], name, i > 0, &t[i])) return false;
     if (!(i && paged ? view_of_pages(&t[i], name, &v[i]) : view_of(&t[i], name, layout, &v[i]))) return false;
   }
+  take_dims(c, v);
   if (t[0].ndim == 3 && !places[layout].packed)
     c->hint = "; q has 3 dimensions, and the first two are heads and tokens: if they are batch and tokens, give q[:, None]";
   if (!paged && !(agree("k", "batch", v[1].b, "q", v[0].b) && agree("v", "batch", v[2].b, "q", v[0].b))) return false;

@@ -15,7 +15,8 @@
   K(state) K(out) K(lse) \
   K(causal) K(align) K(window) K(window_first) K(keys) K(shared_prefix) K(scale) K(softcap) \
   K(layout) K(score) \
-  K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(return_lse)
+  K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(kv_format) \
+  K(return_lse)
 /* clang-format on */
 
 enum keyword {
@@ -39,6 +40,7 @@ typedef struct settings {
   int threads;
   const char *kernel, *max_isa;
   bool out_float32, return_lse, steady;
+  dtype kv_format;   /* DTYPE_Q8_0 or DTYPE_Q4_0 where k and v are bytes of blocks; else DTYPE_OTHER */
   bool fixed_offset; /* align was a number: the offset of every sequence */
   int32_t offset;
 } settings;

@@ -213,8 +213,9 @@ static bool hold(holdings *held, PyObject *object) {
 
 /* ---- Reading --------------------------------------------------------------------------------------------------------- */
 
-static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",     "int8",
-                                          "float64", "int32",   "int64",    "bool",          "of another dtype"};
+static const char *const dtype_names[] = {
+    "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",     "int8", "q8_0", "q4_0",
+    "float64", "int32",   "int64",    "bool",          "of another dtype"};
 
 const char *dtype_name(dtype type) { return dtype_names[type]; }
 

@@ -16,12 +16,14 @@
 #include "python_api.h"
 
 typedef enum dtype {
-  DTYPE_F32, /* these six as attn_dtype counts them */
+  DTYPE_F32, /* these eight as attn_dtype counts them */
   DTYPE_F16,
   DTYPE_BF16, /* those of every tensor end here */
   DTYPE_E4M3,
   DTYPE_E5M2,
-  DTYPE_I8, /* those of K and V end here; a mask, too */
+  DTYPE_I8,   /* a mask, too */
+  DTYPE_Q8_0, /* no array is of these two: arrays of bytes are taken for them (kv_format) */
+  DTYPE_Q4_0, /* those of K and V end here */
   DTYPE_F64,
   DTYPE_I32,
   DTYPE_I64,
