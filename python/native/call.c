@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "kernels/common/problem/blocks.h"
+#include "kernels/blocks.h"
 #include "src/registry/cpu.h"
 
 static bool refuse(PyObject *kind, const char *sentence) {

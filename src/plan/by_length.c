@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Packed sequences by length. One call holds prompts and single tokens, and the kernels that are quickest for a few queries
  * take no prompts. So the automatic choice is made for sequences of 1, 2, 4, 8, ... queries, until it falls on a kernel that
- * could take the longest one as well: from there on all run on the kernel of the longest. A sequence belongs to the first
- * range that its number of queries is not above. Which kernel computes it, and so its bits, depends on that number and on
+ * takes prompts as well: from there on all run on the kernel of the longest. A sequence belongs to the first range that its
+ * number of queries is not above. Which kernel computes it, and so its bits, depends on that number and on
  * the problem, never on the sequences beside it.
  *
  * Each range is a plan of its own. A run lists the sequences of every range in the workspace, and the plans run one after
@@ -20,7 +20,7 @@
 #include "src/choice/dispatch.h"
 #include "src/plan/plan.h"
 
-enum { MOST_RANGES = 4 };
+enum { MOST_RANGES = 4, PROMPT_QUERIES = 4096 /* more than kernels of few queries take */ };
 
 typedef struct length_range {
   int64_t most; /* queries of a sequence */
@@ -61,12 +61,13 @@ static void add_range(attn_by_length *ranges, int64_t most, const attn_choice *c
 
 static attn_status find_ranges(const attn_problem *problem, const attn_choice *longest, const attn_options *options,
                                attn_by_length *ranges) {
+  const attn_problem prompt = up_to(problem, max64(problem->seq_q, PROMPT_QUERIES));
   for (int64_t most = 1; most < problem->seq_q && ranges->count < MOST_RANGES - 1; most *= 2) {
     const attn_problem few = up_to(problem, most);
     attn_choice choice;
     const attn_status status = attn_dispatch(&few, options, &choice);
     if (status != ATTN_OK) return status;
-    if (!attn_refusal(choice.kernel, problem, choice.cap)) break;
+    if (!attn_refusal(choice.kernel, &prompt, choice.cap)) break;
     add_range(ranges, most, &choice);
   }
   add_range(ranges, problem->seq_q, longest);

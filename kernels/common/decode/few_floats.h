@@ -16,12 +16,6 @@ static ALWAYS_INLINE vec load_row_lanes(attn_storage from, int64_t index, int64_
   return load_elements(from, index, d, n);
 }
 
-/* The same from element `index` on, which may be within a block. */
-static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
-  const int64_t d = index & (attn_dtype_of(from.dtype).values - 1);
-  return load_row_lanes(from, index - d, d, n);
-}
-
 static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return vec_fma(a, b, sum); }
 
 /* n columns of V of a lane's key, from element at[0] + c on. */

@@ -27,10 +27,6 @@ static ALWAYS_INLINE vec load_row_lanes(attn_storage from, int64_t index, int64_
   return load_pairs((const uint16_t *)from.data + (index + d), n);
 }
 
-static ALWAYS_INLINE vec load_lanes(attn_storage from, int64_t index, int64_t n) {
-  return load_row_lanes(from, index, 0, n);
-}
-
 static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return dot_pairs(a, b, sum); }
 
 static ALWAYS_INLINE void load_columns(vec x[2], attn_storage from, const int64_t at[2], int64_t c, int64_t n) {

@@ -195,7 +195,7 @@ static key_rows copy_values(const products *work, const row_block *block, int64_
     for (int64_t j = key; j < end; j++, v.first += v.stride) {
       const bool used = row < 0 || row_sees(block, row, j);
       for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
-        vec_store(to, load_lanes(v.from, v.first + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+        vec_store(to, load_row_lanes(v.from, v.first, c, used ? min64(dim_v - c, VEC_VALUES) : 0));
     }
   }
   return (key_rows){{work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : work->v.from.dtype}, 0, columns};

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Factors of the keys and values of a block. Scores take the factors of K, and P those of V once it is summed up: each
- * element of K and V is used as it is stored. Parameters: those of tiles.h, and DECODE_KEYS. */
+ * element of K and V is used as it is stored. Parameters: those of few_rows.h. */
 #ifndef ATTN_COMMON_DECODE_SCALES_H
 #define ATTN_COMMON_DECODE_SCALES_H
 
 #include "kernels/common/tiles/streaming_softmax.h"
+
+#ifndef DECODE_PRODUCTS
+#include "few_rows.h"
+#endif
 
 typedef struct block_scales {
   const float *k, *v; /* where the factors of the block stand, or copies of them */

@@ -101,7 +101,7 @@ static inline int8_t attn_i8_of_f32(float value) {
 
 static inline float attn_f32_of_f32(float value) { return value; }
 
-/* ---- Elements in blocks (blocks.h) ---- */
+/* ---- Elements in blocks ---- */
 
 static inline float attn_scale_of_block(const uint8_t scale[2]) {
   uint16_t half;

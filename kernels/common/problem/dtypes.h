@@ -4,7 +4,7 @@
 #define ATTN_COMMON_DTYPES_H
 
 #include "attn/attn.h"
-#include "blocks.h"
+#include "kernels/blocks.h"
 
 enum {
 #define DTYPE(constant, ...) +1
@@ -72,10 +72,10 @@ static inline const char *attn_element_at(const void *data, attn_dtype dtype, in
 /* Data of the type has to be aligned to so many bytes. */
 static inline size_t attn_dtype_alignment(attn_dtype dtype) { return attn_dtype_of(dtype).alignment; }
 
-/* Elements that a row of `count` takes up, and so the least distance of rows. */
+/* Elements that a row of `count` takes up, and so the least distance of rows; count itself where that has no room. */
 static inline int64_t attn_row_elements(attn_dtype dtype, int64_t count) {
-  const int64_t values = attn_dtype_of(dtype).values;
-  return (count + values - 1) & -values;
+  const int64_t others = attn_dtype_of(dtype).values - 1;
+  return count > INT64_MAX - others ? count : (count + others) & ~others;
 }
 
 #endif
