@@ -108,8 +108,8 @@ EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
 EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
   return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
 }
-EMULATED emulated_si emulated_srli_epi32(emulated_si x, int count) {
-  return (emulated_si){{_mm256_srli_epi32(x.half[0], count), _mm256_srli_epi32(x.half[1], count)}};
+EMULATED emulated_si emulated_srli_epi32(emulated_si x, unsigned count) {
+  return (emulated_si){{_mm256_srli_epi32(x.half[0], (int)count), _mm256_srli_epi32(x.half[1], (int)count)}};
 }
 EMULATED emulated_si emulated_add_epi32(emulated_si a, emulated_si b) {
   return (emulated_si){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
