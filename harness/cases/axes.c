@@ -144,7 +144,7 @@ const char *bench_axis_wants(const bench_axis_info *axis, const char *text) {
     case AXIS_IS_DTYPE:
       return bench_dtype_read(text, &q, &kv, &o)
                  ? NULL
-                 : "f32, f16, bf16, or several joined by +, of which K and V may be e4m3, e5m2 or i8";
+                 : "f32, f16, bf16, or several joined by +, of which K and V may be e4m3, e5m2, i8, q8_0 or q4_0";
     case AXIS_IS_WINDOW: return bench_window_read(text, false, &window) ? NULL : "none, W, or LEFT..RIGHT";
     default: return "one of its words";
   }

@@ -247,8 +247,8 @@ enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more 
  * itself. */
 static const float LEAST = 0x1p-60f, MOST = 0x1p60f;
 
-/* Element i as a float32, of which a smaller element is the upper part, or of a block its factor. A bfloat16 keeps its value
- * by that, and so do integers; the other types keep only their sign. Poison is a NaN. */
+/* Element i as a float32, of which a smaller element is the upper part, or of a block its factor. So bfloat16 and integers
+ * keep their values, and other types only their sign. Poison is a NaN. */
 static float load(const bench_buffer *v, int64_t i) {
   uint32_t word = 0;
   float x;

@@ -90,12 +90,12 @@ ATTN_API const char *attn_version(void);
 /* ---- The problem: shape and semantics, no data -------------------------------------------------------------------- */
 
 /** Storage type of a tensor. Arithmetic is float32 or better with each of them. The types of 8 bits and fewer are for K and
- * V only, and their values are what is stored (floats: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433): a factor
- * of all keys goes into attn_problem.scale, others into args.k_scale and v_scale.
+ * V only, and their values are what is stored (floats: Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433). A single
+ * factor for all keys goes into attn_problem.scale; others go into args.k_scale and v_scale.
  *
  * The last two store 32 neighbours of a row as a block, as ggml does (https://github.com/ggml-org/ggml): strides stay in
- * elements, so .b, .h and .s are multiples of 32 and .d is 1. A row begins with a block; one of another dim than multiples
- * of 32 ends within a block, whose other elements count for nothing. Data needs no alignment. */
+ * elements, so .b, .h and .s are multiples of 32 and .d is 1. A row begins with a block. Where
+ * its dim is no multiple of 32, the last block has further elements, which are ignored. Data needs no alignment. */
 typedef enum attn_dtype {
   ATTN_F32 = 0, /**< float, IEEE binary32 */
   ATTN_F16,     /**< IEEE binary16 */

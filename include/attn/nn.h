@@ -165,8 +165,7 @@ typedef struct attn_kv_cache_shape {
   const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
   const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
 
-  attn_kv_pool
-      *pool; /**< Its pages, alike in heads_kv, dims, dtype and scales; NULL = a pool of the cache's own, by the next: */
+  attn_kv_pool *pool;  /**< Its pages, alike in heads_kv, dims, dtype and scales; NULL = its own pool, by the next: */
   int64_t layers;      /**< See attn_kv_pool_shape. */
   int64_t page_tokens; /**< See attn_kv_pool_shape. */
   int64_t pages;       /**< Pages; 0 = as many as `batch` sequences of `capacity` tokens need. */

@@ -8,6 +8,7 @@
 
 #include "attn/extend.h"
 #include "kernels/blocks.h"
+#include "kernels/common/problem/arithmetic.h"
 #include "src/registry/cpu.h"
 
 static bool refuse(PyObject *kind, const char *sentence) {
@@ -591,8 +592,7 @@ static bool view_of_pages(const tensor *t, const char *name, view *out) {
 /* Blocks say a head dimension up to a multiple of 32: k's is that of q, and so is v's if it has as many blocks. */
 static void take_dims(const call *c, view v[3]) {
   const int64_t dim = v[0].d, blocks = v[1].d;
-  const int64_t row = (dim + ATTN_BLOCK_VALUES - 1) / ATTN_BLOCK_VALUES * ATTN_BLOCK_VALUES;
-  if (c->set.kv_format == DTYPE_OTHER || row != blocks) return;
+  if (c->set.kv_format == DTYPE_OTHER || round_up(dim, ATTN_BLOCK_VALUES) != blocks) return;
   v[1].d = dim;
   if (v[2].d == blocks) v[2].d = dim;
 }

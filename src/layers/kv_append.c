@@ -234,8 +234,9 @@ static void make_factors(const job *j, const route *r, staged s, float *factor) 
     stage(j->kernel, &s);
     for (int64_t h = 0; h < s.heads; h++) largest[h] = largest_bits(s.floats + h * s.count, s.count, largest[h]);
   }
+  const float largest_of_type = largest_of(r->to_dtype);
   for (int64_t h = 0; h < s.heads; h++)
-    factor[h * r->factor_stride.h] = factor_of(attn_f32_of_bits(largest[h]), largest_of(r->to_dtype));
+    factor[h * r->factor_stride.h] = factor_of(attn_f32_of_bits(largest[h]), largest_of_type);
 }
 
 static void write_staged(const job *j, const route *r, staged s, const float *factor) {
@@ -570,13 +571,13 @@ static span span_of_written(const job *j, const route *r) {
   return span_of(r->to, r->to_dtype, &r->to_stride, r->cached ? of_cache : of_new);
 }
 
-/* Caches against all that is read; q_out against q alone, because q, k and v may be parts of one tensor's rows. */
 static attn_status check_apart(span written, const char *name, span read, const char *other) {
   REQUIRE(written.end <= read.begin || read.end <= written.begin, "%s overlaps %s; it must be memory of its own", name,
           other);
   return ATTN_OK;
 }
 
+/* Caches against all that is read; q_out against q alone, because q, k and v may be parts of one tensor's rows. */
 static attn_status check_overlap(const job *j) {
   attn_status status = ATTN_OK;
   for (int i = 0; i < j->route_count; i++)

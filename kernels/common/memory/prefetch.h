@@ -31,8 +31,8 @@ enum {
  * whatever prefetch_lines says. */
 typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY } prefetch_policy;
 
-/* Rows of K or V: `bytes` each, `stride` bytes apart. `step`: from one line that is prefetched once to the next; elements
- * that loops take as a line may be a little more or less. */
+/* Rows of K or V: `bytes` each, `stride` bytes apart. `step`: bytes from one line that is prefetched once to the
+ * next; for blocks, whose loops take a few more or fewer bytes as a line, these. */
 typedef struct line_rows {
   const void *at;
   int64_t bytes, stride, step;
@@ -135,8 +135,8 @@ static ALWAYS_INLINE void prefetch_twice(prefetch_lines *next, const int pairs, 
 }
 
 /* `pairs` lines of K and V each, by `policy`, and `step` as in line_rows; all constants. `again`: as for prefetch_twice().
- * The test for the end of a row tells the policies apart where any is possible, so that lines are prefetched once as quickly
- * as without a choice. */
+ * Where any policy is possible, the test for the end of a row tells them apart: lines that are prefetched once then cost no
+ * more than without a choice. */
 static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_policy policy, const bool paged,
                                          const int pairs, const int step, uintptr_t *again) {
   if (policy == PREFETCH_NONE) return;
