@@ -126,7 +126,8 @@ typedef struct attn_kv_append_args {
   int64_t dim_v;      /**< Elements of a row of v, >= 1. */
 
   attn_dtype dtype;       /**< Type of q, k and v. */
-  attn_dtype cache_dtype; /**< Type of k_cache and v_cache; rounding is to nearest, ties to even. */
+  attn_dtype cache_dtype; /**< Type of k_cache and v_cache; rounding is to nearest, ties to even. Blocks (ATTN_Q8_0, Q4_0):
+                             the bytes that ggml makes of a row; strides as in attn_dtype, dense rows rounded up. */
   attn_dtype q_out_dtype; /**< Type of q_out. */
 
   const void *q; /**< Queries, which go rotated to q_out; NULL = none. */

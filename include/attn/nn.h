@@ -158,7 +158,8 @@ typedef struct attn_kv_cache_shape {
 
   int64_t window; /**< Tokens that a query sees, itself included; 0 = all. Pages that left the window are given back. */
   int64_t window_first;      /**< First tokens that stay seen beside the window (attention sinks); 0 = none. */
-  bool float_tokens;         /**< q, k and v are given as float32 whatever dtype is; queries stay float32. */
+  bool float_tokens;         /**< q, k and v are given as float32 whatever dtype is; queries stay float32. Required with 8
+                                bits and blocks. */
   float scale;               /**< Factor of the scores; 0 = 1/sqrt(dim_qk). */
   float softcap;             /**< See attn_problem; 0 = off. */
   const float *sinks;        /**< [heads_q], copied: sink logits; or NULL. */

@@ -3,8 +3,9 @@
  * stored. kernels/common/memory/kv_rows_tier.h does the same in vectors, bit for bit. */
 #include "kernels/kv_rows.h"
 
+#include "kernels/common/memory/quantise.h"
 #include "kernels/common/memory/rope_angles.h"
-#include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/arithmetic.h"
 
 /* Element d of a row that begins at `at`, rotated if the row is. */
 static float element(const attn_kv_rows *r, int64_t t, int64_t at, int64_t d) {
@@ -22,8 +23,13 @@ static void write_row(const attn_kv_rows *r, int64_t t, int64_t head) {
   const int64_t from = r->from_at[t] + head * r->from_head, to = r->to_at[t] + head * r->to_head;
   const int64_t dim = r->turns ? r->turns->dim : 0;
   for (int64_t d = 0; d < dim; d++) rotated[d] = element(r, t, from, d);
-  for (int64_t d = 0; d < r->dim; d++)
-    attn_store_f32(r->to, r->to_dtype, to + d * r->to_element, d < dim ? rotated[d] : element(r, t, from, d));
+  const int64_t together = attn_dtype_of(r->to_dtype).values;
+  for (int64_t d = 0, count; d < r->dim; d += count) {
+    float row[ATTN_BLOCK_VALUES];
+    count = min64(together, r->dim - d);
+    for (int64_t i = d; i < d + count; i++) row[i - d] = i < dim ? rotated[i] : element(r, t, from, i);
+    attn_store_row(r->to, r->to_dtype, to + d * r->to_element, row, count);
+  }
 }
 
 static void write_rows(const attn_kv_rows *r) {

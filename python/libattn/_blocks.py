@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 VALUES = 32
+BYTES = {"q8_0": 34, "q4_0": 18}
 
 
 def _blocks(rows):

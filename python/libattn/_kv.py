@@ -8,7 +8,8 @@ from typing import Any
 
 from ._native import C, F, S, allocate, check
 from ._sdpa import FUNCTIONS
-from .layers import CACHE_DTYPES, DTYPES, _options, _whole
+from ._blocks import BYTES, VALUES
+from .layers import CACHE_DTYPES, DTYPES, KV_FORMATS, _options, _whole
 
 PAIRINGS = {"interleaved": "ATTN_ROPE_INTERLEAVED", "halves": "ATTN_ROPE_HALVES"}
 SCALINGS = {None: "ATTN_ROPE_UNSCALED", "linear": "ATTN_ROPE_LINEAR", "ntk": "ATTN_ROPE_NTK", "yarn": "ATTN_ROPE_YARN",
@@ -76,12 +77,33 @@ class _Call:
             raise TypeError(f"{name} is {dtype}; it must be one of {', '.join(dtypes)}")
         if len(shape) != len(layout):
             raise ValueError(f"{name} has shape {shape}; it must have {len(layout)} dimensions")
+        return address, getattr(C, dtypes[dtype]), *self._in_order(shape, strides, layout)
+
+    def blocks(self, array, name, layout, kv_format):
+        """The same of uint8 [batch, heads, tokens, blocks, bytes of a block]; a row has all elements of its blocks."""
+        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+        self.kept.append((array, keeper))
+        size = BYTES[kv_format]
+        if dtype != "bool":  # what view() says of bytes
+            raise TypeError(f"{name} is {dtype}; with kv_format '{kv_format}' it must be uint8")
+        if len(shape) != 5 or shape[4] != size or strides[4] != 1 or (shape[3] > 1 and strides[3] != size):
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must be [..., tokens, blocks, {size}] of 5 dimensions with "
+                             f"kv_format '{kv_format}', the bytes of a row one behind the other")
+        if any(step % size for step in strides[:3]):
+            raise ValueError(f"{name} has strides of {strides[:3]} bytes; with kv_format '{kv_format}' they must be multiples "
+                             f"of {size}")
+        steps = [step // size * VALUES for step in strides[:3]]
+        return address, getattr(C, KV_FORMATS[kv_format]), *self._in_order([*shape[:3], shape[3] * VALUES], [*steps, 1], layout)
+
+    @staticmethod
+    def _in_order(shape, strides, layout):
+        """(sizes, strides) as b, h, s, d."""
         order = ["thd".index(axis) if axis in "thd" and layout == "thd" else layout.index(axis)
                  for axis in ("htd" if layout == "thd" else "bhsd")]
         sizes, steps = [shape[i] for i in order], [strides[i] for i in order]
         if layout == "thd":
             sizes, steps = [1, *sizes], [0, *steps]
-        return address, getattr(C, dtypes[dtype]), sizes, S.attn_strides(**dict(zip("bhsd", steps)))
+        return sizes, S.attn_strides(**dict(zip("bhsd", steps)))
 
     def whole(self, array, name, count):
         """The address of so many int32."""
@@ -171,7 +193,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
               page_table: Any = None, slots: Any = None, rotation: Rope | None = None, positions: Any = None, q: Any = None,
               q_out: Any = None, k_scale: Any = None, v_scale: Any = None, k_scale_cache: Any = None,
               v_scale_cache: Any = None, layout: str | None = None, cache_layout: str = "bhsd",
-              threads: int | None = None) -> Any:
+              kv_format: str | None = None, threads: int | None = None) -> Any:
     """Writes new tokens' keys and values into caches, in place, converted to their dtype (attn_kv_append).
 
     k and v: [batch, heads_kv, tokens, dim] (layout "bhsd", the default), [batch, tokens, heads_kv, dim] ("bshd"), or with
@@ -179,6 +201,9 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     page_table [batch, columns] [pages, heads_kv, page_tokens, dim]; with cache_layout "bshd" tokens stand before heads. past
     [batch]: tokens that each sequence has; counts [batch]: how many of the new ones each really has. slots, one for each
     token, in place of past and page_table: page * page_tokens + token, -1 for nowhere (vLLM's slot_mapping).
+
+    kv_format: "q8_0" or "q4_0": caches are blocks as sdpa() takes them, uint8 [..., tokens, blocks, 34 or 18], and rows are
+    quantised as libattn.q8_0() and q4_0() do.
 
     k_scale and v_scale: factors of the caches, as sdpa() takes them: a float, or float32 that broadcasts to [batch,
     heads_kv, capacity], with pages [pages, heads_kv, page_tokens]; new rows go there divided by theirs. k_scale_cache and
@@ -192,6 +217,8 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     layout = layout or ("thd" if cu_seqlens is not None else "bhsd")
     if layout not in ("bhsd", "bshd", "thd") or (layout == "thd") != (cu_seqlens is not None):
         raise ValueError(f"layout is {layout!r}; it must be 'bhsd' or 'bshd', or with cu_seqlens 'thd'")
+    if kv_format is not None and kv_format not in KV_FORMATS:
+        raise ValueError(f"kv_format is {kv_format!r}; it must be one of {', '.join(map(repr, KV_FORMATS))}")
     if cache_layout not in ("bhsd", "bshd"):
         raise ValueError(f"cache_layout is {cache_layout!r}; it must be 'bhsd' or 'bshd'")
     if q is not None and q_out is None:
@@ -201,8 +228,10 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     seen = _read_rows(call, args, layout, {"k": k, "v": v, "q": q, "q_out": q_out})
     outer = []
     for name, array, heads, dim in (("k_cache", k_cache, "heads_kv", "dim_qk"), ("v_cache", v_cache, "heads_kv", "dim_v")):
-        address, dtype, sizes, strides = call.tensor(array, name, cache_layout, CACHE_DTYPES)
-        if (sizes[1], sizes[3]) != (seen[heads], seen[dim]):
+        address, dtype, sizes, strides = (call.blocks(array, name, cache_layout, kv_format) if kv_format else
+                                          call.tensor(array, name, cache_layout, CACHE_DTYPES))
+        row = seen[dim] + -seen[dim] % VALUES if kv_format else seen[dim]
+        if (sizes[1], sizes[3]) != (seen[heads], row):
             raise ValueError(f"{name} has {sizes[1]} heads of {sizes[3]} elements; new tokens have {seen[heads]} of "
                              f"{seen[dim]}")
         outer.append((dtype, sizes[0], sizes[2]))

@@ -25,6 +25,8 @@ from ._sdpa import FUNCTIONS
 
 DTYPES = {"float32": "ATTN_F32", "float16": "ATTN_F16", "bfloat16": "ATTN_BF16"}
 CACHE_DTYPES = {**DTYPES, "float8_e4m3fn": "ATTN_F8_E4M3", "float8_e5m2": "ATTN_F8_E5M2", "int8": "ATTN_I8"}
+KV_FORMATS = {"q8_0": "ATTN_Q8_0", "q4_0": "ATTN_Q4_0"}
+POOL_DTYPES = {**CACHE_DTYPES, **KV_FORMATS}
 
 
 def _whole(**sizes):
@@ -530,18 +532,18 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
 
 class KVPool(_Layer):
     """Pages of keys and values, which caches take and give back (attn_kv_pool). One call at a time. scales: types of 8 bits
-    are kept with a factor of each key and value; int8 is, unless False is given."""
+    are kept with a factor of each key and value; int8 is, unless False is given. dtype may also be "q8_0" or "q4_0"."""
 
     _kind = "kv_pool"
 
     def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
                  num_layers: int = 1, dtype: str = "float32", scales: bool | None = None) -> None:
-        if dtype not in CACHE_DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
+        if dtype not in POOL_DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
         _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v, page_tokens=page_tokens, num_layers=num_layers)
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
-                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, CACHE_DTYPES[dtype]),
+                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, POOL_DTYPES[dtype]),
                                            scales=dtype == "int8" if scales is None else scales)
         self._handle = ctypes.c_void_p()
         check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
@@ -558,7 +560,8 @@ class KVCache(_Layer):
     A sequence that holds no tokens costs nothing: it joins by its first step, and leaves by truncate(0, sequence=...).
     window: tokens that a query sees, itself included; window_first: first ones that it sees beside them. rotation
     (libattn.Rope) turns keys and queries. pool: pages shared with other caches, else `pages` of page_tokens of its own. q,
-    k and v are of dtype, or with float_tokens float32, as with types of 8 bits they must be; what is kept is of dtype.
+    k and v are of dtype, or with float_tokens float32, as with types of 8 bits, "q8_0" and "q4_0" they must be; what is kept
+    is of dtype.
     scales: types of 8 bits are kept with a factor of each key and value, made by the step that appends them (int8: True).
     """
 
@@ -570,8 +573,8 @@ class KVCache(_Layer):
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
                  page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None) -> None:
-        if dtype not in CACHE_DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(CACHE_DTYPES)}")
+        if dtype not in POOL_DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
                window_first=window_first, num_layers=num_layers, page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
@@ -579,7 +582,7 @@ class KVCache(_Layer):
         self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
             batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
-            dtype=getattr(C, CACHE_DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
+            dtype=getattr(C, POOL_DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
             window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
             pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,

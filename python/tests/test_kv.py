@@ -134,6 +134,72 @@ def test_append_with_factors():
         libattn.kv_append(k, v, k_cache, v_cache, v_scale=0.0)
 
 
+FORMATS = {"q8_0": (libattn.q8_0, 34), "q4_0": (libattn.q4_0, 18)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("cache_layout", ["bhsd", "bshd"])
+def test_append_blocks(name, which, cache_layout):
+    """Into pages, over a border: to the byte what libattn.q8_0() and q4_0(), and gguf if there, make of the same rows."""
+    quantise, size = FORMATS[name]
+    spread = 10.0 ** R.integers(-3, 3, (2, 3, 40, 1))
+    k, v = ((draw(2, 3, 40, dim) * spread).astype(half_types()[which]) for dim in (80, 32))
+    shape = (8, 3, 16) if cache_layout == "bhsd" else (8, 16, 3)
+    k_cache, v_cache = (np.full((*shape, blocks, size), 7, np.uint8) for blocks in (3, 1))
+    table, past, counts = np.int32([[4, 0, 7, 1], [2, 5, 3, 6]]), [14, 3], [40, 37]
+    options = {"past": past, "counts": counts, "page_table": table, "cache_layout": cache_layout, "kv_format": name}
+    libattn.kv_append(k, v, k_cache, v_cache, **options)
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        right = np.full_like(cache, 7)
+        rows = quantise(new.astype(np.float32))
+        for b, count in enumerate(counts):
+            for i in range(count):
+                page, at = table[b, (past[b] + i) // 16], (past[b] + i) % 16
+                right[(page, slice(None), at) if cache_layout == "bhsd" else (page, at)] = rows[b, :, i]
+        assert (cache == right).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tier", libattn.tiers())
+def test_appended_blocks_are_those_of_gguf(name, tier, monkeypatch):
+    quants = pytest.importorskip("gguf.quants", reason="gguf is not installed: pip install gguf")
+    import gguf
+
+    monkeypatch.setenv("ATTN_MAX_ISA", tier)
+    x = (draw(1, 4, 3000, 96) * 10.0 ** R.integers(-4, 4, (1, 4, 3000, 1))).astype(np.float32)
+    x[0, 0, 0] = 0
+    x[0, 1] = np.round(x[0, 1] * 8) / 8  # ties, and two values that are farthest from 0
+    cache = np.zeros((1, 4, 3000, 3, FORMATS[name][1]), np.uint8)
+    libattn.kv_append(x, x[..., :1], cache, np.zeros((1, 4, 3000, 1, FORMATS[name][1]), np.uint8), kv_format=name)
+    right = quants.quantize(x, getattr(gguf.GGMLQuantizationType, name.upper()))
+    assert (cache.reshape(right.shape) == right).all()
+
+
+def test_append_blocks_refuses():
+    k = draw(1, 2, 3, 80)
+    good = np.zeros((1, 2, 16, 3, 34), np.uint8)
+    for caches, error, match in (
+            ((good, good), None, None),
+            ((good[..., :2, :], good), ValueError, "k_cache has 2 heads of 64 elements; new tokens have 2 of 80"),
+            ((good[..., 0], good), ValueError, "of 5 dimensions"),
+            ((good, good[..., ::-1]), ValueError, r"v_cache has shape .* blocks, 34\] of 5 dimensions"),
+            ((good.view(np.int8), good), TypeError, "k_cache is int8; with kv_format 'q8_0' it must be uint8")):
+        if error is None:
+            libattn.kv_append(k, k, *caches, kv_format="q8_0")
+            continue
+        with pytest.raises(error, match=match):
+            libattn.kv_append(k, k, *caches, kv_format="q8_0")
+    odd = np.zeros(2 * 16 * 3 * 34 + 200, np.uint8)
+    odd = np.lib.stride_tricks.as_strided(odd, (1, 2, 16, 3, 34), (0, 16 * 3 * 34 + 1, 3 * 34, 34, 1))
+    with pytest.raises(ValueError, match="k_cache has strides of .* they must be multiples of 34"):
+        libattn.kv_append(k, k, odd, good, kv_format="q8_0")
+    with pytest.raises(ValueError, match="kv_format is 'q5_0'; it must be one of 'q8_0', 'q4_0'"):
+        libattn.kv_append(k, k, good, good, kv_format="q5_0")
+    with pytest.raises(ValueError, match="k_scale_cache is given with cache_dtype 6; factors are made for types of 8 bits"):
+        libattn.kv_append(k, k, good, good, kv_format="q8_0", k_scale_cache=np.zeros((1, 2, 16), np.float32))
+
+
 def test_append_packed_slots_and_dense():
     k, v = draw(7, 2, 8), draw(7, 2, 8)
     pages = np.zeros((4, 2, 16, 8), np.float32), np.zeros((4, 2, 16, 8), np.float32)
@@ -227,6 +293,30 @@ def test_pool_and_cache_of_integers():
                        dtype="int8", **shape)
     with pytest.raises(ValueError, match="attn_kv_cache_shape.scales is false with dtype 5; integers need factors"):
         layers.KVCache(dtype="int8", scales=False, **shape)
+
+
+@pytest.mark.parametrize(("name", "most"), [("q8_0", 0.05), ("q4_0", 0.5)])
+def test_pool_and_cache_of_blocks(name, most):
+    pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dim_v=16, dtype=name)
+    shape = {"batch": 2, "heads": 4, "heads_kv": 2, "dim_qk": 40, "dim_v": 16, "capacity": 64, "float_tokens": True}
+    cache, exact = layers.KVCache(pool=pool, dtype=name, **shape), layers.KVCache(**shape)
+    text = draw(30, 4, 40), draw(30, 2, 40), draw(30, 2, 16)
+    kept = [FORMATS[name][0](x.transpose(1, 0, 2)[None]) for x in text[1:]]
+    for part in (slice(0, 20), slice(20, 21), slice(21, 30)):
+        outs = []
+        for of in (cache, exact):
+            of.begin([part.stop - part.start, 0])
+            outs.append(of.attend(*(x[part] for x in text)))
+        assert 0 < np.abs(outs[0] - outs[1]).max() < most
+        if part.start == 20:
+            row = libattn.sdpa(text[0][20][None, :, None], *(x[:, :, :21] for x in kept), kv_format=name)
+            assert np.abs(outs[0][0] - row[0, :, 0, :16]).max() < 1e-5
+    with pytest.raises(ValueError, match="float_tokens is false with a cache of 8 bits or of blocks; it must be true"):
+        layers.KVCache(dtype=name, **{**shape, "float_tokens": False})
+    with pytest.raises(ValueError, match="scales is true with dtype"):
+        libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dtype=name, scales=True)
+    with pytest.raises(TypeError, match="dtype is q5_0; it must be one of .*q8_0, q4_0"):
+        libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dtype="q5_0")
 
 
 def test_torch_operators():

@@ -8,8 +8,8 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "kernels/common/memory/quantise.h"
 #include "kernels/common/problem/arithmetic.h"
-#include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
@@ -347,9 +347,6 @@ static attn_status check_dtypes(const attn_kv_append_args *a) {
   if (status != ATTN_OK) return status;
   REQUIRE(attn_dtype_exists(a->cache_dtype), "attn_kv_append_args.cache_dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
           (int)a->cache_dtype);
-  REQUIRE(attn_dtype_of(a->cache_dtype).values == 1,
-          "attn_kv_append_args.cache_dtype is %d, a type of blocks; it must be one that stores each element by itself",
-          (int)a->cache_dtype);
   return ATTN_OK;
 }
 
@@ -384,7 +381,7 @@ static attn_status check_factors(const attn_kv_append_args *a, const char *name,
           given ? "" : "_cache", *name);
   REQUIRE(!given || !made, "attn_kv_append_args.%c_scale and %c_scale_cache are both given; one of them must be NULL", *name,
           *name);
-  REQUIRE(!made || !attn_dtype_is_float(a->cache_dtype),
+  REQUIRE(!made || attn_makes_factors(a->cache_dtype),
           "attn_kv_append_args.%c_scale_cache is given with cache_dtype %d; factors are made for types of 8 bits", *name,
           (int)a->cache_dtype);
   return ATTN_OK;
@@ -532,8 +529,15 @@ static attn_status check_tensor(const char *field, const void *data, attn_dtype 
                                        {'h', sizes[1], stride->h},
                                        {'s', sizes[2], stride->s},
                                        {'d', sizes[3], stride->d}},
+                              .values = attn_dtype_of(dtype).values,
                               .output = output};
   return attn_check_strides(&tensor);
+}
+
+/* The rows of a cache, of whole blocks where those are stored. */
+static void sizes_of_cache(const job *j, const route *r, int64_t sizes[4]) {
+  sizes[0] = j->pages, sizes[1] = r->heads, sizes[2] = j->page_tokens;
+  sizes[3] = attn_row_elements(r->to_dtype, r->dim);
 }
 
 /* Bytes that a tensor spans. */
@@ -567,7 +571,8 @@ static span span_of_new(const job *j, const route *r) {
 
 static span span_of_written(const job *j, const route *r) {
   const int64_t of_new[4] = {j->a.cu_seqlens ? 1 : j->a.batch, r->heads, j->a.tokens, r->dim};
-  const int64_t of_cache[4] = {j->pages, r->heads, j->page_tokens, r->dim};
+  int64_t of_cache[4];
+  sizes_of_cache(j, r, of_cache);
   return span_of(r->to, r->to_dtype, &r->to_stride, r->cached ? of_cache : of_new);
 }
 
@@ -598,13 +603,14 @@ static attn_status check_route(const job *j, route *r) {
   const attn_kv_append_args *a = &j->a;
   const bool packed = a->cu_seqlens;
   const int64_t from[4] = {packed ? 1 : a->batch, r->heads, a->tokens, r->dim};
-  const int64_t cache[4] = {j->pages, r->heads, j->page_tokens, r->dim};
+  int64_t cache[4];
+  sizes_of_cache(j, r, cache);
   REQUIRE(!r->rotated || a->rope->turns.dim <= r->dim,
           "%s has rows of %" PRId64 " elements; rope rotates %" PRId64 ", so it must have as many", r->from_name, r->dim,
           a->rope->turns.dim);
   if (is_unset(&r->from_stride)) r->from_stride = dense(r->heads, a->tokens, r->dim, packed);
   if (is_unset(&r->to_stride))
-    r->to_stride = r->cached ? dense(r->heads, j->page_tokens, r->dim, false) : dense(r->heads, a->tokens, r->dim, packed);
+    r->to_stride = r->cached ? dense(r->heads, j->page_tokens, cache[3], false) : dense(r->heads, a->tokens, r->dim, packed);
   const int64_t *to = r->cached ? cache : from;
   attn_status status = check_tensor(r->from_name, r->from.data, r->from.dtype, &r->from_stride, from, false);
   if (status == ATTN_OK) status = check_tensor(r->to_name, r->to, r->to_dtype, &r->to_stride, to, true);

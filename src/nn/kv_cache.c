@@ -12,8 +12,8 @@
 
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/memory/memory.h"
+#include "kernels/common/memory/quantise.h"
 #include "kernels/common/problem/arithmetic.h"
-#include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/kv_pool.h"
@@ -68,14 +68,11 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
           s->heads_kv);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
-  REQUIRE(attn_dtype_of(s->dtype).values == 1,
-          "attn_kv_cache_shape.dtype is %d, a type of blocks; it must be one that stores each element by itself",
-          (int)s->dtype);
   REQUIRE(attn_dtype_is_float(s->dtype) || s->float_tokens,
-          "attn_kv_cache_shape.float_tokens is false with a cache of 8 bits; it must be true");
+          "attn_kv_cache_shape.float_tokens is false with a cache of 8 bits or of blocks; it must be true");
   REQUIRE(s->scales || !attn_dtype_is_integer(s->dtype),
           "attn_kv_cache_shape.scales is false with dtype %d; integers need factors, so it must be true", (int)s->dtype);
-  REQUIRE(!s->scales || !attn_dtype_is_float(s->dtype),
+  REQUIRE(!s->scales || attn_makes_factors(s->dtype),
           "attn_kv_cache_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
           "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
@@ -116,9 +113,9 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   attn_problem p;
   attn_problem_init(&p, s->batch, s->heads_q, s->heads_kv, tokens, s->capacity, s->dim_qk, s->dim_v);
   if (packed) attn_problem_set_varlen(&p, packed, 0);
+  p.dtype_kv = s->dtype; /* rows of blocks are rounded up */
   attn_problem_set_pages(&p, s->page_tokens, s->pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.dtype_kv = s->dtype;
   p.dtype_q = s->float_tokens ? ATTN_F32 : s->dtype;
   if (s->scale != 0) p.scale = s->scale;
   if (s->window > 0) p.window_left = s->window - 1;

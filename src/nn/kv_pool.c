@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kernels/common/memory/aligned.h"
-#include "kernels/common/problem/dtypes.h"
+#include "kernels/common/memory/quantise.h"
 #include "src/nn/check.h"
 
 static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, dtype);
@@ -17,11 +17,11 @@ static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, d
 static attn_status check_shape(const attn_kv_pool_shape *s) {
   const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
   const attn_nn_size least[] = {{"attn_kv_pool_shape.dim_qk", s->dim_qk, 1}, {"attn_kv_pool_shape.dim_v", s->dim_v, 1}};
-  const attn_nn_size sizes[] = {{"attn_kv_pool_shape.layers", s->layers, 1},
-                                {"attn_kv_pool_shape.pages", s->pages, 1},
-                                {"attn_kv_pool_shape.page_tokens", s->page_tokens, 1},
-                                {"attn_kv_pool_shape.heads_kv", s->heads_kv, 1},
-                                {s->dim_qk > s->dim_v ? "attn_kv_pool_shape.dim_qk" : "attn_kv_pool_shape.dim_v", dim, 1}};
+  attn_nn_size sizes[] = {{"attn_kv_pool_shape.layers", s->layers, 1},
+                          {"attn_kv_pool_shape.pages", s->pages, 1},
+                          {"attn_kv_pool_shape.page_tokens", s->page_tokens, 1},
+                          {"attn_kv_pool_shape.heads_kv", s->heads_kv, 1},
+                          {s->dim_qk > s->dim_v ? "attn_kv_pool_shape.dim_qk" : "attn_kv_pool_shape.dim_v", dim, 1}};
   attn_status status = attn_nn_check_sizes(least, 1);
   if (status == ATTN_OK) status = attn_nn_check_sizes(least + 1, 1);
   if (status == ATTN_OK) status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
@@ -31,11 +31,11 @@ static attn_status check_shape(const attn_kv_pool_shape *s) {
           "attn_kv_pool_shape.page_tokens is %" PRId64 "; it must be a multiple of 16 in 16..1024, or 0 for %d",
           s->page_tokens, (int)ATTN_KV_PAGE_TOKENS);
   REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
-  REQUIRE(!s->scales || !attn_dtype_is_float(s->dtype),
+  sizes[NN_COUNT(sizes) - 1].value = attn_row_elements(s->dtype, dim);
+  status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK) return status;
+  REQUIRE(!s->scales || attn_makes_factors(s->dtype),
           "attn_kv_pool_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
-  REQUIRE(attn_dtype_of(s->dtype).values == 1,
-          "attn_kv_pool_shape.dtype is %d, a type of blocks; it must be one that stores each element by itself",
-          (int)s->dtype);
   return ATTN_OK;
 }
 
@@ -57,8 +57,8 @@ static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
   const int64_t rows = rows_of_page(s);
   pool->shape = *s;
   pool->owners = 1;
-  pool->k_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * s->dim_qk);
-  pool->v_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * s->dim_v);
+  pool->k_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * attn_row_elements(s->dtype, s->dim_qk));
+  pool->v_page_bytes = (size_t)attn_elements_bytes(s->dtype, rows * attn_row_elements(s->dtype, s->dim_v));
   const size_t pages = (size_t)(s->layers * s->pages);
   pool->k = attn_nn_allocate("the pool's keys", pages * pool->k_page_bytes);
   pool->v = pool->k ? attn_nn_allocate("the pool's values", pages * pool->v_page_bytes) : NULL;

@@ -25,7 +25,9 @@ static const void *maybe(fuzz_bytes *bytes, const void *array) { return fuzz_byt
 /* Dense, small numbers, or one that overflows. */
 static attn_strides read_strides(fuzz_bytes *bytes) {
   const uint8_t kind = fuzz_byte(bytes);
-  if (kind < 0xd0) return (attn_strides){0, 0, 0, 0};
+  if (kind < 0xc0) return (attn_strides){0, 0, 0, 0};
+  if (kind < 0xd0) /* those of rows of blocks */
+    return (attn_strides){32 * (fuzz_byte(bytes) & 7), 32 * (fuzz_byte(bytes) & 7), 32 * (fuzz_byte(bytes) & 7), 1};
   if (kind == 0xff) return (attn_strides){INT64_MAX, 1, 1, 1};
   return (attn_strides){fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7, fuzz_byte(bytes) & 7};
 }
@@ -50,7 +52,7 @@ static attn_kv_append_args read_append(fuzz_bytes *bytes, const attn_rope *rope)
   attn_kv_append_args a = ATTN_STRUCT(attn_kv_append_args, .batch = read_size(bytes, 4), .tokens = read_size(bytes, 8));
   a.heads_q = read_size(bytes, 3), a.heads_kv = read_size(bytes, 3);
   a.dim_qk = read_size(bytes, 16), a.dim_v = read_size(bytes, 16);
-  a.dtype = read_dtype(bytes, 3), a.cache_dtype = read_dtype(bytes, ATTN_I8 + 1), a.q_out_dtype = read_dtype(bytes, 3);
+  a.dtype = read_dtype(bytes, 3), a.cache_dtype = read_dtype(bytes, ATTN_Q4_0 + 1), a.q_out_dtype = read_dtype(bytes, 3);
   a.capacity = fuzz_byte(bytes) & 1 ? read_size(bytes, 40) : 0;
   if (a.capacity == 0) a.page_tokens = read_size(bytes, 32), a.pages = read_size(bytes, 8);
   a.past = maybe(bytes, past), a.counts = maybe(bytes, counts);
@@ -134,9 +136,12 @@ static attn_status operate(attn_kv_cache *cache, fuzz_bytes *bytes) {
 static void try_cache(fuzz_bytes *bytes) {
   attn_kv_cache *cache;
   const uint8_t options = fuzz_byte(bytes);
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_I8, ATTN_Q8_0, ATTN_Q4_0};
+  const attn_dtype dtype = dtypes[options >> 6];
   const attn_kv_cache_shape shape =
       ATTN_STRUCT(attn_kv_cache_shape, .batch = SEQUENCES, .heads_q = 2, .heads_kv = 1, .dim_qk = 4, .dim_v = 3,
-                  .capacity = CAPACITY, .page_tokens = TOKENS, .pages = PAGES, .window = options & 1 ? options % 30 : 0);
+                  .capacity = CAPACITY, .page_tokens = TOKENS, .pages = PAGES, .window = options & 1 ? options % 30 : 0,
+                  .dtype = dtype, .float_tokens = true, .scales = dtype == ATTN_I8);
   const attn_options one = ATTN_STRUCT(attn_options, .threads = 1, .kernel = options & 2 ? "flash_c" : NULL);
   if (attn_kv_cache_create(&shape, &one, &cache) != ATTN_OK) fuzz_fail("%s", attn_last_error());
   while (bytes->at < bytes->end) {

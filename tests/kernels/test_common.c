@@ -9,6 +9,7 @@
 
 #include "check/check.h"
 #include "kernels/common/memory/memory.h"
+#include "kernels/common/memory/quantise.h"
 #include "kernels/common/problem/exact_row.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/peak.h"
@@ -317,19 +318,19 @@ TEST(blocks_are_quantised_as_ggml_does) {
   for (int i = 0; i < ATTN_BLOCK_VALUES; i++) x[i] = (float)((i * 37 + 11) % 64 - 31) / 8;
   attn_q8_0 q8;
   attn_q4_0 q4;
-  attn_store_row_f32(&q8, ATTN_Q8_0, 0, x, ATTN_BLOCK_VALUES);
-  attn_store_row_f32(&q4, ATTN_Q4_0, 0, x, ATTN_BLOCK_VALUES);
+  attn_store_row(&q8, ATTN_Q8_0, 0, x, ATTN_BLOCK_VALUES);
+  attn_store_row(&q4, ATTN_Q4_0, 0, x, ATTN_BLOCK_VALUES);
   assert_memory_equal(&q8, gguf_q8_0, sizeof q8);
   assert_memory_equal(&q4, gguf_q4_0, sizeof q4);
   for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
     back[i] = attn_load_f32((attn_storage){&q8, ATTN_Q8_0}, i);
     assert_true(fabsf(back[i] - x[i]) <= 4.0f / 127 / 2 * 1.01f);
   }
-  attn_store_row_f32(&q8, ATTN_Q8_0, 0, (const float[3]){NAN, 1, 2}, 3);
-  attn_store_row_f32(&q4, ATTN_Q4_0, 0, (const float[3]){1, NAN, 2}, 3);
+  attn_store_row(&q8, ATTN_Q8_0, 0, (const float[3]){NAN, 1, 2}, 3);
+  attn_store_row(&q4, ATTN_Q4_0, 0, (const float[3]){1, NAN, 2}, 3);
   assert_true(isnan(attn_oracle_load(&q8, ATTN_Q8_0, 1)) && isnan(attn_oracle_load(&q4, ATTN_Q4_0, 0)));
-  attn_store_row_f32(&q8, ATTN_Q8_0, 0, (const float[3]){0, 0, 0}, 3);
-  attn_store_row_f32(&q4, ATTN_Q4_0, 0, (const float[3]){0, 0, 0}, 3);
+  attn_store_row(&q8, ATTN_Q8_0, 0, (const float[3]){0, 0, 0}, 3);
+  attn_store_row(&q4, ATTN_Q4_0, 0, (const float[3]){0, 0, 0}, 3);
   for (int i = 0; i < ATTN_BLOCK_VALUES; i++)
     assert_true(attn_oracle_load(&q8, ATTN_Q8_0, i) == 0 && attn_oracle_load(&q4, ATTN_Q4_0, i) == 0);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "attn/kv.h"
-#include "kernels/common/problem/convert.h"
+#include "kernels/common/memory/quantise.h"
 #include "kernels/kv_rows.h"
 #include "tests/support/support.h"
 
@@ -89,6 +89,33 @@ static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_
   return b * s->b + h * s->h + t * s->s + d * s->d;
 }
 
+/* A row's values from d on as the block that ggml makes of them, written as in its ggml-quants.c. */
+static void reference_block(const float *row, int64_t count, attn_dtype dtype, uint8_t *block) {
+  float x[32] = {0}, farthest = 0;
+  memcpy(x, row, (size_t)(count < 32 ? count : 32) * sizeof *x);
+  for (int i = 0; i < 32; i++)
+    if (fabsf(x[i]) > fabsf(farthest)) farthest = x[i];
+  const float d = dtype == ATTN_Q8_0 ? fabsf(farthest) / 127 : farthest / -8, inverse = d == 0 ? 0 : 1 / d;
+  attn_store_f32(block, ATTN_F16, 0, d);
+  for (int i = 0; i < 32; i++) {
+    const int q = (int)(int8_t)(x[i] * inverse + 8.5f), n = q > 15 ? 15 : q;
+    if (dtype == ATTN_Q8_0)
+      block[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
+    else if (i < 16)
+      block[2 + i] = (uint8_t)n;
+    else
+      block[2 + i - 16] |= (uint8_t)(n << 4);
+  }
+}
+
+static void store_model_row(const tensor *to, int64_t first, const float *row, int64_t dim) {
+  const attn_dtype_info type = attn_dtype_of(to->dtype);
+  for (int64_t d = 0; type.values == 1 && d < dim; d++)
+    attn_store_f32(to->data, to->dtype, first + d * to->stride.d, row[d]);
+  for (int64_t d = 0; type.values > 1 && d < dim; d += 32)
+    reference_block(row + d, dim - d, to->dtype, (uint8_t *)to->data + (first + d) / 32 * (int64_t)type.bytes);
+}
+
 /* Multiplies a row that goes to `place` of its factors, by the definition of kv.h; to `made` goes the factor of the row. */
 static void scale_row(float *row, int64_t dim, attn_dtype dtype, const float *given, float *made, int64_t place) {
   const double most = dtype == ATTN_I8 ? 127 : dtype == ATTN_F8_E4M3 ? 448 : 57344;
@@ -127,7 +154,7 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
         if (of_k || of_v)
           scale_row(turned, dim, to->dtype, of_k ? a->k_scale : a->v_scale, of_k ? s->k_factors : s->v_factors,
                     at(stride, page, h, token, 0));
-        for (int64_t d = 0; d < dim; d++) attn_store_f32(to->data, to->dtype, at(&to->stride, page, h, token, d), turned[d]);
+        store_model_row(to, at(&to->stride, page, h, token, 0), turned, dim);
       }
     }
   }
@@ -181,15 +208,15 @@ static void pick_places(scene *s) {
   for (int64_t t = 0; t < total; t++) s->positions[t] = (int32_t)(pick(2) ? pick(100) : pick(1000000));
 }
 
-static const attn_dtype types[] = {ATTN_F32,     ATTN_F16,     ATTN_BF16,
-                                   ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_I8}; /* the last three: caches */
+static const attn_dtype types[] = {ATTN_F32,     ATTN_F16, ATTN_BF16, ATTN_F8_E4M3, /* all but three: caches */
+                                   ATTN_F8_E5M2, ATTN_I8,  ATTN_Q8_0, ATTN_Q4_0};
 
 /* Factors of k and of v: none, given as one number, by head or by token, or made. */
 static void pick_factors(scene *s, int64_t pages, int64_t unit, float memory[4][MOST]) {
   attn_kv_append_args *a = &s->args;
   s->k_factors = s->v_factors = NULL;
   for (int i = 0; i < 2; i++) {
-    const int64_t way = pick(attn_dtype_is_float(a->cache_dtype) ? 4 : 5), heads = a->heads_kv;
+    const int64_t way = pick(attn_makes_factors(a->cache_dtype) ? 5 : 4), heads = a->heads_kv;
     const attn_strides tokens = pick(2) ? (attn_strides){.b = heads * unit, .h = unit, .s = 1}
                                         : (attn_strides){.b = 3 * heads * unit, .h = 3, .s = 3 * heads};
     const attn_strides ways[] = {{0}, {0}, {.h = 2}, tokens, tokens};
@@ -214,22 +241,28 @@ static void run_scene(scene *s, const attn_options *options) {
   a->heads_q = 1 + pick(3), a->heads_kv = 1 + pick(2);
   a->dim_qk = a->rope ? 24 + pick(17) : 1 + pick(20), a->dim_v = 1 + pick(20);
   if (pages == 1 && pick(4)) a->dim_qk += ROPE_MOST_DIM; /* more elements than are floats at a time */
-  while (pages * a->heads_kv * unit * (a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v) > MOST / 2) {
+  a->dtype = types[pick(3)], a->cache_dtype = types[pick(COUNT(types))], a->q_out_dtype = types[pick(3)];
+  const bool blocks = attn_dtype_of(a->cache_dtype).values > 1;
+  const int64_t most = blocks ? 3 * MOST : MOST / 2; /* elements that have room, of a byte or of four */
+  while (pages * a->heads_kv * unit * attn_row_elements(a->cache_dtype, a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v) >
+         most) {
     a->heads_kv = 1;
     if (a->dim_v > 4) a->dim_v = 4;
-    if (pages * unit * a->dim_qk > MOST / 2) a->pages /= 2;
+    if (pages * unit * attn_row_elements(a->cache_dtype, a->dim_qk) > most) a->pages /= 2;
     if (a->pages < 96 && a->page_tokens) return; /* the table names them all */
   }
-  a->dtype = types[pick(3)], a->cache_dtype = types[pick(COUNT(types))], a->q_out_dtype = types[pick(3)];
+  const int64_t row_k = attn_row_elements(a->cache_dtype, a->dim_qk), row_v = attn_row_elements(a->cache_dtype, a->dim_v);
   if (pick(2)) a->q_stride = pick_strides(b, a->heads_q, a->tokens, a->dim_qk);
   if (pick(2)) a->k_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_qk);
   if (pick(2)) a->v_stride = pick_strides(b, a->heads_kv, a->tokens, a->dim_v);
   if (pick(2)) a->q_out_stride = pick_strides(b, a->heads_q, a->tokens, a->dim_qk);
-  const attn_strides dense_k = {a->heads_kv * unit * a->dim_qk, unit * a->dim_qk, a->dim_qk, 1};
+  const attn_strides dense_k = {a->heads_kv * unit * row_k, unit * row_k, row_k, 1};
+  const attn_strides tokens_first = {a->heads_kv * unit * row_k, row_k, a->heads_kv * row_k, 1};
   const attn_strides transposed = {dense_k.b, dense_k.h, 1, unit};
-  const attn_strides dense_v = {a->heads_kv * unit * a->dim_v, unit * a->dim_v, a->dim_v, 1};
+  const attn_strides dense_v = {a->heads_kv * unit * row_v, unit * row_v, row_v, 1};
   const bool turn = pick(2);
-  if (turn) a->k_cache_stride = transposed;
+  const attn_strides turned = blocks ? tokens_first : transposed; /* rows of blocks cannot be transposed */
+  if (turn) a->k_cache_stride = turned;
   for (int i = 0; i < 3; i++) fill(memory[i], a->dtype, MOST);
   for (int i = 3; i < 6; i++) memset(memory[i], 0x5a, sizeof memory[i]);
   for (int i = 6; i < 9; i++) memset(memory[i], 0x5a, sizeof memory[i]);
@@ -252,7 +285,7 @@ static void run_scene(scene *s, const attn_options *options) {
                           {memory[1], a->dtype, GIVEN(a->k_stride, rows_k)},
                           {memory[2], a->dtype, GIVEN(a->v_stride, rows_v)}};
   const tensor to[3] = {{memory[6], a->q_out_dtype, GIVEN(a->q_out_stride, rows_q)},
-                        {memory[7], a->cache_dtype, turn ? transposed : dense_k},
+                        {memory[7], a->cache_dtype, turn ? turned : dense_k},
                         {memory[8], a->cache_dtype, dense_v}};
   expect_rows(s, &from[0], &to[0], a->heads_q, a->dim_qk, false, a->rope);
   expect_rows(s, &from[1], &to[1], a->heads_kv, a->dim_qk, true, a->rope);
@@ -452,6 +485,57 @@ TEST(factors_of_long_rows_and_of_special_ones) {
   }
 }
 
+/* Blocks of zeros, denormals, infinities, NaN, factors beyond float16, halves, and of two numbers that are farthest from 0.
+ * Integers of blocks that are not finite are arbitrary, but alike in all tiers. */
+TEST(blocks_of_special_rows) {
+  enum { ROWS = 10, DIM = 32 };
+  static float rows[ROWS][DIM];
+  static attn_q8_0 q8[2][ROWS];
+  static attn_q4_0 q4[2][ROWS];
+  char names[16][16];
+  for (int d = 0; d < DIM; d++) {
+    rows[1][d] = d ? 0x1p-140f : 0x1p-130f;
+    rows[2][d] = d == 3 ? -INFINITY : d == 4 ? NAN : (float)(d - 9);
+    rows[3][d] = d == 30 ? INFINITY : (float)(d - 9);
+    rows[4][d] = d == 0 ? 65504.0f * 200 : (float)d;
+    rows[5][d] = d == 0 ? 127 : d % 2 ? 0.5f + (float)(d / 2) : -0.5f - (float)(d / 2);
+    rows[6][d] = d == 31 ? -127 : d < 8 ? 0x1.fffffep-2f + (float)d : 0x1.fffffep-1f * (float)d; /* just below a half */
+    rows[7][d] = d == 9 ? -8 : d == 10 ? 8 : (float)(d % 15 - 7);
+    rows[8][d] = d == 9 ? 8 : d == 10 ? -8 : (float)(d % 15 - 7) + 0.5f;
+    rows[9][d] = d % 3 ? -0.0f : 0;
+  }
+  for (int i = 0, count = tiers(names); i < count; i++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
+    attn_kv_append_args args =
+        ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = ROWS, .heads_kv = 1, .dim_qk = DIM, .dim_v = 1, .k = rows,
+                    .k_cache = q8[i > 0], .cache_dtype = ATTN_Q8_0, .capacity = ROWS);
+    test_ok(attn_kv_append(&args, &options));
+    args.k_cache = q4[i > 0], args.cache_dtype = ATTN_Q4_0;
+    test_ok(attn_kv_append(&args, &options));
+    for (int r = 0; r < ROWS; r++) {
+      attn_q8_0 right_q8;
+      attn_q4_0 right_q4;
+      const attn_storage of_q8 = {q8[i > 0], ATTN_Q8_0}, of_q4 = {q4[i > 0], ATTN_Q4_0};
+      const int d = r == 2 ? 4 : r == 3 ? 30 : 0; /* where the value is that is not finite */
+      if (r >= 2 && r <= 4) {
+        assert_true(!isfinite(attn_load_f32(of_q8, r * DIM + d)) && !isfinite(attn_load_f32(of_q4, r * DIM + d)));
+        continue;
+      }
+      if (r == 1) continue; /* factors are 0 */
+      reference_block(rows[r], DIM, ATTN_Q8_0, (uint8_t *)&right_q8);
+      reference_block(rows[r], DIM, ATTN_Q4_0, (uint8_t *)&right_q4);
+      assert_memory_equal(&q8[i > 0][r], &right_q8, sizeof right_q8);
+      assert_memory_equal(&q4[i > 0][r], &right_q4, sizeof right_q4);
+    }
+    for (int d = 0; d < DIM; d++)
+      assert_true(attn_load_f32((attn_storage){q8[i > 0], ATTN_Q8_0}, DIM + d) == 0 &&
+                  attn_load_f32((attn_storage){q4[i > 0], ATTN_Q4_0}, DIM + d) == 0);
+    if (i == 0) continue;
+    assert_memory_equal(q8[1], q8[0], sizeof q8[0]);
+    assert_memory_equal(q4[1], q4[0], sizeof q4[0]);
+  }
+}
+
 /* ---- Frequencies ---- */
 
 static void frequencies_are(const attn_rope_config *config, const int *pair, const double *value, int count) {
@@ -626,6 +710,12 @@ TEST(refused_appends_write_nothing) {
   REFUSED((bad.v = NULL, bad.v_cache = NULL, bad.v_scale = factors), "attn_kv_append_args.v_scale is given without v");
   REFUSED(bad.k_cache_stride.s = 1, "attn_kv_append_args.k_cache.b is 0; elements would overlap");
   REFUSED(bad.v_cache = k, "overlaps");
+  REFUSED((bad.cache_dtype = ATTN_Q8_0, bad.k_scale_cache = factors), "k_scale_cache is given with cache_dtype 6", "8 bits");
+  REFUSED((bad.cache_dtype = ATTN_Q4_0, bad.k_cache_stride = (attn_strides){H * P * 32, P * 32, 32, 2}), "k_cache.d is 2",
+          "must be 1");
+  REFUSED((bad.cache_dtype = ATTN_Q4_0, bad.v_cache_stride = (attn_strides){H * P * D, P * D, D, 1}), "v_cache.s is 8",
+          "multiple of 32");
+  REFUSED((bad.cache_dtype = ATTN_Q8_0, bad.v_cache_stride = (attn_strides){P * 32, P * 32, 32, 1}), "v_cache.", "overlap");
 #undef REFUSED
   attn_rope *short_rope = make_rope(ATTN_ROPE_HALVES, 8);
   attn_kv_append_args bad = good;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "attn/nn.h"
-#include "kernels/common/problem/convert.h"
+#include "kernels/common/memory/quantise.h"
 #include "tests/support/nn_support.h"
 
 enum { BATCH = 5, KV = 2, HEADS = 4, DIM = 20, DIM_V = 12, CAPACITY = 120, LAYERS = 2 };
@@ -43,10 +43,17 @@ static float rounded(float x, attn_dtype dtype) {
   return attn_load_f32((attn_storage){&memory, dtype}, 0);
 }
 
-/* A row as the cache holds it, and its factor if it has one. */
+/* A row as the cache holds it, and its factor if it has one. Blocks of what comes out of blocks are the same again. */
 static void keep_row(const scene *s, const float *row, int dim, float *kept, float *factor) {
   const attn_dtype dtype = s->shape.dtype;
+  attn_q8_0 blocks[DIM];
   float largest = 0;
+  *factor = 1;
+  if (attn_dtype_of(dtype).values > 1) {
+    attn_store_row(blocks, dtype, 0, row, dim);
+    for (int d = 0; d < dim; d++) kept[d] = attn_load_f32((attn_storage){blocks, dtype}, d);
+    return;
+  }
   for (int d = 0; d < dim; d++) largest = fmaxf(largest, fabsf(row[d]));
   *factor = s->shape.scales ? largest / rounded(INFINITY, dtype) : 1;
   for (int d = 0; d < dim; d++) kept[d] = rounded(*factor == 0 ? 0 : row[d] * (1 / *factor), dtype);
@@ -69,6 +76,8 @@ static void attend_densely(const scene *s, const sequence *seq, int layer, int c
   attn_problem_init(&p, 1, HEADS, KV, count, seq->length, DIM, DIM_V);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   p.dtype_kv = dtype, p.dtype_q = given;
+  p.k_stride.s = attn_row_elements(dtype, DIM), p.v_stride.s = attn_row_elements(dtype, DIM_V);
+  p.k_stride.h = seq->length * p.k_stride.s, p.v_stride.h = seq->length * p.v_stride.s;
   if (s->shape.scale != 0) p.scale = s->shape.scale;
   if (s->shape.window > 0) p.window_left = s->shape.window - 1;
   p.window_first = s->shape.window_first;
@@ -78,8 +87,8 @@ static void attend_densely(const scene *s, const sequence *seq, int layer, int c
            (s->shape.alibi_slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
   for (int h = 0; h < KV; h++)
     for (int t = 0; t < seq->length; t++) {
-      for (int d = 0; d < DIM; d++) attn_store_f32(k, dtype, (h * seq->length + t) * DIM + d, seq->k[layer][h][t][d]);
-      for (int d = 0; d < DIM_V; d++) attn_store_f32(v, dtype, (h * seq->length + t) * DIM_V + d, seq->v[layer][h][t][d]);
+      attn_store_row(k, dtype, h * p.k_stride.h + t * p.k_stride.s, seq->k[layer][h][t], DIM);
+      attn_store_row(v, dtype, h * p.v_stride.h + t * p.v_stride.s, seq->v[layer][h][t], DIM_V);
     }
   for (int i = 0; i < HEADS * count * DIM; i++) attn_store_f32(typed_q, given, i, q[i]);
   const attn_args args =
@@ -248,9 +257,10 @@ static void operate(scene *s) {
 static bool takes_steps_of(const scene *s, int64_t tokens) {
   attn_problem p;
   attn_problem_init(&p, BATCH, HEADS, KV, tokens, CAPACITY, DIM, DIM_V);
+  p.dtype_kv = s->shape.dtype;
   attn_problem_set_pages(&p, s->shape.page_tokens, s->shape.pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.dtype_kv = s->shape.dtype, p.dtype_q = s->shape.float_tokens ? ATTN_F32 : s->shape.dtype;
+  p.dtype_q = s->shape.float_tokens ? ATTN_F32 : s->shape.dtype;
   if (s->shape.scales) p.uses |= ATTN_USE_KV_SCALES;
   return !attn_kernel_rejects(attn_kernel_find(s->options.kernel), &p);
 }
@@ -260,16 +270,16 @@ static void random_operations(const char *kernel) {
   static scene s;
   attn_rope *rope;
   test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = 16, .base = 10000), &rope));
-  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8, ATTN_F8_E4M3};
-  for (int round = 0; round < (test_few() ? 5 : 10); round++) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8, ATTN_F8_E4M3, ATTN_Q8_0, ATTN_Q4_0};
+  for (int round = 0; round < (test_few() ? 7 : 14); round++) {
     seed = (uint64_t)round;
     s = (scene){.shape =
                     ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = KV, .dim_qk = DIM,
                                 .dim_v = DIM_V, .capacity = CAPACITY, .layers = LAYERS, .page_tokens = round % 2 ? 16 : 32)};
     s.options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1 + round % 2);
-    s.shape.dtype = dtypes[round % 5];
-    s.shape.scales = !attn_dtype_is_float(s.shape.dtype);
-    s.shape.float_tokens = pick(2) || s.shape.scales;
+    s.shape.dtype = dtypes[round % 7];
+    s.shape.scales = attn_makes_factors(s.shape.dtype);
+    s.shape.float_tokens = pick(2) || !attn_dtype_is_float(s.shape.dtype);
     s.shape.window = round % 3 == 2 ? 1 + pick(40) : 0;
     if (round == 5) s.shape.window = 1 + pick(10), s.shape.window_first = 1 + pick(20);
     if (pick(2)) s.shape.scale = 0.3f;
@@ -396,7 +406,7 @@ TEST(pools_check_arguments) {
   REFUSED(heads_kv, 0, "heads_kv is 0");
   REFUSED(dim_qk, 0, "dim_qk is 0");
   REFUSED(dim_v, 0, "dim_v is 0");
-  REFUSED(dtype, (attn_dtype)7, "dtype is 7");
+  REFUSED(dtype, (attn_dtype)9, "dtype is 9; it must be ATTN_F32");
   REFUSED(scales, true, "scales is true with dtype 0; factors go with types of 8 bits");
 #undef REFUSED
   test_invalid(attn_kv_pool_create(NULL, &pool), "shape is NULL");
@@ -407,6 +417,11 @@ TEST(pools_check_arguments) {
   assert_null(attn_kv_pool_values(pool, -1));
   assert_true(!attn_kv_pool_key_scales(pool, 0) && !attn_kv_pool_value_scales(pool, 0));
   attn_kv_pool_destroy(pool);
+  attn_kv_pool_shape blocks = good;
+  blocks.dtype = ATTN_Q8_0, blocks.pages = (int64_t)1 << 30, blocks.layers = (int64_t)1 << 20;
+  test_invalid(attn_kv_pool_create(&blocks, &pool), "attn_kv_pool_shape.dim_v is 32; multiplied with");
+  blocks.scales = true, blocks.layers = 1;
+  test_invalid(attn_kv_pool_create(&blocks, &pool), "attn_kv_pool_shape.scales is true with dtype 6");
   attn_kv_pool_shape scaled = good;
   scaled.dtype = ATTN_I8, scaled.scales = true, scaled.layers = 2;
   test_ok(attn_kv_pool_create(&scaled, &pool));

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/common/problem/convert.h"
+#include "kernels/common/memory/quantise.h"
 #include "kernels/peak.h"
 
 enum { UNWRITTEN = 0xA5 };
@@ -37,7 +37,7 @@ static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
   test_fill(values, count, seed);
   if (dtype == ATTN_F32) return values;
   void *narrow = test_allocate((size_t)attn_elements_bytes(dtype, (int64_t)count));
-  attn_store_row_f32(narrow, dtype, 0, values, (int64_t)count);
+  attn_store_row(narrow, dtype, 0, values, (int64_t)count);
   free(values);
   return narrow;
 }

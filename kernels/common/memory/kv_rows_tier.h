@@ -14,6 +14,7 @@
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/unroll.h"
 #include "kernels/kv_rows.h"
+#include "quantise.h"
 #include "rope_angles.h"
 
 enum {
@@ -110,7 +111,7 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
     case ATTN_F8_E4M3: call(__VA_ARGS__, ATTN_F8_E4M3); break; \
     case ATTN_F8_E5M2: call(__VA_ARGS__, ATTN_F8_E5M2); break; \
     case ATTN_I8: call(__VA_ARGS__, ATTN_I8); break;           \
-    default: break; /* blocks: attn_kv_append refuses them */  \
+    default: break; /* write_blocks() */                       \
   }
 #define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
 #define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)
@@ -363,6 +364,16 @@ static void write_token(const attn_kv_rows *r, int64_t t, int64_t head, int64_t 
   write_token_rows(&rows);
 }
 
+/* A token's row in one head as blocks, by way of floats. */
+static void write_blocks(const attn_kv_rows *r, int64_t t, int64_t head) {
+  float floats[CHUNK];
+  for (int64_t first = 0, count; first < r->dim; first += count) {
+    count = min64(CHUNK, r->dim - first);
+    write_floats(r, t, head, first, count, floats);
+    attn_store_row(r->to, r->to_dtype, r->to_at[t] + head * r->to_head + first, floats, count);
+  }
+}
+
 static void write_head(const attn_kv_rows *r, int64_t head) {
   const int64_t most = r->to_element == 1 ? 1 : STAGE_FLOATS / stage_stride(r);
   for (int64_t t = 0, tokens; t < r->tokens; t += tokens) {
@@ -378,7 +389,9 @@ static void write_head(const attn_kv_rows *r, int64_t head) {
 static void write_rows(const attn_kv_rows *r) {
   const bool as_they_are = !r->turns && r->from.dtype == r->to_dtype && r->from_element == 1 && r->to_element == 1;
   const bool heads_inside = r->tokens == 1 || (r->from_head > 0 && r->from_head < r->from_at[1] - r->from_at[0]);
-  if (as_they_are)
+  if (attn_dtype_of(r->to_dtype).values > 1)
+    for (int64_t n = 0; n < r->tokens * r->heads; n++) write_blocks(r, n / r->heads, n % r->heads);
+  else if (as_they_are)
     copy_rows(r, heads_inside);
   else if (heads_inside && r->to_element == 1)
     for (int64_t t = 0; t < r->tokens; t++) write_token(r, t, 0, r->heads);
