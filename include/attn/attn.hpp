@@ -337,8 +337,21 @@ inline std::size_t reach(std::initializer_list<std::pair<std::int64_t, std::int6
   return static_cast<std::size_t>(last) + 1;
 }
 
-inline std::size_t dtype_bytes(attn_dtype dtype) noexcept {
-  return dtype == ATTN_F32 ? 4 : dtype == ATTN_F16 || dtype == ATTN_BF16 ? 2 : 1;
+/** Elements that are stored together, as a block, and its bytes; 1, and the bytes of an element, of other types. */
+struct storage_unit {
+  std::size_t elements, bytes;
+};
+
+inline storage_unit unit_of(attn_dtype dtype) noexcept {
+  if (dtype == ATTN_Q8_0) return {32, 34};
+  if (dtype == ATTN_Q4_0) return {32, 18};
+  return {1, dtype == ATTN_F32 ? std::size_t{4} : dtype == ATTN_F16 || dtype == ATTN_BF16 ? std::size_t{2} : std::size_t{1}};
+}
+
+/** Elements that a dense row of `dim` takes up: whole blocks. */
+inline std::int64_t row_elements(attn_dtype dtype, std::int64_t dim) noexcept {
+  const auto together = static_cast<std::int64_t>(unit_of(dtype).elements);
+  return (dim + together - 1) / together * together;
 }
 
 /** The first tensor of `owner` that is too small, or has elements of another size than its dtype. */
@@ -362,10 +375,10 @@ class size_check {
       return reach({{p.batch, s.b}, {p.heads_q, s.h}, {p.seq_q, s.q}, {p.seq_k, s.k}});
     };
     const auto list = [](std::int64_t count) { return reach({{count, 1}}); };
-    check("q", a.q, dtype_bytes(p.dtype_q), tensor(p.heads_q, rows, p.dim_qk, p.q_stride));
-    check("k", a.k, dtype_bytes(p.dtype_kv), cache(p.dim_qk, p.k_stride));
-    check("v", a.v, dtype_bytes(p.dtype_kv), cache(p.dim_v, p.v_stride));
-    check("o", a.o, dtype_bytes(p.dtype_o), tensor(p.heads_q, rows, p.dim_v, p.o_stride));
+    check("q", a.q, p.dtype_q, tensor(p.heads_q, rows, p.dim_qk, p.q_stride));
+    check("k", a.k, p.dtype_kv, cache(p.dim_qk, p.k_stride));
+    check("v", a.v, p.dtype_kv, cache(p.dim_v, p.v_stride));
+    check("o", a.o, p.dtype_o, tensor(p.heads_q, rows, p.dim_v, p.o_stride));
     check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
     check("state", a.state, 4, tensor(p.heads_q, rows, attn_state_floats(p.dim_v), dense(p.state_stride)));
     check("k_scale", a.k_scale, 4, cache(1, p.k_scale_stride));
@@ -388,6 +401,17 @@ class size_check {
   }
   /** The first mistake, or success. */
   expected<void> outcome() const noexcept { return found_ ? expected<void>(*found_) : expected<void>(); }
+
+  /** Another tensor: the type of its elements, and how many it must have. Blocks may be given as bytes. */
+  template <class T>
+  void check(const char *name, const view<T> &tensor, attn_dtype dtype, std::size_t needed) noexcept {
+    const storage_unit unit = unit_of(dtype);
+    const std::size_t units = (needed + unit.elements - 1) / unit.elements;
+    if (unit.elements > 1 && tensor.element() == 1)
+      check(name, tensor, std::size_t{1}, units * unit.bytes);
+    else
+      check(name, tensor, unit.bytes, units);
+  }
 
   /** Another tensor: bytes of its elements, and how many it must have. */
   template <class T>

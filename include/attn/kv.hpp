@@ -107,8 +107,8 @@ class rope {
       const attn_strides s = detail::dense_unless_given(given, r.heads, r.tokens, r.dim);
       return detail::reach({{r.batch, s.b}, {r.heads, s.h}, {r.tokens, s.s}, {r.dim, s.d}});
     };
-    sizes.check("x", r.x, detail::dtype_bytes(r.dtype), reach(r.x_stride));
-    sizes.check("out", r.out, detail::dtype_bytes(r.out_dtype), reach(r.out_stride));
+    sizes.check("x", r.x, r.dtype, reach(r.x_stride));
+    sizes.check("out", r.out, r.out_dtype, reach(r.out_stride));
     sizes.check("positions", r.positions, 4, detail::reach({{r.batch * r.tokens, 1}}));
     sizes.check("past", r.past, 4, detail::reach({{r.batch, 1}}));
     return sizes.outcome();
@@ -205,16 +205,16 @@ class kv_append {
       return detail::reach({{packed ? 1 : c_.batch, s.b}, {heads, s.h}, {c_.tokens, s.s}, {dim, s.d}});
     };
     const auto cache = [&](std::int64_t dim, const attn_strides &given) {
-      const attn_strides s = detail::dense_unless_given(given, c_.heads_kv, room, dim);
+      const attn_strides s =
+          detail::dense_unless_given(given, c_.heads_kv, room, detail::row_elements(c_.cache_dtype, dim));
       return detail::reach({{outer, s.b}, {c_.heads_kv, s.h}, {room, s.s}, {dim, s.d}});
     };
-    const std::size_t bytes = detail::dtype_bytes(c_.dtype), cache_bytes = detail::dtype_bytes(c_.cache_dtype);
-    sizes.check("q", r.q, bytes, tokens(c_.heads_q, c_.dim_qk, c_.q_stride));
-    sizes.check("k", r.k, bytes, tokens(c_.heads_kv, c_.dim_qk, c_.k_stride));
-    sizes.check("v", r.v, bytes, tokens(c_.heads_kv, c_.dim_v, c_.v_stride));
-    sizes.check("q_out", r.q_out, detail::dtype_bytes(c_.q_out_dtype), tokens(c_.heads_q, c_.dim_qk, c_.q_out_stride));
-    sizes.check("k_cache", r.k_cache, cache_bytes, cache(c_.dim_qk, c_.k_cache_stride));
-    sizes.check("v_cache", r.v_cache, cache_bytes, cache(c_.dim_v, c_.v_cache_stride));
+    sizes.check("q", r.q, c_.dtype, tokens(c_.heads_q, c_.dim_qk, c_.q_stride));
+    sizes.check("k", r.k, c_.dtype, tokens(c_.heads_kv, c_.dim_qk, c_.k_stride));
+    sizes.check("v", r.v, c_.dtype, tokens(c_.heads_kv, c_.dim_v, c_.v_stride));
+    sizes.check("q_out", r.q_out, c_.q_out_dtype, tokens(c_.heads_q, c_.dim_qk, c_.q_out_stride));
+    sizes.check("k_cache", r.k_cache, c_.cache_dtype, cache(c_.dim_qk, c_.k_cache_stride));
+    sizes.check("v_cache", r.v_cache, c_.cache_dtype, cache(c_.dim_v, c_.v_cache_stride));
     const auto factors = [&](const attn_strides &s) {
       return detail::reach({{outer, s.b}, {c_.heads_kv, s.h}, {room, s.s}});
     };

@@ -193,12 +193,12 @@ class kv_cache {
 
   expected<void> check(const char *owner, std::int64_t rows, view<const void> q, view<const void> k, view<const void> v,
                        view<float> o, view<const std::int32_t> counts) const noexcept {
-    const std::size_t bytes = shape_.float_tokens ? 4 : detail::dtype_bytes(shape_.dtype);
+    const attn_dtype given = shape_.float_tokens ? ATTN_F32 : shape_.dtype;
     const auto tensor = [rows](std::int64_t heads, std::int64_t dim) { return detail::reach({{rows * heads * dim, 1}}); };
     detail::size_check sizes(owner);
-    sizes.check("q", q, bytes, tensor(shape_.heads_q, shape_.dim_qk));
-    sizes.check("k", k, bytes, tensor(shape_.heads_kv, shape_.dim_qk));
-    sizes.check("v", v, bytes, tensor(shape_.heads_kv, shape_.dim_v));
+    sizes.check("q", q, given, tensor(shape_.heads_q, shape_.dim_qk));
+    sizes.check("k", k, given, tensor(shape_.heads_kv, shape_.dim_qk));
+    sizes.check("v", v, given, tensor(shape_.heads_kv, shape_.dim_v));
     sizes.check("o", o, 4, tensor(shape_.heads_q, shape_.dim_v));
     sizes.check("counts", counts, 4, detail::reach({{shape_.batch, 1}}));
     return sizes.outcome();

@@ -258,7 +258,31 @@ void appending() {
   const std::size_t first = 2 * heads * page + 5; // in page 2, behind 5 tokens
   for (std::size_t d = 0; d < head; d++)
     CHECK(std::fabs(key_bytes[first * head + d] * factors[first] - keys[first * head + d]) <= factors[first] / 2);
-  r.k_scale_cache = {}, r.k_cache = keys, r.v_cache = values;
+  constexpr std::size_t blocks = pages * heads * page; // a row of 8 elements is a block of 32
+  std::vector<std::uint8_t> key_blocks(34 * blocks), value_blocks(34 * blocks - 1);
+  r.k_scale_cache = {}, r.k_cache = key_blocks, r.v_cache = value_blocks;
+  append.dtypes(ATTN_F32, ATTN_Q8_0);
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "v_cache has 3263 elements; shape and strides reach 3264");
+  r.v_cache = values;
+  refused([&] { append.run(r); }, ATTN_INVALID_ARGUMENT, "v_cache has elements of 4 bytes; those of its dtype have 34");
+  value_blocks.push_back(0), r.v_cache = value_blocks;
+  append.run(r);
+  for (const auto *written : {&key_blocks, &value_blocks}) { // 8 elements and zeros behind them
+    const auto *integers = written->data() + 34 * first + 2;
+    CHECK(std::any_of(integers, integers + head, [](int x) { return x; }) &&
+          std::none_of(integers + head, integers + 32, [](int x) { return x; }));
+  }
+  auto over_blocks = attn::problem(1, heads, heads, 1, 2 * page, head, head);
+  over_blocks->dtype_kv = ATTN_Q8_0;
+  attn_problem_set_pages(over_blocks.operator->(), page, pages);
+  const std::array<std::int32_t, 1> held = {5 + rows};
+  std::vector<float> out(heads * head);
+  attn::args a(q, key_blocks, value_blocks, out);
+  a.kv_len = held, a.page_table = table;
+  attn::sdpa(over_blocks, a);
+  a.k = attn::view<const void>(key_blocks.data(), 34 * blocks - 34);
+  refused([&] { attn::sdpa(over_blocks, a); }, ATTN_INVALID_ARGUMENT, "k has 3230 elements; shape and strides reach 3264");
+  r.k_cache = keys, r.v_cache = values;
   append.dtypes(ATTN_F32, ATTN_F32);
   const std::array<std::int32_t, 1> full = {30};
   r.past = full;
