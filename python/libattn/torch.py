@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from ._blocks import VALUES
 from ._sdpa import FUNCTIONS
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa",
@@ -47,7 +48,7 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
               "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
-              "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None)")
+              "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None, str kv_format='')")
 
 
 def _refuse_tangents(*tensors):
@@ -88,14 +89,14 @@ _library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
          max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
-         shared_prefix=0, k_scale=None, v_scale=None, lse=False, state=None):
+         shared_prefix=0, k_scale=None, v_scale=None, kv_format="", lse=False, state=None):
     _refuse_tangents(q, k, v, bias, alibi, sinks, k_scale, v_scale)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
                     layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
                     keys=(key_begin, key_end or None), shared_prefix=shared_prefix, k_scale=k_scale, v_scale=v_scale,
-                    return_lse=lse, state=state)
+                    kv_format=kv_format or None, return_lse=lse, state=state)
 
 
 def _run_lse(*args, **options):
@@ -107,7 +108,14 @@ def _run_state(q, k, v, state, *args, **options):
 
 
 def _fake(q, k, v, *args, **options):
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    dim = v.shape[-1]
+    if dict(zip(_NAMES, args), **options).get("kv_format"):  # as sdpa() has it: v's dim is q's where it has k's blocks
+        dim = q.shape[-1] if v.shape[-2] == k.shape[-2] else VALUES * v.shape[-2]
+    return q.new_empty((*q.shape[:-1], dim))
+
+
+def _fake_state(q, k, v, state, *args, **options):
+    return _fake(q, k, v, *args, **options)
 
 
 def _fake_lse(q, k, v, *args, **options):
@@ -115,12 +123,12 @@ def _fake_lse(q, k, v, *args, **options):
     layout = values.get("layout", "bhsd")
     order = {"bhsd": q.shape[:-1], "htd": q.shape[:-1], "thd": (q.shape[1], q.shape[0])}
     shape = order[layout] if layout in order else (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    return _fake(q, k, v), q.new_empty(shape, dtype=torch.float32)
+    return _fake(q, k, v, **values), q.new_empty(shape, dtype=torch.float32)
 
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
-          "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale")
+          "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format")
 _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1,
           **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix"), 0)}
 
@@ -200,6 +208,8 @@ def _backward(ctx, gradient, *_):
         raise NotImplementedError("libattn has no gradients of packed sequences (cu_seqlens_q)")
     if options["page_table"] is not None:
         raise NotImplementedError("libattn has no gradients of keys and values in pages (page_table)")
+    if options["kv_format"]:
+        raise NotImplementedError("libattn has no gradients of keys and values in blocks (kv_format)")
     inputs = [q, k, v] + [options[name] for name in _NAMES]
     again = torch.is_grad_enabled()  # create_graph: gradients of gradients are wanted
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
@@ -238,7 +248,7 @@ def _register():
         torch.library.register_autograd(f"libattn::{name}", _backward, setup_context=_remember, lib=_library)
         torch.library.register_vmap(f"libattn::{name}", _no_vmap, lib=_library)
     _library.impl("sdpa_state", _run_state, "CPU")
-    torch.library.register_fake("libattn::sdpa_state", _fake, lib=_library)
+    torch.library.register_fake("libattn::sdpa_state", _fake_state, lib=_library)
 
 
 _register()

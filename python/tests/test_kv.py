@@ -348,5 +348,10 @@ def test_torch_operators():
     other = q.detach().clone().requires_grad_()
     torch.nn.functional.scaled_dot_product_attention(other, k / 2, 2 * v, enable_gqa=True).sum().backward()
     assert torch.allclose(q.grad, other.grad, atol=1e-5)
+    blocks = [torch.zeros(3, 2, 16, 1, 34, dtype=torch.uint8) for _ in "kv"]
+    inside = {"past": past, "page_table": table, "kv_format": "q8_0"}
+    torch.ops.libattn.kv_append(k, v, *blocks, **inside)
+    assert np.array_equal(blocks[0][2, :, 14:].numpy(), libattn.q8_0(k[0, :, :2].numpy()))
+    torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *blocks), inside)
     compiled = torch.compile(lambda x: torch.ops.libattn.rope(x, "halves", 8) * 2, backend="eager", fullgraph=True)
     assert torch.equal(compiled(k), torch.ops.libattn.rope(k, "halves", 8) * 2)

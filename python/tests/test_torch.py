@@ -420,6 +420,24 @@ def test_operator_in_pages():
         out.sum().backward()
 
 
+@pytest.mark.parametrize(("name", "dim", "dim_v"), [("q8_0", 40, 40), ("q4_0", 32, 64)])
+def test_operator_reads_blocks(name, dim, dim_v):
+    """The same numbers as of libattn.sdpa, shapes without data too, and no gradients."""
+    rows = torch.randn(1, 2, 7, dim), torch.randn(1, 2, 7, dim_v)
+    keys, values = (torch.from_numpy(getattr(libattn, name)(x.numpy())) for x in rows)
+    queries, form = torch.randn(1, 4, 3, dim), {"kv_format": name}
+    out = torch.ops.libattn.sdpa(queries, keys, values, **form)
+    assert out.shape == (1, 4, 3, dim_v)
+    assert torch.equal(out, libattn.sdpa(queries, keys, values, kv_format=name))
+    close(out, torch.ops.libattn.sdpa(queries, *rows), 0.05 if name == "q8_0" else 0.5)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.libattn.sdpa_lse, (queries, keys, values), form, test_utils=tests)
+    state = libattn.new_state(queries, torch.empty(1, 2, 7, dim_v))
+    torch.library.opcheck(torch.ops.libattn.sdpa_state, (queries, keys, values, state), form, test_utils=tests)
+    with pytest.raises(NotImplementedError, match="in blocks"):
+        torch.ops.libattn.sdpa(queries.requires_grad_(), keys, values, **form).sum().backward()
+
+
 def test_operator_with_pieces_of_keys(long):
     """window_first, key_begin, key_end and shared_prefix: the numbers of masks of the same meaning, and their gradients."""
     operator = torch.ops.libattn.sdpa
