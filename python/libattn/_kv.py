@@ -87,13 +87,13 @@ class _Call:
         if dtype != "bool":  # what view() says of bytes
             raise TypeError(f"{name} is {dtype}; with kv_format '{kv_format}' it must be uint8")
         if len(shape) != 5 or shape[4] != size or strides[4] != 1 or (shape[3] > 1 and strides[3] != size):
-            raise ValueError(f"{name} has shape {tuple(shape)}; it must be [..., tokens, blocks, {size}] of 5 dimensions with "
-                             f"kv_format '{kv_format}', the bytes of a row one behind the other")
+            raise ValueError(f"{name} has shape {tuple(shape)}; it must be [..., tokens, blocks, {size}] of 5 dimensions "
+                             f"with kv_format '{kv_format}', the bytes of a row one behind the other")
         if any(step % size for step in strides[:3]):
-            raise ValueError(f"{name} has strides of {strides[:3]} bytes; with kv_format '{kv_format}' they must be multiples "
-                             f"of {size}")
-        steps = [step // size * VALUES for step in strides[:3]]
-        return address, getattr(C, KV_FORMATS[kv_format]), *self._in_order([*shape[:3], shape[3] * VALUES], [*steps, 1], layout)
+            raise ValueError(f"{name} has strides of {strides[:3]} bytes; with kv_format '{kv_format}' they must be "
+                             f"multiples of {size}")
+        rows, steps = [*shape[:3], shape[3] * VALUES], [*(step // size * VALUES for step in strides[:3]), 1]
+        return address, getattr(C, KV_FORMATS[kv_format]), *self._in_order(rows, steps, layout)
 
     @staticmethod
     def _in_order(shape, strides, layout):

@@ -14,7 +14,8 @@ _library = torch.library.Library("libattn", "FRAGMENT")
 _library.define("kv_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? past=None, "
                 "Tensor? counts=None, Tensor? cu_seqlens=None, Tensor? page_table=None, Tensor? slots=None, "
                 "str layout='', str cache_layout='bhsd', Tensor? k_scale=None, Tensor? v_scale=None, "
-                "Tensor(c!)? k_scale_cache=None, Tensor(d!)? v_scale_cache=None, str kv_format='') -> ()", tags=torch.Tag.pt2_compliant_tag)
+                "Tensor(c!)? k_scale_cache=None, Tensor(d!)? v_scale_cache=None, str kv_format='') -> ()",
+                tags=torch.Tag.pt2_compliant_tag)
 _library.define("rope(Tensor x, str pairing, int dim, float base=10000., Tensor? positions=None, Tensor? past=None, "
                 "str layout='bhsd', str scaling='', float factor=0., float original_length=0., float beta_fast=0., "
                 "float beta_slow=0., bool truncate=True, float attention_factor=0., float low_freq_factor=0., "
