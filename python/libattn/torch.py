@@ -109,7 +109,7 @@ def _run_state(q, k, v, state, *args, **options):
 
 def _fake(q, k, v, *args, **options):
     dim = v.shape[-1]
-    if dict(zip(_NAMES, args), **options).get("kv_format"):  # as sdpa() has it: v's dim is q's where it has k's blocks
+    if dict(zip(_NAMES, args), **options).get("kv_format"):  # v's dim is q's where v has as many blocks as k
         dim = q.shape[-1] if v.shape[-2] == k.shape[-2] else VALUES * v.shape[-2]
     return q.new_empty((*q.shape[:-1], dim))
 
