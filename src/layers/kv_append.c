@@ -8,8 +8,8 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "kernels/common/memory/quantise.h"
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"

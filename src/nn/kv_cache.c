@@ -12,8 +12,8 @@
 
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/memory/memory.h"
-#include "kernels/common/memory/quantise.h"
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/kv_pool.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kernels/common/memory/aligned.h"
-#include "kernels/common/memory/quantise.h"
+#include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 
 static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, dtype);
@@ -17,23 +17,22 @@ static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, d
 static attn_status check_shape(const attn_kv_pool_shape *s) {
   const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
   const attn_nn_size least[] = {{"attn_kv_pool_shape.dim_qk", s->dim_qk, 1}, {"attn_kv_pool_shape.dim_v", s->dim_v, 1}};
-  attn_nn_size sizes[] = {{"attn_kv_pool_shape.layers", s->layers, 1},
-                          {"attn_kv_pool_shape.pages", s->pages, 1},
-                          {"attn_kv_pool_shape.page_tokens", s->page_tokens, 1},
-                          {"attn_kv_pool_shape.heads_kv", s->heads_kv, 1},
-                          {s->dim_qk > s->dim_v ? "attn_kv_pool_shape.dim_qk" : "attn_kv_pool_shape.dim_v", dim, 1}};
   attn_status status = attn_nn_check_sizes(least, 1);
   if (status == ATTN_OK) status = attn_nn_check_sizes(least + 1, 1);
-  if (status == ATTN_OK) status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK) return status;
+  REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
+  const attn_nn_size sizes[] = {{"attn_kv_pool_shape.layers", s->layers, 1},
+                                {"attn_kv_pool_shape.pages", s->pages, 1},
+                                {"attn_kv_pool_shape.page_tokens", s->page_tokens, 1},
+                                {"attn_kv_pool_shape.heads_kv", s->heads_kv, 1},
+                                {s->dim_qk > s->dim_v ? "attn_kv_pool_shape.dim_qk" : "attn_kv_pool_shape.dim_v",
+                                 attn_row_elements(s->dtype, dim), 1}};
+  status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
   REQUIRE(s->pages < INT32_MAX, "attn_kv_pool_shape.pages is %" PRId64 "; it must be below 2^31 - 1", s->pages);
   REQUIRE(s->page_tokens % 16 == 0 && s->page_tokens <= 1024,
           "attn_kv_pool_shape.page_tokens is %" PRId64 "; it must be a multiple of 16 in 16..1024, or 0 for %d",
           s->page_tokens, (int)ATTN_KV_PAGE_TOKENS);
-  REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_pool_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
-  sizes[NN_COUNT(sizes) - 1].value = attn_row_elements(s->dtype, dim);
-  status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
-  if (status != ATTN_OK) return status;
   REQUIRE(!s->scales || attn_makes_factors(s->dtype),
           "attn_kv_pool_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
   return ATTN_OK;

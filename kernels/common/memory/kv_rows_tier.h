@@ -365,6 +365,7 @@ static void write_token(const attn_kv_rows *r, int64_t t, int64_t head, int64_t 
 }
 
 /* A token's row in one head as blocks, by way of floats. */
+_Static_assert(CHUNK % ATTN_BLOCK_VALUES == 0, "every chunk but a row's last is whole blocks");
 static void write_blocks(const attn_kv_rows *r, int64_t t, int64_t head) {
   float floats[CHUNK];
   for (int64_t first = 0, count; first < r->dim; first += count) {

@@ -10,11 +10,6 @@
 
 #include "kernels/common/problem/convert.h"
 
-/* Whether attn_kv_append can make a factor for each row of the type. Blocks have factors of their own. */
-static inline bool attn_makes_factors(attn_dtype dtype) {
-  return !attn_dtype_is_float(dtype) && attn_dtype_of(dtype).values == 1;
-}
-
 static inline uint32_t attn_magnitude_bits(float x) { return attn_bits_of_f32(x) & 0x7fffffffu; }
 
 static inline uint32_t attn_largest_bits(const float x[ATTN_BLOCK_VALUES]) {

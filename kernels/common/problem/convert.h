@@ -6,7 +6,6 @@
 #ifndef ATTN_COMMON_CONVERT_H
 #define ATTN_COMMON_CONVERT_H
 
-#include <math.h>
 #include <string.h>
 
 #include "dtypes.h"
@@ -118,41 +117,6 @@ static inline float attn_f32_in_q4_0(const attn_q4_0 *block, int i) {
   return attn_scale_of_block(block->scale) * (float)((i < half ? pair & 15 : pair >> 4) - 8);
 }
 
-/* Quantisers, to the bit those of ggml and its gguf.quants. A block with a value that is not finite is NaN or infinite, as
- * is one whose factor leaves float16; its integers are any then. */
-
-/* The factor is a 127th of the largest magnitude; halves are rounded away from 0. */
-static inline void attn_q8_0_of_f32s(const float x[ATTN_BLOCK_VALUES], attn_q8_0 *block) {
-  float largest = 0;
-  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
-    const float size = fabsf(x[i]);
-    largest = size > largest || size != size ? size : largest;
-  }
-  const float scale = largest / 127.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  const uint16_t half = attn_f16_of_f32(scale);
-  memcpy(block->scale, &half, sizeof half);
-  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
-    const float size = fabsf(x[i]) * inverse, bounded = size < 127.0f ? size : 127.0f;
-    const int down = (int)bounded, n = down + (bounded - (float)down >= 0.5f);
-    block->values[i] = (int8_t)(x[i] < 0 ? -n : n);
-  }
-}
-
-/* The factor makes -8 of the value that is farthest from 0, of two the first one. */
-static inline void attn_q4_0_of_f32s(const float x[ATTN_BLOCK_VALUES], attn_q4_0 *block) {
-  float largest = 0;
-  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) largest = fabsf(x[i]) > fabsf(largest) || x[i] != x[i] ? x[i] : largest;
-  const float scale = largest / -8.0f, inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  const uint16_t half = attn_f16_of_f32(scale);
-  uint8_t n[ATTN_BLOCK_VALUES];
-  memcpy(block->scale, &half, sizeof half);
-  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
-    const float raised = x[i] * inverse + 8.5f; /* not fused */
-    n[i] = (uint8_t)(raised > 0 ? raised < 15 ? raised : 15 : 0);
-  }
-  for (int i = 0; i < ATTN_BLOCK_VALUES / 2; i++) block->values[i] = (uint8_t)(n[i] | n[i + ATTN_BLOCK_VALUES / 2] << 4);
-}
-
 /* ---- Elements of any type ---- */
 
 static inline float attn_load_f32(attn_storage from, int64_t index) {
@@ -170,7 +134,7 @@ static inline float attn_load_f32(attn_storage from, int64_t index) {
   return 0.0f; /* not reached */
 }
 
-/* Not for types that store blocks: those need all values of one. */
+/* Not for types that store blocks, which need all values of one: attn_store_row() of quantise.h. */
 static inline void attn_store_f32(void *data, attn_dtype dtype, int64_t index, float value) {
   switch (dtype) {
 #define BLOCK_DTYPE(...)
@@ -182,27 +146,6 @@ static inline void attn_store_f32(void *data, attn_dtype dtype, int64_t index, f
 #undef DTYPE
 #undef BLOCK_DTYPE
     default: break;
-  }
-}
-
-/* Stores a row's `count` values from element `index` on. What they leave of their last block becomes 0. */
-static inline void attn_store_row_f32(void *data, attn_dtype dtype, int64_t index, const float *row, int64_t count) {
-  switch (dtype) {
-#define DTYPE(constant, name, ...)                                                                \
-  case ATTN_##constant:                                                                           \
-    for (int64_t i = 0; i < count; i++) attn_store_f32(data, ATTN_##constant, index + i, row[i]); \
-    break;
-#define BLOCK_DTYPE(constant, name, element, values, ...)                                           \
-  case ATTN_##constant:                                                                             \
-    for (int64_t i = 0; i < count; i += (values)) {                                                 \
-      float padded[values] = {0};                                                                   \
-      memcpy(padded, row + i, (size_t)(count - i < (values) ? count - i : (values)) * sizeof *row); \
-      attn_##name##_of_f32s(padded, (element *)data + (index + i) / (values));                      \
-    }                                                                                               \
-    break;
-#include "dtypes.def"
-#undef DTYPE
-#undef BLOCK_DTYPE
   }
 }
 

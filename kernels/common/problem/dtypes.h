@@ -48,6 +48,11 @@ static inline bool attn_dtype_is_float(attn_dtype dtype) { return (unsigned)dtyp
 /* Whether values are integers, of which none is infinite or NaN. */
 static inline bool attn_dtype_is_integer(attn_dtype dtype) { return attn_dtype_of(dtype).roundoff == 0; }
 
+/* Whether attn_kv_append can make a factor for each row of the type. Blocks have factors of their own. */
+static inline bool attn_makes_factors(attn_dtype dtype) {
+  return !attn_dtype_is_float(dtype) && attn_dtype_of(dtype).values == 1;
+}
+
 /* All that counts bytes of elements goes through these, because a type may store several elements together: a block, of
  * which a row has whole ones. */
 
