@@ -11,8 +11,8 @@ if(TARGET attn_shared)
   set(shared_library $<TARGET_FILE:attn_shared>)
 endif()
 set(fault_step 30)
-if(ATTN_SANITIZE) # only sanitizers see a leak after a fault
-  set(fault_step 20)
+if(ATTN_SANITIZE) # where each fault takes a second
+  set(fault_step 60)
 endif()
 add_labelled(fault_memory "unit;sanitize;once" fault_memory ${fault_step} ${shared_library})
 add_labelled(fault_memory_every "long" fault_memory 1 ${shared_library})
