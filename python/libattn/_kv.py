@@ -84,7 +84,8 @@ class _Call:
         address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
         self.kept.append((array, keeper))
         size = BYTES[kv_format]
-        if dtype != "bool":  # view() calls bytes so
+        own = str(getattr(array, "dtype", getattr(array, "format", "")))
+        if dtype != "bool" or own in ("bool", "torch.bool", "?"):  # view() calls bytes so, too
             raise TypeError(f"{name} is {dtype}; with kv_format '{kv_format}' it must be uint8")
         if len(shape) != 5 or shape[4] != size or strides[4] != 1 or (shape[3] > 1 and strides[3] != size):
             raise ValueError(f"{name} has shape {tuple(shape)}; it must be [..., tokens, blocks, {size}] of 5 dimensions "

@@ -184,7 +184,9 @@ def test_append_blocks_refuses():
             ((good[..., :2, :], good), ValueError, "k_cache has 2 heads of 64 elements; new tokens have 2 of 80"),
             ((good[..., 0], good), ValueError, "of 5 dimensions"),
             ((good, good[..., ::-1]), ValueError, r"v_cache has shape .* blocks, 34\] of 5 dimensions"),
-            ((good.view(np.int8), good), TypeError, "k_cache is int8; with kv_format 'q8_0' it must be uint8")):
+            ((good.view(np.int8), good), TypeError, "k_cache is int8; with kv_format 'q8_0' it must be uint8"),
+            ((good.view(bool), good), TypeError, "k_cache is bool; with kv_format 'q8_0' it must be uint8"),
+            ((good, memoryview(good.view(bool))), TypeError, "v_cache is bool; with kv_format 'q8_0' it must be uint8")):
         if error is None:
             libattn.kv_append(k, k, *caches, kv_format="q8_0")
             continue
