@@ -702,7 +702,7 @@ TEST(sets_a_handler) {
 }
 
 /* In a call of the check, one that guesses the time, one of the calibration, and one before or between the timed ones. There
- * are 47 or more, but under load perhaps fewer than the last numbers. */
+ * are 47 or more on an idle machine; beside a load a case may end before the last numbers' calls come. */
 TEST(leaves_other_rounding_once) {
   static const int numbers[] = {1, 2, 3, 5, 9, 13, 20, 31, 40};
   for (size_t i = 0; i < COUNT(numbers); i++) {
