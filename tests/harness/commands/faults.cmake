@@ -11,7 +11,7 @@ if(TARGET attn_shared)
   set(shared_library $<TARGET_FILE:attn_shared>)
 endif()
 set(fault_step 30)
-if(ATTN_SANITIZE) # where each fault takes a second
+if(ATTN_SANITIZE) # where each fault takes several times as long
   set(fault_step 60)
 endif()
 add_labelled(fault_memory "unit;sanitize;once" fault_memory ${fault_step} ${shared_library})
