@@ -36,7 +36,7 @@ typedef struct open_trial {
   bench_trial *trial; /* the setup's */
   double rate[2 * SLICES];
   int64_t calls;
-  double start_ns;
+  double open_ns, start_ns; /* before and after start_cpu was read */
   bench_cpu_time start_cpu;
   bool failed; /* a call returned an error */
   char error[sizeof(((bench_verdict *)0)->reason) + 32];
@@ -190,6 +190,7 @@ void gbench_begin(gbench_suite *suite) {
     bench_trial_poison(now->trial, i);
   }
   now->calls = 0;
+  now->open_ns = bench_now_ns();
   now->start_cpu = bench_cpu_now();
   now->start_ns = bench_now_ns();
 }
@@ -254,10 +255,11 @@ static void fill_rates(const open_trial *now, double seconds, gbench_rates *rate
 
 /* Counts busy threads. `attnbench run` does so in every round, and the median counts. Here one sample counts, and the first
  * one is a single call, which may take microseconds. So STRAY_NS of other threads' CPU time are free: a hidden thread is
- * busy in all of the many calls of the last sample. */
-static double busy_threads(int threads, bench_cpu_time from, bench_cpu_time to, double time_ns) {
+ * busy in all of the many calls of the last sample. Several threads are held against whole_ns, the wall time around both
+ * readings of the CPU clock: this thread may lose its CPU between a reading and the call while the others go on. */
+static double busy_threads(int threads, bench_cpu_time from, bench_cpu_time to, double whole_ns) {
   const double all_ns = to.all_ns - from.all_ns, own_ns = fmax(to.own_ns - from.own_ns, 1);
-  if (threads > 1) return all_ns / time_ns;
+  if (threads > 1) return all_ns / whole_ns;
   return 1 + fmax(all_ns - own_ns - STRAY_NS, 0) / own_ns;
 }
 
@@ -266,8 +268,8 @@ const char *gbench_end(gbench_suite *suite, gbench_rates *rates) {
   const bench_cpu_time end_cpu = bench_cpu_now();
   open_trial *now = &suite->now;
   const bench_cpu_time from = now->start_cpu;
-  const double time_ns = end_ns - now->start_ns;
-  const double busy = busy_threads(now->setup->bench->threads, from, end_cpu, time_ns);
+  const double time_ns = end_ns - now->start_ns, whole_ns = bench_now_ns() - now->open_ns;
+  const double busy = busy_threads(now->setup->bench->threads, from, end_cpu, whole_ns);
   *rates = (gbench_rates){.max_err_ratio = now->trial->verdict.max_err_ratio};
   if (now->failed) return refuse(suite, BENCH_ERROR, attn_last_error());
   if (!output_is_the_checked_one(now))
