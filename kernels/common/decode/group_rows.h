@@ -209,14 +209,15 @@ static ALWAYS_INLINE bool accumulate_columns_of_group(const wide_work w, int64_t
   return true;
 }
 
-static ALWAYS_INLINE void accumulate_group(const wide_work w, int64_t part, const few_kind kind, prefetch_lines *next) {
-  const int vecs = wide_vecs(kind.rows);
+static ALWAYS_INLINE void accumulate_group(const wide_work w, int64_t part, const int fixed, const few_kind kind,
+                                           prefetch_lines *next) {
+  const int vecs = wide_vecs(kind.rows), rest = fixed > 0 ? fixed / VEC_LANES % vecs : vecs - 1; /* at most */
   int64_t column = 0;
   NO_UNROLL
   while (accumulate_columns_of_group(w, part, kind, vecs, &column, next)) continue;
-  if (vecs > 4) accumulate_columns_of_group(w, part, kind, 4, &column, next);
-  if (vecs > 2) accumulate_columns_of_group(w, part, kind, 2, &column, next);
-  accumulate_columns_of_group(w, part, kind, 1, &column, next);
+  if (rest >= 4) accumulate_columns_of_group(w, part, kind, 4, &column, next);
+  if (rest % 4 >= 2) accumulate_columns_of_group(w, part, kind, 2, &column, next);
+  if (rest % 2 == 1 || (fixed <= 0 && rest > 0)) accumulate_columns_of_group(w, part, kind, 1, &column, next);
 }
 
 /* The blocks from key `key` up to `end`. `fixed`: both head dimensions, or one of the above. */
@@ -261,7 +262,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
                          .lane_step = kind.rows,
                          .acc = block->acc,
                          .acc_stride = acc_stride};
-    accumulate_group(w, part, kind, &next);
+    accumulate_group(w, part, fixed, kind, &next);
   }
 }
 

@@ -13,26 +13,35 @@
 #include "softmax.h"
 #include "stream.h"
 
+/* Keys in a row without a loop: a vector's worth, whose sums stay in registers. Of types that are converted at some cost
+ * fewer: their code would be large, and beside the conversion a store and a load of each sum is little. */
+static ALWAYS_INLINE int keys_unrolled(attn_dtype dtype) { return attn_dtype_is_integer(dtype) ? 4 : VEC_LANES; }
+
 /* S of a block of keys, in its runs. Key by key, because memory is read fastest in its own
  * order. */
 static ALWAYS_INLINE void score_block(const float *q, const block_rows k, float factor, const int dim, const few_kind kind,
                                       float *score, prefetch_lines *next) {
   const int two_lines = 2 * line_elements(kind.dtype), pairs = dim > two_lines ? dim / two_lines : 1;
+  const int at_once = keys_unrolled(kind.dtype);
   int64_t key = k.rows.first;
   NO_UNROLL
   for (int at = 0; at < DECODE_KEYS; at += VEC_LANES) {
     vec sum[VEC_LANES];
-    UNROLL
-    for (int j = 0; j < VEC_LANES; j++) {
-      if (j * dim % two_lines == 0)
-        prefetch_ahead(next, kind.policy, kind.paged, pairs, line_step(kind.dtype), &next->v_again);
-      sum[j] = vec_zero();
+    NO_UNROLL
+    for (int some = 0; some < VEC_LANES; some += at_once) {
       UNROLL
-      for (int d = 0; d < dim; d += VEC_VALUES)
-        sum[j] = multiply_lanes(vec_load(q + d / LANE_VALUES),
-                                load_row_lanes(attn_storage_as(k.rows.from, kind.dtype), key, d, VEC_VALUES), sum[j]);
-      key += k.rows.stride;
-      __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
+      for (int j = 0; j < at_once; j++) {
+        vec one = vec_zero();
+        if (j * dim % two_lines == 0)
+          prefetch_ahead(next, kind.policy, kind.paged, pairs, line_step(kind.dtype), &next->v_again);
+        UNROLL
+        for (int d = 0; d < dim; d += VEC_VALUES)
+          one = multiply_lanes(vec_load(q + d / LANE_VALUES),
+                               load_row_lanes(attn_storage_as(k.rows.from, kind.dtype), key, d, VEC_VALUES), one);
+        sum[some + j] = one;
+        key += k.rows.stride;
+        __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
+      }
     }
     if (at + VEC_LANES == RUN_KEYS) key += k.gap;
     vec_store(score + at, scores_of(vec_sum_each(sum), factor));

@@ -49,7 +49,10 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
     const float *weights = w.p + row * w.row_step;
     vec sum[MOST_WIDE_SUMS];
     UNROLL
-    for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES);
+    for (int r = 0; r < tile; r++) {
+      UNROLL
+      for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_load(to + r * w.acc_stride + c * VEC_LANES);
+    }
     int64_t at[LANE_VALUES];
     UNROLL
     for (int i = 0; i < LANE_VALUES; i++) at[i] = w.v.rows.first + i * w.v.rows.stride + whole;
@@ -79,7 +82,10 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
       for (int l = 0; l < LANE_VALUES; l++) at[l] += j + at_once * LANE_VALUES == RUN_KEYS ? w.v.gap : 0;
     }
     UNROLL
-    for (int i = 0; i < tile * vecs; i++) vec_store(to + i / vecs * w.acc_stride + i % vecs * VEC_LANES, sum[i]);
+    for (int r = 0; r < tile; r++) {
+      UNROLL
+      for (int c = 0; c < vecs; c++) vec_store(to + r * w.acc_stride + c * VEC_LANES, sum[r * vecs + c]);
+    }
   }
 }
 
