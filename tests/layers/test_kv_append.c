@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "attn/kv.h"
+#include "data/cached.h"
 #include "kernels/common/memory/quantise.h"
 #include "kernels/kv_rows.h"
 #include "tests/support/support.h"
@@ -89,44 +90,6 @@ static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_
   return b * s->b + h * s->h + t * s->s + d * s->d;
 }
 
-/* A row's values from d on as the block that ggml makes of them, written as in its ggml-quants.c. */
-static void reference_block(const float *row, int64_t count, attn_dtype dtype, uint8_t *block) {
-  float x[32] = {0}, farthest = 0;
-  memcpy(x, row, (size_t)(count < 32 ? count : 32) * sizeof *x);
-  for (int i = 0; i < 32; i++)
-    if (fabsf(x[i]) > fabsf(farthest)) farthest = x[i];
-  const float d = dtype == ATTN_Q8_0 ? fabsf(farthest) / 127 : farthest / -8, inverse = d == 0 ? 0 : 1 / d;
-  attn_store_f32(block, ATTN_F16, 0, d);
-  for (int i = 0; i < 32; i++) {
-    const int q = (int)(int8_t)(x[i] * inverse + 8.5f), n = q > 15 ? 15 : q;
-    if (dtype == ATTN_Q8_0)
-      block[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
-    else if (i < 16)
-      block[2 + i] = (uint8_t)n;
-    else
-      block[2 + i - 16] |= (uint8_t)(n << 4);
-  }
-}
-
-static void store_model_row(const tensor *to, int64_t first, const float *row, int64_t dim) {
-  const attn_dtype_info type = attn_dtype_of(to->dtype);
-  for (int64_t d = 0; type.values == 1 && d < dim; d++)
-    attn_store_f32(to->data, to->dtype, first + d * to->stride.d, row[d]);
-  for (int64_t d = 0; type.values > 1 && d < dim; d += 32)
-    reference_block(row + d, dim - d, to->dtype, (uint8_t *)to->data + (first + d) / 32 * (int64_t)type.bytes);
-}
-
-/* Multiplies a row that goes to `place` of its factors, by the definition of kv.h; to `made` goes the factor of the row. */
-static void scale_row(float *row, int64_t dim, attn_dtype dtype, const float *given, float *made, int64_t place) {
-  const double most = dtype == ATTN_I8 ? 127 : dtype == ATTN_F8_E4M3 ? 448 : 57344;
-  float largest = 0, factor = 1;
-  for (int64_t d = 0; d < dim; d++) largest = fmaxf(largest, fabsf(row[d]));
-  if (given) factor = given[place];
-  if (made) factor = made[place] = largest / (float)most >= 0x1p-126f ? largest / (float)most : 0;
-  const float inverse = factor == 0 ? 0 : 1 / factor;
-  for (int64_t d = 0; d < dim; d++) row[d] *= inverse;
-}
-
 /* Changes one of the tensors as a call does. */
 static void expect_rows(const scene *s, const tensor *from, const tensor *to, int64_t heads, int64_t dim, bool cached,
                         bool rotated) {
@@ -141,6 +104,7 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
       const int32_t position = a->positions ? a->positions[t] : (int32_t)((a->past ? a->past[b] : 0) + i);
       for (int64_t h = 0; h < heads; h++) {
         float row[2 * ROPE_MOST_DIM], turned[2 * ROPE_MOST_DIM];
+        double stored[2 * ROPE_MOST_DIM];
         for (int64_t d = 0; d < dim; d++)
           row[d] = attn_load_f32((attn_storage){from->data, from->dtype}, at(&from->stride, row_b, h, row_t, d));
         memcpy(turned, row, sizeof turned);
@@ -149,12 +113,15 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
                                 &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = dim, .x = row,
                                              .out = turned, .past = &position),
                                 &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1)));
+        for (int64_t d = 0; d < dim; d++) stored[d] = (double)turned[d];
         const bool of_k = from->data == a->k, of_v = from->data == a->v;
-        const attn_strides *stride = of_k ? &a->k_scale_stride : &a->v_scale_stride;
-        if (of_k || of_v)
-          scale_row(turned, dim, to->dtype, of_k ? a->k_scale : a->v_scale, of_k ? s->k_factors : s->v_factors,
-                    at(stride, page, h, token, 0));
-        store_model_row(to, at(&to->stride, page, h, token, 0), turned, dim);
+        const float *given = of_k ? a->k_scale : of_v ? a->v_scale : NULL;
+        float *made = of_k ? s->k_factors : of_v ? s->v_factors : NULL;
+        const int64_t factor_at = at(of_k ? &a->k_scale_stride : &a->v_scale_stride, page, h, token, 0);
+        const bench_cached how = {to->dtype, made, given ? given[factor_at] : 1};
+        const float factor = bench_cached_factor(&how, stored, dim);
+        if (made) made[factor_at] = factor;
+        bench_cached_store(to->data, to->dtype, at(&to->stride, page, h, token, 0), to->stride.d, stored, dim, factor);
       }
     }
   }
@@ -515,6 +482,8 @@ TEST(blocks_of_special_rows) {
     for (int r = 0; r < ROWS; r++) {
       attn_q8_0 right_q8;
       attn_q4_0 right_q4;
+      double exact[DIM];
+      for (int d = 0; d < DIM; d++) exact[d] = (double)rows[r][d];
       const attn_storage of_q8 = {q8[i > 0], ATTN_Q8_0}, of_q4 = {q4[i > 0], ATTN_Q4_0};
       const int d = r == 2 ? 4 : r == 3 ? 30 : 0; /* where the value is that is not finite */
       if (r >= 2 && r <= 4) {
@@ -522,8 +491,8 @@ TEST(blocks_of_special_rows) {
         continue;
       }
       if (r == 1) continue; /* factors are 0 */
-      reference_block(rows[r], DIM, ATTN_Q8_0, (uint8_t *)&right_q8);
-      reference_block(rows[r], DIM, ATTN_Q4_0, (uint8_t *)&right_q4);
+      bench_cached_store(&right_q8, ATTN_Q8_0, 0, 1, exact, DIM, 1);
+      bench_cached_store(&right_q4, ATTN_Q4_0, 0, 1, exact, DIM, 1);
       assert_memory_equal(&q8[i > 0][r], &right_q8, sizeof right_q8);
       assert_memory_equal(&q4[i > 0][r], &right_q4, sizeof right_q4);
     }
