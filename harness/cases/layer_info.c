@@ -166,7 +166,8 @@ static bool is_for_layers(bench_axis axis, unsigned has) {
   static const bench_axis some[] = {AXIS_ALIGN, AXIS_OFFSET, AXIS_WINDOW, AXIS_SCORE, AXIS_SCALE, AXIS_LAYER, AXIS_WIDTH};
   for (size_t i = 0; i < sizeof some / sizeof *some; i++)
     if (some[i] == axis) return true;
-  return has & BENCH_HAS_CACHE && (axis == AXIS_PAGE_TOKENS || axis == AXIS_PAGE_ORDER || axis == AXIS_ROPE);
+  return has & BENCH_HAS_CACHE &&
+         (axis == AXIS_PAGE_TOKENS || axis == AXIS_PAGE_ORDER || axis == AXIS_KV_SCALES || axis == AXIS_ROPE);
 }
 
 static bool contradicts_options(const question *q) {
@@ -182,9 +183,6 @@ static bool contradicts_options(const question *q) {
 
 static bool contradicts_dtype(const question *q) {
   const attn_problem *p = &q->bench->problem;
-  if (q->layer->has & BENCH_HAS_CACHE && attn_dtype_of(p->dtype_kv).values > 1)
-    return refuse(q, "dtype is %s; layer %s writes types that store each element by itself",
-                  bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
   if (q->layer->has & BENCH_HAS_CACHE)
     return p->dtype_o != p->dtype_q &&
            refuse(q, "dtype is %s; layer %s has no O: give the type of new rows, and of the cache",
@@ -202,6 +200,14 @@ static bool contradicts_scores(const question *q) {
                 q->layer->name);
 }
 
+/* The layer's factors of tokens are made while they are written. */
+static bool contradicts_factors(const question *q) {
+  return q->layer->has & BENCH_HAS_CACHE && bench_spec_is(q->spec, AXIS_KV_SCALES, "token") &&
+         !attn_makes_factors(q->bench->problem.dtype_kv) &&
+         refuse(q, "kv_scales is token with dtype %s; factors are made for caches of e4m3, e5m2 and i8",
+                bench_spec_get(q->spec, AXIS_DTYPE));
+}
+
 /* attn_rope_create() says the same. */
 static bool contradicts_rope(const question *q) {
   const int64_t dim = q->bench->problem.dim_qk;
@@ -214,7 +220,7 @@ bool bench_layer_contradicts(const bench_case *bench, char *reason, size_t bytes
   static bool (*const rules[])(const question *) = {contradicts_fixed,   contradicts_width,  contradicts_least_sizes,
                                                     contradicts_lengths, contradicts_groups, contradicts_masks,
                                                     contradicts_options, contradicts_dtype,  contradicts_scores,
-                                                    contradicts_rope,    contradicts_memory};
+                                                    contradicts_factors, contradicts_rope,   contradicts_memory};
   const question q = {bench_layer_of(bench), bench, &bench->spec, reason, bytes};
   if (!q.layer && !is_default(&q, AXIS_ROPE)) return refuse(&q, "rope is of layers: layer=kv-append must be given with it");
   if (!q.layer) return bench->width && refuse(&q, "width is of layers: layer=mha, layer=block, ... must be given with it");

@@ -26,7 +26,7 @@ enum {
   BENCH_HAS_PLAN = 1 << 9,        /* is made once and run many times */
   BENCH_HAS_WORKSPACE = 1 << 10,  /* works in the caller's memory; other layers allocate what a call needs */
   BENCH_HAS_PAST = 1 << 11,       /* seq_k counts the seq_q new tokens and those before them */
-  BENCH_HAS_CACHE = 1 << 12,      /* only copies: its output is a cache, of any type, dense or in pages */
+  BENCH_HAS_CACHE = 1 << 12,      /* its output is a cache, of any type, dense or in pages; it calculates next to nothing */
   /* The layers of attn/mha.h and most of attn/nn.h have these in common. */
   BENCH_HAS_DENSE = BENCH_HAS_PROJECTIONS | BENCH_HAS_PLAN | BENCH_HAS_WORKSPACE,
 };

@@ -51,9 +51,10 @@ double bench_layer_flops(const bench_case *bench) {
 
 double bench_layer_bytes(const bench_case *bench) {
   const bench_layer_shape s = functions_of(bench)->shape(bench);
+  const int64_t rows = bench->problem.batch * s.rows;
   return (double)(attn_elements_bytes(s.type_x, s.inputs) +
-                  attn_elements_bytes(s.type_y, bench->problem.batch * s.rows * s.columns)) +
-         4.0 * ((double)s.weights + (double)s.biases);
+                  attn_elements_bytes(s.type_y, rows * (s.stored ? s.stored : s.columns))) +
+         4.0 * ((double)s.weights + (double)s.biases + (s.factors ? BENCH_LAYER_FACTORS * (double)rows : 0));
 }
 
 static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
@@ -144,6 +145,16 @@ static bool keep_inputs(bench_layer *layer) {
 
 /* ---- Opening ---- */
 
+/* Where the factors begin, in bytes. */
+static int64_t numbers_bytes(const bench_layer_data *data) {
+  const bench_layer_shape *s = &data->shape;
+  const int64_t numbers = s->places ? s->places : data->bench->problem.batch * s->rows * s->columns;
+  const int64_t bytes = attn_elements_bytes(s->type_y, numbers), align = sizeof(float);
+  return s->factors ? (bytes + align - 1) / align * align : bytes;
+}
+
+float *bench_layer_factors(const bench_layer_data *data) { return (float *)(void *)((char *)data->y + numbers_bytes(data)); }
+
 static bool allocate(bench_layer *layer) {
   bench_layer_data *data = &layer->data;
   const bench_case *bench = data->bench;
@@ -153,7 +164,7 @@ static bool allocate(bench_layer *layer) {
   data->biases = normal(bench, (uint64_t)1 << 41, s->biases, 0.2);
   const int64_t pages = bench->problem.uses & ATTN_USE_PAGES ? bench->problem.pages : 0;
   if (pages) data->pages = malloc((size_t)pages * sizeof *data->pages);
-  layer->y_bytes = attn_elements_bytes(s->type_y, s->places ? s->places : bench->problem.batch * s->rows * s->columns);
+  layer->y_bytes = numbers_bytes(data) + s->factors * (int64_t)sizeof(float);
   layer->y_memory = attn_aligned_alloc(ALIGNMENT, (size_t)layer->y_bytes + 2 * GUARD_BYTES);
   if (!data->x || (pages && !data->pages) || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer))
     return false;

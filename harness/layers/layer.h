@@ -66,8 +66,12 @@ typedef struct bench_layer_shape {
   int64_t rows, columns;   /* y is [batch][rows][columns] */
   int64_t weights, biases; /* in all matrices, and in all biases */
   attn_dtype type_x, type_y;
-  int64_t places; /* y has room for so many numbers, and bench_layer_functions.place says where each is; 0: as above */
+  int64_t places;  /* y has room for so many numbers, and bench_layer_functions.place says where each is; 0: as above */
+  int64_t stored;  /* numbers of y that a row fills, those that a block lacks included; 0: as many as columns */
+  int64_t factors; /* y has room for so many floats behind its numbers, of which a row writes BENCH_LAYER_FACTORS */
 } bench_layer_shape;
+
+enum { BENCH_LAYER_FACTORS = 2 /* a key's and a value's */ };
 
 /* Keys and values that self-attention projects from one sequence of x, in float64: the same for every kernel. */
 typedef struct bench_kept {
@@ -132,6 +136,8 @@ struct bench_layer_functions {
   attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
   attn_nn_field (*expect)(const bench_chosen *chosen);                                        /* [count][columns] */
   int64_t (*place)(const bench_layer_data *data, int64_t batch, int64_t row, int64_t column); /* in y; NULL: in order */
+  /* Multiplies what stands there; NULL: 1. */
+  double (*factor)(const bench_layer_data *data, int64_t batch, int64_t row, int64_t column);
 };
 
 #define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
@@ -168,6 +174,9 @@ struct bench_layer {
 
 /* Makes input 0 .. BENCH_LAYER_INPUTS - 1 the present one. */
 void bench_layer_choose_input(bench_layer *layer, int input);
+
+/* The factors behind the numbers of y. */
+float *bench_layer_factors(const bench_layer_data *data);
 
 /* A hash of the output. */
 uint64_t bench_layer_hash_y(const bench_layer *layer);

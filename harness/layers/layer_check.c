@@ -79,27 +79,38 @@ static bool guards_stand(const bench_layer *layer) {
   return true;
 }
 
-static bool is_poison(const bench_layer *layer, int64_t at) {
-  const attn_dtype type = layer->data.shape.type_y;
-  const unsigned char *byte = (const unsigned char *)attn_element_at(layer->data.y, type, at);
-  for (int64_t i = 0; i < attn_elements_bytes(type, 1); i++)
-    if (byte[i] != bench_layer_poison_byte(layer)) return false;
-  return true;
+/* How many of `count` units of `bytes` bytes each are not poison. */
+static int64_t count_written(const bench_layer *layer, const void *units, int64_t count, int64_t bytes) {
+  const unsigned char *byte = units, poison = bench_layer_poison_byte(layer);
+  int64_t written = 0;
+  for (int64_t i = 0; i < count; i++, byte += bytes) {
+    int64_t same = 0;
+    while (same < bytes && byte[same] == poison) same++;
+    written += same < bytes;
+  }
+  return written;
 }
 
-/* Whether as many places of y are written as the rows have numbers, all of which were compared: no other place is. */
+/* Whether as many numbers (or blocks) and factors of y are written as the rows have, all of which were compared: no other
+ * place is. */
 static bool others_stand(const bench_layer *layer) {
   const bench_layer_shape *s = &layer->data.shape;
-  int64_t written = 0;
-  for (int64_t i = 0; i < s->places; i++) written += !is_poison(layer, i);
-  return !s->places || written == layer->rows.count * s->columns;
+  const attn_dtype_info type = attn_dtype_of(s->type_y);
+  const int64_t rows = layer->rows.count;
+  if (!s->places) return true;
+  if (s->factors &&
+      count_written(layer, bench_layer_factors(&layer->data), s->factors, sizeof(float)) != BENCH_LAYER_FACTORS * rows)
+    return false;
+  return count_written(layer, layer->data.y, s->places / type.values, (int64_t)type.bytes) == rows * s->stored / type.values;
 }
 
 static double number_at(const bench_layer *layer, const int64_t index[4]) {
   const bench_layer_data *data = &layer->data;
   const int64_t in_order = (index[0] * data->shape.rows + index[2]) * data->shape.columns + index[3];
-  const int64_t place = data->functions->place ? data->functions->place(data, index[0], index[2], index[3]) : in_order;
-  return attn_oracle_load(data->y, data->shape.type_y, place);
+  const bench_layer_functions *f = data->functions;
+  const int64_t place = f->place ? f->place(data, index[0], index[2], index[3]) : in_order;
+  const double factor = f->factor ? f->factor(data, index[0], index[2], index[3]) : 1;
+  return factor * attn_oracle_load(data->y, data->shape.type_y, place);
 }
 
 /* Takes one number into the verdict; a NaN anywhere fails. Limits are above 0. */

@@ -119,7 +119,7 @@ TEST(cases_of_every_preset_are_what_their_names_say) {
 
 TEST(preset_quantised_has_every_type_of_keys_and_values) {
   static bench_grids grids;
-  int calls[ATTN_DTYPE_COUNT][3] = {{0}}; /* decode, a chunk, pages */
+  int calls[ATTN_DTYPE_COUNT][4] = {{0}}; /* decode, a chunk, pages, writing */
   assert_true(bench_preset_read(bench_preset_find("quantised")->text, &grids, error, sizeof error));
   for (int g = 0; g < grids.count; g++) {
     bench_case_list list = {.count = 0};
@@ -127,13 +127,13 @@ TEST(preset_quantised_has_every_type_of_keys_and_values) {
     for (int i = 0; i < list.count; i++) {
       const attn_problem *p = &list.item[i].problem;
       assert_string_equal(list.item[i].invalid, "");
-      calls[p->dtype_kv][p->uses & ATTN_USE_PAGES ? 2 : p->seq_q > 1]++;
+      calls[p->dtype_kv][list.item[i].layer[0] ? 3 : p->uses & ATTN_USE_PAGES ? 2 : p->seq_q > 1]++;
     }
     bench_cases_clear(&list);
   }
   bench_grids_clear(&grids);
   for (attn_dtype dtype = ATTN_BF16; attn_dtype_exists(dtype); dtype++)
-    for (int call = 0; call < 3; call++)
+    for (int call = 0; call < 4; call++)
       if (!calls[dtype][call]) fail_msg("%s lacks call %d", bench_dtype_name(dtype), call);
 }
 

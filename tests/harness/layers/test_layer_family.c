@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/problem/dtypes.h"
 #include "report/report.h"
 #include "tests/support/layer_support.h"
 
@@ -58,6 +59,16 @@ static const trial trials[] = {
       "batch:3/heads:2/seq_q:33/seq_k:50/page_tokens:16/page_order:shuffled/head_dim:16/rope:halves/dtype:f32+bf16",
       "heads:1/seq:130/head_dim:8/rope:halves/dtype:bf16", "heads:2/seq:9/head_dim:32/rope:interleaved/dtype:bf16+e4m3",
       "heads:2/seq:9/head_dim:32/rope:halves/dtype:f16"},
+     0,
+     0},
+    {"kv-append",
+     {"heads:2/seq:9/head_dim:64/rope:halves/dtype:f32+q4_0",
+      "batch:2/heads:3/seq_q:5/seq_k:40/dim_qk:34/dim_v:7/rope:interleaved/dtype:bf16+q8_0",
+      "heads:3/seq:40/head_dim:40/rope:halves/dtype:f32+i8/kv_scales:token",
+      "batch:3/heads:2/seq_q:33/seq_k:50/page_tokens:16/page_order:shuffled/head_dim:16/rope:halves/dtype:f16+e4m3/"
+      "kv_scales:token",
+      "heads:2/seq:9/head_dim:32/rope:interleaved/dtype:f32+i8/kv_scales:head",
+      "heads:2/seq:9/head_dim:34/rope:halves/dtype:f32+q4_0/kv_scales:tensor"},
      0,
      0},
 };
@@ -145,7 +156,23 @@ TEST(test_guards) {
 
 /* Without a rotation the cache holds the very values, rounded once, in every type; and nothing else is written. */
 TEST(test_caches_hold_the_rounded_values) {
-  static const char *const dtypes[] = {"f32", "f16", "bf16", "f32+f16", "f32+bf16", "bf16+e4m3", "f32+e5m2", "f32+i8"};
+  static const char *const dtypes[] = {"f32",
+                                       "f16",
+                                       "bf16",
+                                       "f32+f16",
+                                       "f32+bf16",
+                                       "bf16+e4m3",
+                                       "f32+e5m2",
+                                       "f32+i8",
+                                       "f32+q8_0",
+                                       "bf16+q4_0",
+                                       "f32+q8_0/kv_scales:head",
+                                       "f32+i8/kv_scales:tensor",
+                                       "bf16+e4m3/kv_scales:head",
+                                       "f16/kv_scales:head",
+                                       "f16+i8/kv_scales:token",
+                                       "bf16+e4m3/kv_scales:token",
+                                       "f32+e5m2/kv_scales:token"};
   static const char *const places[] = {"seq:40", "seq_q:1/seq_k:40", "batch:3/seq_q:33/seq_k:50/page_tokens:16",
                                        "batch:2/seq:130/page_tokens:48/page_order:shuffled"};
   for (size_t i = 0; i < COUNT(dtypes) * COUNT(places); i++) {
@@ -161,6 +188,54 @@ TEST(test_caches_hold_the_rounded_values) {
     one.layer->rows.count--; /* its row counts as written beside the others */
     test_contains(check_layer(&one).reason, "wrote to places of other tokens");
     assert_true(remake_layer(&one, NULL, true) && check_layer(&one).status == BENCH_FAIL);
+    close_layer(&one);
+  }
+}
+
+/* One bit of what an append wrote: the scale, the first number, or the last one of its last row's block; a factor of V; or
+ * one where no token went. */
+static const char *spoil_of;
+
+static attn_status append_spoilt(bench_layer_trial *t, void *workspace, size_t bytes) {
+  const attn_status status = bench_layer_kv_append.run(t, workspace, bytes);
+  const bench_layer_shape *s = &t->data->shape;
+  unsigned char *y = (unsigned char *)t->data->y, *factors = (unsigned char *)bench_layer_factors(t->data);
+  if (!strcmp(spoil_of, "scale")) y[0] ^= 1;
+  if (!strcmp(spoil_of, "number")) y[attn_dtype_of(s->type_y).values > 1 ? 2 : 0] ^= 1;
+  if (!strcmp(spoil_of, "last number")) factors[-1] ^= 0x10;
+  if (!strcmp(spoil_of, "factor")) factors[(s->factors - 1) * 4] ^= 1;
+  if (!strcmp(spoil_of, "other token's factor")) factors[0] ^= 1;
+  return status;
+}
+
+TEST(test_wrong_quantised_appends_fail) {
+  static const struct {
+    const char *shape, *spoil, *reason;
+  } cases[] = {{"dtype:f32+q8_0/seq:3", "scale", "of the limit at batch 0, row 0, column "},
+               {"dtype:f32+q8_0/seq:3", "number", "of the limit at batch 0, row 0, column 0"},
+               {"dtype:f32+q8_0/seq:3", "last number", "of the limit at batch 0, row 2, column 127"},
+               {"dtype:f32+q4_0/seq:3", "scale", "of the limit at batch 0, row 0, column "},
+               {"dtype:f32+q4_0/seq:3", "number", "of the limit at batch 0, row 0, column 0"},
+               {"dtype:f32+q4_0/seq:3", "last number", "of the limit at batch 0, row 2, column 127"},
+               {"dtype:f32+i8/kv_scales:token/seq:3", "number", "of the limit at batch 0, row 0, column 0"},
+               {"dtype:f32+i8/kv_scales:token/seq:3", "factor", "of the limit at batch 0, row 2, column "},
+               {"dtype:f32+e4m3/kv_scales:token/seq:3", "factor", "of the limit at batch 0, row 2, column "},
+               {"dtype:f32+i8/kv_scales:token/seq_q:1/seq_k:3", "other token's factor", "places of other tokens"},
+               {"dtype:f32+q8_0/seq_q:1/seq_k:3", "scale", "places of other tokens"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    layer_one one;
+    char shape[100];
+    snprintf(shape, sizeof shape, "heads:1/head_dim:64/%s", cases[i].shape);
+    open_layer(&one, "kv-append", shape);
+    assert_int_equal(check_layer(&one).status, BENCH_PASS);
+    bench_layer_functions spoilt = bench_layer_kv_append;
+    spoilt.run = append_spoilt;
+    one.layer->data.functions = &spoilt;
+    spoil_of = cases[i].spoil;
+    const bench_verdict verdict = check_layer(&one);
+    if (verdict.status != BENCH_FAIL) fail_msg("%s: another %s passes", shape, spoil_of);
+    test_contains(verdict.reason, cases[i].reason);
+    one.layer->data.functions = &bench_layer_kv_append;
     close_layer(&one);
   }
 }
@@ -265,7 +340,10 @@ TEST(test_contradictions) {
              {"layer:kv-append/rope:halves/head_dim:258", "an even dim_qk, at most 256"},
              {"layer:kv-append/heads_kv:2", "heads_kv is 2 with 8 heads"},
              {"layer:kv-append/seq_q:5/seq_k:3", "at least 5"},
-             {"layer:kv-append/dtype:bf16+bf16+f32", "layer kv-append has no O"}};
+             {"layer:kv-append/dtype:bf16+bf16+f32", "layer kv-append has no O"},
+             {"layer:kv-append/kv_scales:token", "kv_scales is token with dtype f32; factors are made for caches of e4m3"},
+             {"layer:kv-append/dtype:f32+q8_0/kv_scales:token", "kv_scales is token with dtype f32+q8_0"},
+             {"layer:decode-step/kv_scales:head", "kv_scales is head; layers here have no such choice"}};
   for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
