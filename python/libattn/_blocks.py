@@ -9,6 +9,11 @@ VALUES = 32
 BYTES = {"q8_0": 34, "q4_0": 18}
 
 
+def check_format(kv_format):
+    if kv_format not in BYTES:
+        raise ValueError(f"kv_format is {kv_format!r}; it must be one of {', '.join(map(repr, BYTES))}")
+
+
 def _blocks(rows):
     """Rows of float32 as blocks of 32 [..., blocks, 32], with zeros behind the last."""
     import numpy as np

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._native import C, F, S, allocate, check
 from ._sdpa import FUNCTIONS
-from ._blocks import BYTES, VALUES
+from ._blocks import BYTES, VALUES, check_format
 from .layers import CACHE_DTYPES, DTYPES, KV_FORMATS, _options, _whole
 
 PAIRINGS = {"interleaved": "ATTN_ROPE_INTERLEAVED", "halves": "ATTN_ROPE_HALVES"}
@@ -84,8 +84,7 @@ class _Call:
         address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
         self.kept.append((array, keeper))
         size = BYTES[kv_format]
-        own = str(getattr(array, "dtype", getattr(array, "format", "")))
-        if dtype != "bool" or own in ("bool", "torch.bool", "?"):  # view() calls bytes so, too
+        if dtype != "uint8":
             raise TypeError(f"{name} is {dtype}; with kv_format '{kv_format}' it must be uint8")
         if len(shape) != 5 or shape[4] != size or strides[4] != 1 or (shape[3] > 1 and strides[3] != size):
             raise ValueError(f"{name} has shape {tuple(shape)}; it must be [..., tokens, blocks, {size}] of 5 dimensions "
@@ -218,8 +217,8 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     layout = layout or ("thd" if cu_seqlens is not None else "bhsd")
     if layout not in ("bhsd", "bshd", "thd") or (layout == "thd") != (cu_seqlens is not None):
         raise ValueError(f"layout is {layout!r}; it must be 'bhsd' or 'bshd', or with cu_seqlens 'thd'")
-    if kv_format is not None and kv_format not in KV_FORMATS:
-        raise ValueError(f"kv_format is {kv_format!r}; it must be one of {', '.join(map(repr, KV_FORMATS))}")
+    if kv_format is not None:
+        check_format(kv_format)
     if cache_layout not in ("bhsd", "bshd"):
         raise ValueError(f"cache_layout is {cache_layout!r}; it must be 'bhsd' or 'bshd'")
     if q is not None and q_out is None:

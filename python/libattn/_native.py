@@ -27,13 +27,12 @@ class Unsupported(RuntimeError):
 class Spec:
     """A shape and a dtype without data, in place of an array where a plan is made.
 
-    dtype: "float32", "float16" or "bfloat16", of keys and values also "float8_e4m3fn", "float8_e5m2" or "int8"; strides in
-        elements, default dense.
+    dtype: "float32", "float16" or "bfloat16", of keys and values also "float8_e4m3fn", "float8_e5m2" or "int8", and with
+        kv_format "uint8"; strides in elements, default dense.
     """
 
     DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "q8_0", "q4_0",
-              "float64", "int32", "int64",
-              "bool")
+              "float64", "int32", "int64", "bool", "uint8")
     __slots__ = ("_fields", "dtype", "shape", "strides")
 
     def __init__(self, shape, dtype="float32", strides=None):

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Sequence
 
+from ._blocks import BYTES, VALUES, check_format
 from ._native import C, F, S, check, dense_strides
 from ._sdpa import FUNCTIONS
 
@@ -169,16 +170,26 @@ def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 STATE_FLOATS = C.ATTN_STATE_SUMS + 2  # the floats of a state row behind its dim_v
 
 
-def new_state(q: Any, v: Any, *, layout: str = "bhsd") -> Any:
+def new_state(q: Any, v: Any, *, layout: str = "bhsd", kv_format: str | None = None) -> Any:
     """The state of queries that have seen no key yet, for sdpa(..., state=): float32 of the library that q is from, [batch,
     heads, queries, dim of v + 18]; packed ("thd", "htd") [heads, tokens, dim of v + 18]. Dimensions that q has not are left
-    out. state[..., -2] = -inf starts anew. Only shapes of q and v are read. Raises ValueError or TypeError."""
+    out. kv_format: as in sdpa(), where v is blocks. state[..., -2] = -inf starts anew. Only shapes of q and v are read.
+    Raises ValueError or TypeError."""
     if layout not in ("bhsd", "bshd", "thd", "htd"):
         raise ValueError(f"layout is {layout!r}; it must be one of 'bhsd', 'bshd', 'thd', 'htd'")
-    rows = list(FUNCTIONS["view"](q, "q")[3][:-1])
+    *rows, dim = FUNCTIONS["view"](q, "q")[3]
     if layout in ("bshd", "thd"):
         rows[-2:] = reversed(rows[-2:])
-    dim = FUNCTIONS["view"](v, "v")[3][-1]
+    shape = FUNCTIONS["view"](v, "v")[3]
+    if kv_format is not None:
+        check_format(kv_format)
+        if len(shape) < 3 or shape[-1] != BYTES[kv_format]:
+            raise ValueError(f"v has shape {shape}; with kv_format {kv_format!r} it must be [..., blocks, "
+                             f"{BYTES[kv_format]}]")
+        stored = VALUES * shape[-2]
+        dim = dim if stored == dim + -dim % VALUES else stored  # sdpa() does so, too
+    else:
+        dim = shape[-1]
     state = FUNCTIONS["empty"](q, *rows, dim + STATE_FLOATS)
     problem = S.attn_problem()
     F.attn_problem_init(ctypes.byref(problem), 1, 1, 1, math.prod(rows), 0, 1, dim)

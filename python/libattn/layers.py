@@ -170,10 +170,10 @@ def _set_masks(attention, causal, align, window, uses):
         attention.uses |= getattr(C, _USES[name][0])
 
 
-# Optional array of a call -> its bit, its shape, its dtype
-_USES = {"mask": ("ATTN_USE_MASK", "bhqk", "bool"), "bias": ("ATTN_USE_BIAS", "bhqk", "float32"),
-         "kv_len": ("ATTN_USE_KV_LEN", "b", "int32"), "q_len": ("ATTN_USE_Q_LEN", "b", "int32"),
-         "alibi_slopes": ("ATTN_USE_ALIBI", "h", "float32"), "sinks": ("ATTN_USE_SINKS", "h", "float32")}
+# Optional array of a call -> its bit, its shape, its dtypes
+_USES = {"mask": ("ATTN_USE_MASK", "bhqk", ("bool", "uint8")), "bias": ("ATTN_USE_BIAS", "bhqk", ("float32",)),
+         "kv_len": ("ATTN_USE_KV_LEN", "b", ("int32",)), "q_len": ("ATTN_USE_Q_LEN", "b", ("int32",)),
+         "alibi_slopes": ("ATTN_USE_ALIBI", "h", ("float32",)), "sinks": ("ATTN_USE_SINKS", "h", ("float32",))}
 
 
 def _attention_args(arrays, attention, brought):
@@ -183,10 +183,10 @@ def _attention_args(arrays, attention, brought):
     for name, array in brought.items():
         if name not in _USES:
             raise TypeError(f"unexpected keyword argument {name!r}; a layer takes {', '.join(_USES)}")
-        _, axes, dtype = _USES[name]
+        _, axes, dtypes = _USES[name]
         shape = [extent[axis] for axis in axes]
-        setattr(args, name, arrays.read(array, name, shape, (dtype,))[0] if len(shape) > 1 else
-                arrays.vector(array, name, shape[0], dtype == "int32"))
+        setattr(args, name, arrays.read(array, name, shape, dtypes)[0] if len(shape) > 1 else
+                arrays.vector(array, name, shape[0], "int32" in dtypes))
     return args
 
 

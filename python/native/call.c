@@ -354,7 +354,7 @@ static bool agree(const char *name, const char *what, int64_t size, const char *
 /* Bytes [..., blocks, bytes of a block] as elements [..., 32 blocks]. */
 static bool take_blocks(const call *c, const char *name, tensor *t) {
   const int last = t->ndim - 1, bytes = (int)(c->set.kv_format == DTYPE_Q8_0 ? sizeof(attn_q8_0) : sizeof(attn_q4_0));
-  if (t->type != DTYPE_BOOL)
+  if (t->type != DTYPE_U8)
     return PyErr_Format(PyExc_TypeError, "%s is %s; with kv_format '%s' it must be uint8", name, dtype_name(t->type),
                         dtype_name(c->set.kv_format)),
            false;
@@ -383,8 +383,9 @@ static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys
   if (!tensor_read(object, name, &c->held, t)) return false;
   if (of_keys && c->set.kv_format != DTYPE_OTHER) return take_blocks(c, name, t);
   if (t->type <= (of_keys ? DTYPE_I8 : DTYPE_BF16)) return true;
-  PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s", name, dtype_name(t->type),
-               of_keys ? ", or float8_e4m3fn, float8_e5m2 or int8" : "");
+  PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s%s", name, dtype_name(t->type),
+               of_keys ? ", or float8_e4m3fn, float8_e5m2 or int8" : "",
+               of_keys && t->type == DTYPE_U8 ? "; bytes of blocks need kv_format" : "");
   return false;
 }
 
@@ -411,7 +412,7 @@ static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], at
   tensor t;
   if (!c->given[key]) return true;
   if (!tensor_read(c->given[key], keyword_names[key], &c->held, &t)) return false;
-  if (t.type != type && !(type == DTYPE_BOOL && t.type == DTYPE_I8)) {
+  if (t.type != type && !(type == DTYPE_BOOL && (t.type == DTYPE_U8 || t.type == DTYPE_I8))) {
     PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", keyword_names[key], dtype_name(t.type),
                  type == DTYPE_F32 ? "float32" : "bool (what is added to the scores is a bias)");
     return false;
@@ -845,9 +846,11 @@ static bool take_o(call *c, int layout, const tensor t[3], const view v[3], bool
   int64_t shape[MOST_DIMS];
   tensor o;
   view ov;
-  const int ndim = t[given_scores ? 2 : 0].ndim;
+  const tensor *like = &t[given_scores ? 2 : 0];
+  const bool float32 = c->set.out_float32 || like->type > DTYPE_BF16;
+  const int ndim = like->ndim;
   shape_of(&sizes, ndim, layout, shape);
-  if (!take_output(c, KEY_out, &t[0], c->set.out_float32, ndim, shape, make, &c->out, &o)) return false;
+  if (!take_output(c, KEY_out, like, float32, ndim, shape, make, &c->out, &o)) return false;
   if (!same_shape("out", &o, ndim, shape) || !view_of(&o, "out", layout, &ov)) return false;
   if (o.type != DTYPE_F32 && o.type != t[0].type)
     return PyErr_Format(PyExc_TypeError, "out is %s; it must be float32 or as q", dtype_name(o.type)), false;

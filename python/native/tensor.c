@@ -213,9 +213,9 @@ static bool hold(holdings *held, PyObject *object) {
 
 /* ---- Reading --------------------------------------------------------------------------------------------------------- */
 
-static const char *const dtype_names[] = {
-    "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",     "int8", "q8_0", "q4_0",
-    "float64", "int32",   "int64",    "bool",          "of another dtype"};
+static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float8_e4m3fn",   "float8_e5m2",
+                                          "int8",    "q8_0",    "q4_0",     "float64",         "int32",
+                                          "int64",   "bool",    "uint8",    "of another dtype"};
 
 const char *dtype_name(dtype type) { return dtype_names[type]; }
 
@@ -245,7 +245,7 @@ static dtype dl_dtype(const dl_tensor *t) {
       if (bits == 32) return DTYPE_I32;
       if (bits == 64) return DTYPE_I64;
       return bits == 8 ? DTYPE_I8 : DTYPE_OTHER;
-    case DL_UINT:
+    case DL_UINT: return bits == 8 ? DTYPE_U8 : DTYPE_OTHER;
     case DL_BOOL: return bits == 8 ? DTYPE_BOOL : DTYPE_OTHER;
     default: return DTYPE_OTHER;
   }
@@ -343,7 +343,7 @@ static dtype array_dtype(arrays *of, PyObject *object, const array_interface *a)
       if (a->itemsize == 4) return DTYPE_I32;
       if (a->itemsize == 8) return DTYPE_I64;
       return a->itemsize == 1 ? DTYPE_I8 : DTYPE_OTHER;
-    case 'u':
+    case 'u': return a->itemsize == 1 ? DTYPE_U8 : DTYPE_OTHER;
     case 'b': return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
     case 'V': return ml_dtype_of(of, object, a->itemsize);
     default: return DTYPE_OTHER;
@@ -398,8 +398,8 @@ static dtype buffer_dtype(const Py_buffer *b) {
     case 'l':
     case 'q': return b->itemsize == 4 ? DTYPE_I32 : DTYPE_I64;
     case 'b': return DTYPE_I8;
-    case '?':
-    case 'B': return DTYPE_BOOL;
+    case '?': return DTYPE_BOOL;
+    case 'B': return DTYPE_U8;
     default: return DTYPE_OTHER;
   }
 }

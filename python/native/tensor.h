@@ -27,7 +27,8 @@ typedef enum dtype {
   DTYPE_F64,
   DTYPE_I32,
   DTYPE_I64,
-  DTYPE_BOOL, /* or uint8 */
+  DTYPE_BOOL,
+  DTYPE_U8, /* blocks, or a mask */
   DTYPE_OTHER
 } dtype;
 

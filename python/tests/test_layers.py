@@ -62,6 +62,7 @@ def test_cross_attention_and_masks():
     mask[..., 0] = True
     layer = layers.MultiHeadAttention(batch=2, heads=3, seq=5, seq_memory=9, width=24, width_memory=40, uses=("mask",), **w)
     close(layer(x, memory, mask=mask), mha(x, memory, w, 3, mask=mask))
+    assert (layer(x, memory, mask=3 * mask.astype(np.uint8)) == layer(x, memory, mask=mask)).all()
     with pytest.raises(ValueError, match="mask"):
         layer(x, memory)
     with pytest.raises(TypeError, match="'colour'"):

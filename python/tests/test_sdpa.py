@@ -280,6 +280,13 @@ def test_refusal(kind, sentence, call):
         call(*draw())
 
 
+def test_masks_of_bytes():
+    q, k, v = draw()
+    right = libattn.sdpa(q, k, v, mask=MASK)
+    for mask in (5 * MASK.astype(np.uint8), -MASK.astype(np.int8), memoryview(MASK), memoryview(MASK.astype(np.uint8))):
+        assert (libattn.sdpa(q, k, v, mask=mask) == right).all()
+
+
 def test_stride_that_is_no_element():
     raw = np.zeros((1, 1, 4, 10), np.uint8)
     odd = np.ndarray((1, 1, 4, 2), np.float32, raw.data, 0, (40, 40, 10, 4))
@@ -449,6 +456,34 @@ def test_sdpa_reads_blocks(name, dim, dim_v):
     assert np.abs(libattn.sdpa(q, k[:, :, ::-1], v[:, :, ::-1], kv_format=name) - right).max() < 1e-5
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("dim", "dim_v"), [(80, 80), (64, 32)])
+def test_plans_and_states_take_blocks(name, dim, dim_v):
+    q = RB.standard_normal((1, 4, 3, dim)).astype(np.float32)
+    k, v = (FORMATS[name](RB.standard_normal((1, 2, 16, d)).astype(np.float32)) for d in (dim, dim_v))
+    right = libattn.sdpa(q, k, v, kv_format=name)
+    specs = [libattn.Spec(q.shape), libattn.Spec(k.shape, "uint8"), libattn.Spec(v.shape, "uint8")]
+    for plan in (libattn.Plan(q, k, v, kv_format=name), libattn.Plan(*specs, kv_format=name)):
+        assert (plan.run(q, memoryview(k), v) == right).all()
+        with pytest.raises(TypeError, match="k is bool"):
+            plan.run(q, k.view(bool), v)
+    state = libattn.new_state(q, v, kv_format=name)
+    assert state.shape == (1, 4, 3, dim_v + 18)
+    assert np.abs(libattn.sdpa(q, k, v, kv_format=name, state=state) - right).max() < 1e-5
+    assert libattn.why_not("naive_c", *specs, kv_format=name) is None
+
+
+def test_scores_with_values_of_few_bits():
+    scores = RB.standard_normal((1, 4, 3, 16)).astype(np.float32)
+    for v, options in ((RB.integers(-9, 9, (1, 2, 16, 64)).astype(np.int8), {}),
+                       (libattn.q4_0(RB.standard_normal((1, 2, 16, 64))), {"kv_format": "q4_0"})):
+        out = libattn.sdpa(None, None, v, score="precomputed", scores=scores, **options)
+        values = values_of(v, 64) if options else v.astype(float)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        right = (p / p.sum(-1, keepdims=True)) @ np.repeat(values, 2, 1)
+        assert out.dtype == np.float32 and np.abs(out - right).max() < 1e-5
+
+
 def test_what_does_not_fit_is_refused():
     q = np.zeros((1, 1, 1, 64), np.float32)
     k = libattn.q8_0(q)
@@ -458,5 +493,14 @@ def test_what_does_not_fit_is_refused():
         libattn.sdpa(q, k, k, kv_format="q4_0")
     with pytest.raises(TypeError, match="must be uint8"):
         libattn.sdpa(q, q, q, kv_format="q8_0")
+    for array in (k.view(bool), memoryview(k.view(bool)), k.view(np.int8), libattn.Spec(k.shape, "bool")):
+        with pytest.raises(TypeError, match=r"^v is (bool|int8); with kv_format 'q8_0' it must be uint8"):
+            libattn.Plan(q, k, array, kv_format="q8_0")
+    with pytest.raises(TypeError, match=r"k is uint8; it must be float32, .*; bytes of blocks need kv_format"):
+        libattn.sdpa(q, k, k)
+    with pytest.raises(ValueError, match="kv_format is 'q5_0'; it must be one of 'q8_0', 'q4_0'"):
+        libattn.new_state(q, k, kv_format="q5_0")
+    with pytest.raises(ValueError, match=r"v has shape .*; with kv_format 'q4_0' it must be \[..., blocks, 18\]"):
+        libattn.new_state(q, k, kv_format="q4_0")
     with pytest.raises(ValueError, match="head_dim"):
         libattn.sdpa(np.zeros((1, 1, 1, 96), np.float32), k, k, kv_format="q8_0")
