@@ -31,8 +31,11 @@ static const cli_option options[] = {
     {CLI_STRING, 0, "layout", "WORD", "bhsd, or bshd for [batch, seq, heads, dim] (default bhsd)", &problem.layout},
     {CLI_STRING, 0, "dtype", "TYPE",
      "what the kernels get of q, k, v and give as o: f32, f16 or bf16; uint16 files hold bf16 (default: the files' own; "
-     "f64 becomes f32, uint16 needs this option); int8 k and v stay",
+     "f64 becomes f32, uint16 needs this option); k and v of 8 bits stay",
      &problem.dtype},
+    {CLI_STRING, 0, "kv-format", "TYPE",
+     "what uint8 files of k and v hold: e4m3 or e5m2; q8_0 or q4_0, ggml's blocks [..., seq, blocks, 34 or 18]",
+     &problem.kv_format},
     CLI_HEADING("Scores"),
     {CLI_STRING, 0, "score", "WORD", "dot, additive, gaussian or precomputed (default dot; precomputed with --scores)",
      &problem.score},

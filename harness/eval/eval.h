@@ -54,6 +54,7 @@ typedef struct eval_options {
   const char *path[EVAL_FILES];      /* NULL = not given; EVAL_OFFSET may have a whole number instead of a file */
   const char *layout;                /* "bhsd" or "bshd" */
   const char *dtype;                 /* NULL = the files' own, "f32", "f16", "bf16" */
+  const char *kv_format;             /* NULL = K and V are no uint8, "e4m3", "e5m2", "q8_0", "q4_0" */
   const char *causal;                /* "none", "top-left", "bottom-right", "offset" */
   const char *score;                 /* NULL = "precomputed" with EVAL_SCORES, else "dot" */
   double scale;                      /* NaN = the default */
@@ -98,6 +99,7 @@ typedef struct eval_loader {
   eval_input *input;
   npy_array file[EVAL_FILES]; /* data == NULL: not given */
   int64_t offset;             /* where --offset is a number */
+  bool of_bytes;              /* K and V are uint8 that hold problem.dtype_kv */
   attn_problem problem;
 } eval_loader;
 
@@ -129,6 +131,9 @@ const char *eval_shape_text(const int64_t *shape, int dims, char text[EVAL_SHAPE
 bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype);
 bool eval_to_doubles(eval_loader *loader, eval_file which);
 bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t high);
+
+/* Finds out what --kv-format says of K and V: a type that files store as uint8. */
+bool eval_load_format(eval_loader *loader);
 
 /* Sizes and strides of q, k, v and o. */
 bool eval_load_shape(eval_loader *loader);

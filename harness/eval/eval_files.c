@@ -145,6 +145,44 @@ bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t 
   return replace(array, data, NPY_I32);
 }
 
+/* ---- Bytes of K and V ----------------------------------------------------------------------------------------------- */
+
+/* Bytes [..., blocks, bytes of a block] become elements [..., 32 x blocks]; `count` stays that of what is stored, blocks. */
+static bool take_bytes(eval_loader *l, eval_file which) {
+  const attn_dtype_info type = attn_dtype_of(l->problem.dtype_kv);
+  npy_array *array = &l->file[which];
+  char wanted[100];
+  snprintf(wanted, sizeof wanted, "with --kv-format %s it must be %s%zu]", type.name, "[..., seq, blocks, ", type.bytes);
+  if (array->type != NPY_U8) {
+    snprintf(wanted, sizeof wanted, "with --kv-format %s it must hold uint8", type.name);
+    return fail_type(l, which, wanted);
+  }
+  if (type.values == 1) return true;
+  if (array->dims < 3 || array->shape[array->dims - 1] != (int64_t)type.bytes) return eval_fail_shape(l, which, wanted);
+  array->dims--;
+  array->shape[array->dims - 1] *= type.values;
+  array->count /= (int64_t)type.bytes;
+  return true;
+}
+
+bool eval_load_format(eval_loader *l) {
+  const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
+  attn_dtype dtypes[ATTN_DTYPE_COUNT];
+  int count = 0;
+  for (attn_dtype d = 0; attn_dtype_exists(d); d++)
+    if (npy_type_of(d) == NPY_U8) words[count] = attn_dtype_of(d).name, dtypes[count++] = d;
+  const int word = l->options->kv_format ? eval_find_word(l, "--kv-format", l->options->kv_format, words) : 0;
+  if (word < 0) return false;
+  l->of_bytes = l->options->kv_format;
+  if (l->of_bytes) l->problem.dtype_kv = dtypes[word];
+  for (eval_file which = EVAL_K; which <= EVAL_V; which++) {
+    if (!l->of_bytes && l->file[which].type == NPY_U8 && eval_has(l, which))
+      return fail_type(l, which, "--kv-format must say what the bytes are: e4m3, e5m2, q8_0 or q4_0");
+    if (l->of_bytes && eval_has(l, which) && !take_bytes(l, which)) return false;
+  }
+  return true;
+}
+
 /* ---- Sizes and strides of q, k, v and o, from the shapes of the files --------------------------------------------- */
 
 /* Sizes of q, k or v as [batch, heads, seq or tokens, dim]; false if it has not 2 to 4 dimensions. */
@@ -214,6 +252,14 @@ static bool read_cu_seqlens(eval_loader *l, eval_file which, int64_t tokens, int
   return true;
 }
 
+/* q: batch, heads, queries, dimension. */
+static void init_problem(eval_loader *l, const int64_t q[4], int64_t heads_kv, int64_t seq_k, int64_t dim_v) {
+  const attn_dtype dtype_kv = l->problem.dtype_kv;
+  attn_problem_init(&l->problem, q[0], q[1], heads_kv, q[2], seq_k, q[3], dim_v);
+  l->problem.dtype_kv = dtype_kv;
+  (void)bench_layout_apply(&l->problem, "bhsd"); /* again: rows of blocks have whole ones */
+}
+
 static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], int64_t dim_v) {
   int64_t seq_q, seq_k;
   if (eval_has(l, EVAL_KV_LEN) || eval_has(l, EVAL_Q_LEN))
@@ -224,7 +270,7 @@ static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], 
   if (l->file[EVAL_CU_SEQLENS_K].count - 1 != batch)
     return eval_fail(l, "--cu-seqlens-q tells %lld sequences, --cu-seqlens-k %lld; they must agree", (long long)batch,
                      (long long)l->file[EVAL_CU_SEQLENS_K].count - 1);
-  attn_problem_init(&l->problem, batch, q[1], k[1], seq_q, seq_k, q[3], dim_v);
+  init_problem(l, (const int64_t[]){batch, q[1], seq_q, q[3]}, k[1], seq_k, dim_v);
   attn_problem_set_varlen(&l->problem, q[2], k[2]);
   return true;
 }
@@ -239,6 +285,12 @@ static bool has_all(eval_loader *l) {
                                    : EVAL_Q));
 }
 
+/* Blocks say a head dimension up to a multiple of 32: k's is that of q, and so is v's if it has as many blocks. */
+static void fit_dims(int64_t dim, int64_t k[4], int64_t v[4]) {
+  if (v[3] == k[3]) v[3] = dim;
+  k[3] = dim;
+}
+
 /* Sizes of q, k and v, all of which agree. */
 static bool read_sizes(eval_loader *l, int64_t q[4], int64_t k[4], int64_t v[4]) {
   const bool has_q = eval_has(l, EVAL_Q), has_k = eval_has(l, EVAL_K);
@@ -247,6 +299,7 @@ static bool read_sizes(eval_loader *l, int64_t q[4], int64_t k[4], int64_t v[4])
   memcpy(k, v, 4 * sizeof *k);
   k[3] = q[3];
   if (has_k && !row_sizes(l, EVAL_K, k)) return false;
+  if (l->of_bytes && k[3] == attn_row_elements(l->problem.dtype_kv, q[3])) fit_dims(q[3], k, v);
   const agreement v_k = {EVAL_V, EVAL_K, v, k, .heads = true, .seq = true}, k_q = {EVAL_K, EVAL_Q, k, q, .dim = true},
                   v_q = {EVAL_V, EVAL_Q, v, q, .heads = false};
   return (!has_k || must_agree(l, v_k)) && (!has_k || !has_q || must_agree(l, k_q)) && (!has_q || must_agree(l, v_q));
@@ -264,7 +317,7 @@ bool eval_load_shape(eval_loader *l) {
   l->input->rank = l->file[EVAL_Q].dims;
   if (!read_sizes(l, q, k, v)) return false;
   if (packed) return init_packed(l, q, k, v[3]);
-  attn_problem_init(&l->problem, q[0], q[1], k[1], q[2], k[2], q[3], v[3]);
+  init_problem(l, q, k[1], k[2], v[3]);
   if (l->input->sequence_first) attn_problem_set_bshd(&l->problem);
   return true;
 }

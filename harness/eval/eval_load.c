@@ -47,8 +47,9 @@ static bool load_pairs(eval_loader *l, eval_file which) {
 
 /* ---- What the options say ---------------------------------------------------------------------------------------- */
 
-/* The type that the kernels get of a file: its own (f64 becomes f32), or what --dtype asks for; integers of K and V stay. */
+/* The type that the kernels get of a file: its own (f64 becomes f32), or what --dtype asks for; K and V of 8 bits stay. */
 static attn_dtype dtype_of(const eval_loader *l, eval_file which, attn_dtype asked) {
+  if (which != EVAL_Q && l->of_bytes) return l->problem.dtype_kv;
   if (which != EVAL_Q && l->file[which].type == NPY_I8) return ATTN_I8;
   return !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : asked;
 }
@@ -61,7 +62,7 @@ static bool load_dtypes(eval_loader *l) {
   const attn_dtype q = dtype_of(l, EVAL_Q, (attn_dtype)asked), k = dtype_of(l, EVAL_K, (attn_dtype)asked),
                    v = dtype_of(l, EVAL_V, (attn_dtype)asked);
   for (eval_file which = EVAL_Q; which <= EVAL_V; which++)
-    if (eval_has(l, which) && dtype_of(l, which, (attn_dtype)asked) != ATTN_I8 &&
+    if (eval_has(l, which) && (which == EVAL_Q || attn_dtype_is_float(dtype_of(l, which, (attn_dtype)asked))) &&
         !eval_to_dtype(l, which, dtype_of(l, which, (attn_dtype)asked)))
       return false;
   if (eval_has(l, EVAL_K) && k != v)
@@ -278,8 +279,8 @@ static bool fill_tensors(eval_loader *l) {
 bool eval_load(const eval_options *options, eval_input *input) {
   *input = (eval_input){0};
   eval_loader loader = {.options = options, .input = input}, *l = &loader;
-  bool fine = eval_read_files(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) &&
-              load_position(l) && load_optional(l);
+  bool fine = eval_read_files(l) && eval_load_format(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) &&
+              load_score(l) && load_position(l) && load_optional(l);
   l->problem.uses |= wanted_outputs(l);
   fine = fine && validate(l) && fill_tensors(l) && load_all_given(l);
   eval_free_files(l);

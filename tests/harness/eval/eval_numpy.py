@@ -328,6 +328,58 @@ def check_types(evals):
     evals.check("bf16 without --dtype", bits, code=2, words="--dtype bf16")
 
 
+def blocks_of(integers, factors, bits):
+    """ggml's blocks of integers [..., blocks, 32] with float16 factors [..., blocks, 1], and their values."""
+    halves = factors.astype(np.float16)
+    stored = integers.astype(np.int8).view(np.uint8) if bits == 8 else (integers[..., :16] + 8 | integers[..., 16:] + 8 << 4)
+    values = (integers * halves.astype(np.float32)).astype(np.float32)
+    return (np.concatenate([halves.view(np.uint8), stored.astype(np.uint8)], -1),
+            values.reshape(*values.shape[:-2], -1))
+
+
+def check_bytes(evals):
+    """K and V of 8 bits and of blocks, whose last one is not full."""
+    p = tensors(dim=48, dim_v=48)
+    for bits, name in ((8, "q8_0"), (4, "q4_0")):
+        stored, values = {}, {"q": p["q"]}
+        for x in "kv":
+            integers = RNG.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (2, 2, 37, 2, 32))
+            stored[x], held = blocks_of(integers, RNG.uniform(-4, 4, (2, 2, 37, 2, 1)) / 2**bits, bits)
+            values[x] = held[..., :48]
+        o, lse = reference(values)
+        problem = {"q": p["q"], **stored, "kv_format": name, "expect": o, "expect_lse": lse}
+        evals.check(name, problem, allowed=["PASS"])
+        evals.check(f"{name}, changed", {**problem, "k": stored["k"][..., ::-1, :]}, code=1, allowed=["FAIL"])
+        turned = {x: problem[x].swapaxes(1, 2) for x in ("q", "k", "v", "expect")}
+        evals.check(f"{name}, bshd", {**problem, **turned, "layout": "bshd"}, allowed=["PASS"])
+        wide, held = blocks_of(RNG.integers(-8, 8, (2, 2, 37, 3, 32)), RNG.uniform(0.1, 0.2, (2, 2, 37, 3, 1)), bits)
+        o, lse = reference({**values, "v": held})
+        evals.check(f"{name}, wider v", {**problem, "v": wide, "expect": o, "expect_lse": lse}, allowed=["PASS"])
+        scores = normal(4, 19, 37)
+        o, lse = reference({**values, "v": held, "scores": scores, "score": "precomputed"})
+        evals.check(f"{name}, scores", {"v": wide, "kv_format": name, "scores": scores, "expect": o}, allowed=["PASS"])
+        ends, rows = np.array([0, 9, 37], np.int32), np.array([0, 5, 19], np.int32)
+        packed = {x: problem[x][0].swapaxes(0, 1) for x in "qkv"}
+        evals.check(f"{name}, packed", {**packed, "kv_format": name, "cu_seqlens_q": rows, "cu_seqlens_k": ends},
+                    allowed=["PASS"])
+        evals.check(f"{name}, short blocks", {**problem, "k": stored["k"][..., 1:]}, 2, f"blocks, {stored['k'].shape[-1]}]")
+        evals.check(f"{name}, floats", {**problem, "k": values["k"]}, 2, f"--kv-format {name} it must hold uint8")
+        evals.check(f"{name}, too few", {**problem, "k": stored["k"][..., :1, :]}, 2, "head dimension 32")
+        bare = {x: problem[x] for x in "qkv"}
+        evals.check(f"{name} without --kv-format", bare, 2, "--kv-format must say what the bytes are")
+    for name, exponent, places, bias in (("e4m3", 4, 3, 7), ("e5m2", 5, 2, 15)):
+        stored = {x: (RNG.integers(0, 96, p[x].shape) | RNG.integers(0, 2, p[x].shape) << 7).astype(np.uint8) for x in "kv"}
+        values = {"q": p["q"]}
+        for x, given in stored.items():
+            power, fraction = (given & 127).astype(int) >> places, given & (1 << places) - 1
+            size = np.where(power > 0, (1 << places) + fraction, fraction) * 2.0 ** (np.maximum(power, 1) - bias - places)
+            values[x] = np.where(given >> 7, -size, size).astype(np.float32)
+        o, lse = reference({**values, "scale": 0.01})
+        evals.check(name, {"q": p["q"], **stored, "kv_format": name, "scale": 0.01, "expect": o, "expect_lse": lse},
+                    allowed=["PASS"])
+    evals.check("unknown format", {**p, "kv_format": "q5_0"}, 2, "--kv-format q5_0 is unknown; did you mean q8_0")
+
+
 def check_refusals(evals):
     """Problems that don't fit: exit code and words of the sentence."""
     p = tensors()
@@ -406,7 +458,7 @@ def check_files(evals):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         evals = Evals(sys.argv[1], folder)
-        for check in (check_problems, check_drawn, check_layouts, check_types, check_refusals, check_files):
+        for check in (check_problems, check_drawn, check_layouts, check_types, check_bytes, check_refusals, check_files):
             check(evals)
     print(f"eval_numpy: {evals.checks} checks, {evals.failures} failures")
     return int(evals.failures > 0)
