@@ -65,8 +65,7 @@ static const trial trials[] = {
      {"heads:2/seq:9/head_dim:64/rope:halves/dtype:f32+q4_0",
       "batch:2/heads:3/seq_q:5/seq_k:40/dim_qk:34/dim_v:7/rope:interleaved/dtype:bf16+q8_0",
       "heads:3/seq:40/head_dim:40/rope:halves/dtype:f32+i8/kv_scales:token",
-      "batch:3/heads:2/seq_q:33/seq_k:50/page_tokens:16/page_order:shuffled/head_dim:16/rope:halves/dtype:f16+e4m3/"
-      "kv_scales:token",
+      "batch:3/heads:2/seq_q:33/seq_k:50/page_tokens:16/head_dim:16/rope:halves/dtype:f16+e4m3/kv_scales:token",
       "heads:2/seq:9/head_dim:32/rope:interleaved/dtype:f32+i8/kv_scales:head",
       "heads:2/seq:9/head_dim:34/rope:halves/dtype:f32+q4_0/kv_scales:tensor"},
      0,
