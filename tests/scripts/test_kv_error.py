@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 import capture_qkv
 import kv_error
@@ -17,7 +16,7 @@ import libattn
 import ml_dtypes
 import numpy as np
 
-CAPTURE = ROOT / "tests" / "data" / "minilm"
+CAPTURE = Path(__file__).resolve().parents[1] / "data" / "minilm"
 
 
 @pytest.fixture(scope="module")
