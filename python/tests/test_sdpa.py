@@ -434,6 +434,14 @@ def test_known_bytes():
     assert libattn.q4_0(x).tobytes().hex() == "c037730ca53fc851fb841da63fd962fb942e"
 
 
+def test_of_two_farthest_values_the_first_becomes_the_lowest_number():
+    for first in (-8, 8):
+        x = np.zeros(32, np.float32)
+        x[3], x[9] = first, -first
+        block = libattn.q4_0(x)[0]
+        assert block[:2].view(np.float16)[0] == first / -8 and (block[5] & 15, block[11] & 15) == (0, 15)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantisers_are_those_of_gguf(name):
     quants = pytest.importorskip("gguf.quants", reason="gguf is not installed: pip install gguf")

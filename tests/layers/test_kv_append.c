@@ -449,7 +449,37 @@ TEST(factors_of_long_rows_and_of_special_ones) {
     assert_true(factors[HEADS - 4] == 0 && factors[HEADS - 3] == 0);
     assert_true(factors[HEADS - 2] == INFINITY && isnan(factors[HEADS - 1]));
     for (int n = 0; n < 12; n++) assert_int_equal(of_heads[HEADS - 4 + n / 3][n % 3], 0);
+    args.cache_dtype = ATTN_F8_E4M3;
+    test_ok(attn_kv_append(&args, &options));
+    for (int n = 0; n < 12; n++) /* a finite number of a row that is not finite is 0, too */
+      assert_int_equal(of_heads[HEADS - 4 + n / 3][n % 3] & 0x7f, isfinite(special[n / 3][n % 3]) ? 0 : 0x7f);
   }
+}
+
+/* A row of several stages, of which only the first has rotated elements. */
+TEST(factors_of_long_rotated_rows) {
+  enum { LONG = 9001 };
+  static float k[LONG], turned[LONG];
+  static double exact[LONG];
+  static int8_t cache[LONG], right[LONG];
+  static const int32_t past = 0, position = 1234;
+  float factor;
+  attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 64);
+  test_fill(k, LONG, 9);
+  test_ok(attn_rope_run(rope,
+                        &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = LONG, .x = k, .out = turned,
+                                     .positions = &position),
+                        NULL));
+  for (int d = 0; d < LONG; d++) exact[d] = (double)turned[d];
+  const bench_cached how = {ATTN_I8, true, 1};
+  bench_cached_store(right, ATTN_I8, 0, 1, exact, LONG, bench_cached_factor(&how, exact, LONG));
+  test_ok(attn_kv_append(&ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = 1, .heads_kv = 1, .dim_qk = LONG,
+                                      .dim_v = 1, .k = k, .k_cache = cache, .cache_dtype = ATTN_I8, .capacity = 1,
+                                      .past = &past, .k_scale_cache = &factor, .rope = rope, .positions = &position),
+                         NULL));
+  assert_true(factor == bench_cached_factor(&how, exact, LONG));
+  assert_memory_equal(cache, right, sizeof cache);
+  attn_rope_destroy(rope);
 }
 
 /* Blocks of zeros, denormals, infinities, NaN, factors beyond float16, halves, and of two numbers that are farthest from 0.
