@@ -52,12 +52,13 @@ static inline void attn_quantise_q4_0(const float x[ATTN_BLOCK_VALUES], attn_q4_
   const uint32_t largest = attn_largest_bits(x);
   int first = ATTN_BLOCK_VALUES - 1;
   for (int i = 0; i < ATTN_BLOCK_VALUES; i++) {
-    const int here = attn_magnitude_bits(x[i]) == largest ? i : first;
+    const int here = attn_magnitude_bits(x[i]) == largest ? i : ATTN_BLOCK_VALUES - 1;
     first = here < first ? here : first;
   }
   const float scale = x[first] / -8.0f, inverse = attn_inverse_of_scale(scale);
-  uint8_t n[ATTN_BLOCK_VALUES], pairs[ATTN_BLOCK_VALUES / 2];
-  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) n[i] = (uint8_t)(int)attn_bounded(x[i] * inverse + 8.5f, 15.0f);
+  int n[ATTN_BLOCK_VALUES];
+  uint8_t pairs[ATTN_BLOCK_VALUES / 2];
+  for (int i = 0; i < ATTN_BLOCK_VALUES; i++) n[i] = (int)attn_bounded(x[i] * inverse + 8.5f, 15.0f);
   for (int i = 0; i < ATTN_BLOCK_VALUES / 2; i++) pairs[i] = (uint8_t)(n[i] | n[i + ATTN_BLOCK_VALUES / 2] << 4);
   attn_store_scale(scale, block->scale);
   memcpy(block->values, pairs, sizeof pairs);
