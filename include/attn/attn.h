@@ -146,10 +146,12 @@ enum {
   ATTN_USE_VARLEN = 1 << 6, /**< args.cu_seqlens_q and _k: packed sequences; excludes Q_LEN, ROW_LEN, KV_LEN but for PAGES */
   ATTN_USE_ALIBI = 1 << 7,  /**< args.alibi_slopes: minus slope times distance (Press et al. 2022, arXiv:2108.12409) */
   ATTN_USE_SINKS = 1 << 8,  /**< args.sinks: one more logit per head in the denominator */
-  ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
-  ATTN_USE_PAGES = 1 << 10,       /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
-  ATTN_USE_STATE = 1 << 11,       /**< args.state: keys come in pieces, and rows go on from what they have seen */
-  ATTN_USE_KV_SCALES = 1 << 12,   /**< args.k_scale, args.v_scale: factors of keys and values */
+  ATTN_USE_SCORE_WEIGHT = 1 << 9,     /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
+  ATTN_USE_PAGES = 1 << 10,           /**< args.page_table: k and v lie in pages; needs KV_LEN, also with VARLEN */
+  ATTN_USE_STATE = 1 << 11,           /**< args.state: keys come in pieces, and rows go on from what they have seen */
+  ATTN_USE_KV_SCALES = 1 << 12,       /**< args.k_scale, args.v_scale: factors of keys and values */
+  ATTN_USE_KEY_BLOCKS = 1 << 13,      /**< args.kv_num_blocks, args.kv_indices: blocks of keys to visit; others are masked */
+  ATTN_USE_FULL_KEY_BLOCKS = 1 << 14, /**< args.full_kv_num_blocks, args.full_kv_indices: blocks without args.mask */
 };
 
 /** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
@@ -227,6 +229,11 @@ typedef struct attn_problem {
 
   attn_strides k_scale_stride; /**< Strides of k_scale; .d is ignored, 0 repeats: all 0, the default, is one number. */
   attn_strides v_scale_stride; /**< Strides of v_scale, likewise. */
+
+  int64_t block_queries;             /**< With KEY_BLOCKS or FULL_KEY_BLOCKS: queries that share a list, a multiple of 16. */
+  int64_t block_keys;                /**< Keys of a block, a multiple of 64. */
+  attn_strides kv_num_blocks_stride; /**< Strides of both kv_num_blocks: .s leads to the next list; .d is ignored. */
+  attn_strides kv_indices_stride;    /**< Strides of both kv_indices: .d leads to the next entry of a list. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -260,6 +267,12 @@ ATTN_API void attn_problem_set_varlen(attn_problem *problem, int64_t total_q, in
  * [batch][seq_k / page_tokens, rounded up], ATTN_USE_PAGES and ATTN_USE_KV_LEN. Key j of sequence b is token j % page_tokens
  * of page page_table[b][j / page_tokens] (Kwon et al. 2023, https://arxiv.org/abs/2309.06180: PagedAttention). */
 ATTN_API void attn_problem_set_pages(attn_problem *problem, int64_t page_tokens, int64_t pages);
+
+/** Lists of the blocks of keys that each block of queries visits: sets block_queries, block_keys, dense strides [batch]
+ * [heads_kv][blocks of queries] and [batch][heads_kv][blocks of queries][blocks of keys] for the lists, and
+ * ATTN_USE_KEY_BLOCKS. The lists are those of PyTorch's BlockMask (Dong et al. 2024, https://arxiv.org/abs/2412.05496:
+ * FlexAttention); to share them among heads or sequences, set .h or .b of both strides to 0. */
+ATTN_API void attn_problem_set_key_blocks(attn_problem *problem, int64_t block_queries, int64_t block_keys);
 
 /** Checks every field, as attn_plan_create() will. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
@@ -302,6 +315,14 @@ typedef struct attn_args {
   const float *k_scale; /**< With KV_SCALES, but not PRECOMPUTED: each key is its elements of k times its number here,
                            [batch][heads_kv][seq_k] by k_scale_stride, or [pages][heads_kv][page_tokens]. */
   const float *v_scale; /**< With KV_SCALES: each value is its elements of v times its number here, likewise. */
+
+  const int32_t *kv_num_blocks; /**< Entries of each list: [batch][heads_kv][seq_q / block_queries, rounded up] by
+                                   kv_num_blocks_stride, each in 0..seq_k / block_keys, rounded up. */
+  const int32_t *kv_indices; /**< Lists of key blocks, [..][..][..][entries] by kv_indices_stride: block n has the keys from
+                                n block_keys on. Entries may come in any order; those behind the list's number are not
+                                read. */
+  const int32_t *full_kv_num_blocks; /**< With FULL_KEY_BLOCKS: the same for lists of blocks */
+  const int32_t *full_kv_indices;    /**< in which args.mask does not count. A block in both lists is such a block. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */

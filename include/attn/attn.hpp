@@ -306,6 +306,10 @@ struct args {
   view<float> state; /**< [batch][heads_q][seq_q][attn_state_floats(dim_v)], read and written. */
   view<const float> k_scale;             /**< [batch][heads_kv][seq_k], or [pages][heads_kv][page_tokens]. */
   view<const float> v_scale;             /**< Likewise. */
+  view<const std::int32_t> kv_num_blocks;      /**< [batch][heads_kv][blocks of queries] */
+  view<const std::int32_t> kv_indices;         /**< [batch][heads_kv][blocks of queries][blocks of keys] */
+  view<const std::int32_t> full_kv_num_blocks; /**< Likewise. */
+  view<const std::int32_t> full_kv_indices;    /**< Likewise. */
 
   /** No tensors. */
   args() noexcept = default;
@@ -321,6 +325,8 @@ struct args {
     c.cu_seqlens_q = cu_seqlens_q.data(), c.cu_seqlens_k = cu_seqlens_k.data(), c.offsets = offsets.data();
     c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data(), c.page_table = page_table.data();
     c.state = state.data(), c.k_scale = k_scale.data(), c.v_scale = v_scale.data();
+    c.kv_num_blocks = kv_num_blocks.data(), c.kv_indices = kv_indices.data();
+    c.full_kv_num_blocks = full_kv_num_blocks.data(), c.full_kv_indices = full_kv_indices.data();
     return c;
   }
 };
@@ -398,6 +404,18 @@ class size_check {
     if (paged && p.page_tokens > 0)
       check("page_table", a.page_table, 4,
             reach({{p.batch, p.page_table_stride}, {(p.seq_k + p.page_tokens - 1) / p.page_tokens, 1}}));
+    if ((p.uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS)) && p.block_queries > 0 && p.block_keys > 0) {
+      const std::int64_t query_blocks = (p.seq_q + p.block_queries - 1) / p.block_queries;
+      const auto lists = [&](std::int64_t entries, const attn_strides &s) {
+        return reach({{p.batch, s.b}, {p.heads_kv, s.h}, {query_blocks, s.s}, {entries, s.d}});
+      };
+      const std::size_t counts = lists(1, dense(p.kv_num_blocks_stride)),
+                        entries = lists((p.seq_k + p.block_keys - 1) / p.block_keys, p.kv_indices_stride);
+      check("kv_num_blocks", a.kv_num_blocks, 4, counts);
+      check("kv_indices", a.kv_indices, 4, entries);
+      check("full_kv_num_blocks", a.full_kv_num_blocks, 4, counts);
+      check("full_kv_indices", a.full_kv_indices, 4, entries);
+    }
   }
   /** The first mistake, or success. */
   expected<void> outcome() const noexcept { return found_ ? expected<void>(*found_) : expected<void>(); }

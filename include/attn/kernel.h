@@ -132,6 +132,9 @@ typedef struct attn_kernel {
   attn_operation operation; /**< The operation of the problems that it takes; 0 = ATTN_FORWARD. */
   /** For attn_options.steady: the kernel takes any number of queries and keys, and a row's bits depend on neither. */
   bool steady;
+  /** The kernel takes ATTN_USE_KEY_BLOCKS and ATTN_USE_FULL_KEY_BLOCKS. Others refuse such a problem before rejects() sees
+   * it. */
+  bool key_blocks;
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. Called again with

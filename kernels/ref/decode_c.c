@@ -153,6 +153,7 @@ const attn_kernel attn_decode_c = {
              .library = "",
              .summary = "few queries, keys split at fixed borders and merged, K and V read once per KV head; plain C",
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
+    .key_blocks = true,
     .rejects = decode_rejects,
     .plan = decode_plan,
     .run = decode_run,

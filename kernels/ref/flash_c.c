@@ -15,6 +15,7 @@ static void flash_run(const attn_schedule *schedule, const attn_args *args, attn
   load_states(&t);
   const attn_key_range used = keys_of_block(&t);
   for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
+    if (!keys_listed(&t, key)) continue;
     load_k(&t, used, key);
     score_tile(&t, key, t.score);
     softmax_tile(&t, key);
@@ -37,6 +38,7 @@ const attn_kernel attn_flash_c = {
              .summary = "flash attention: streaming softmax over key blocks, no score matrix; plain C",
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_everything,
     .plan = flash_plan,
     .run = flash_run,

@@ -249,6 +249,7 @@ const attn_kernel attn_naive_c = {
              .library = "",
              .summary = "textbook: whole score matrix of one head, three passes, plain C; takes every problem",
              .numerics = {.exp_error = 0x1p-23, .p_rounding = 0.0, .input_flush = 0.0}},
+    .key_blocks = true,
     .rejects = takes_no_state,
     .plan = naive_c_plan,
     .run = naive_c_run,

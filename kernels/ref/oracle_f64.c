@@ -157,6 +157,18 @@ int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args,
 
 /* ---- Which keys -------------------------------------------------------------------------------------------------- */
 
+/* Whether one of the two lists of the row's queries names the block of key j. */
+static bool is_listed(const query *r, const int32_t *num_blocks, const int32_t *indices, int64_t j) {
+  const attn_problem *p = r->problem;
+  const attn_strides *n = &p->kv_num_blocks_stride, *entry = &p->kv_indices_stride;
+  const int64_t list = r->i / p->block_queries, head = r->h / (p->heads_q / p->heads_kv);
+  if (!num_blocks) return false;
+  const int32_t *at = indices + r->b * entry->b + head * entry->h + list * entry->s;
+  for (int64_t left = num_blocks[r->b * n->b + head * n->h + list * n->s]; left > 0; left--, at += entry->d)
+    if (j >= *at * p->block_keys && j < (*at + 1) * p->block_keys) return true;
+  return false;
+}
+
 static bool is_allowed(const query *r, int64_t j) {
   const attn_problem *p = r->problem;
   const int64_t behind = r->position - j; /* how far the key lies before the query's position */
@@ -165,7 +177,10 @@ static bool is_allowed(const query *r, int64_t j) {
   if (j < p->key_begin || (p->key_end > 0 && j >= p->key_end)) return false;
   if (p->window_left >= 0 && behind > p->window_left && j >= p->window_first) return false;
   if (p->window_right >= 0 && -behind > p->window_right) return false;
-  if ((p->uses & ATTN_USE_MASK) && !r->args->mask[score_at(r, &p->mask_stride, j)]) return false;
+  const bool lists = p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
+  const bool full = lists && is_listed(r, r->args->full_kv_num_blocks, r->args->full_kv_indices, j);
+  if (lists && !full && !is_listed(r, r->args->kv_num_blocks, r->args->kv_indices, j)) return false;
+  if ((p->uses & ATTN_USE_MASK) && !full && !r->args->mask[score_at(r, &p->mask_stride, j)]) return false;
   if ((p->uses & ATTN_USE_BIAS) && r->args->bias[score_at(r, &p->bias_stride, j)] == -INFINITY) return false;
   return true;
 }

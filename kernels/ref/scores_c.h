@@ -30,7 +30,9 @@ typedef struct query_head {
   float *output; /* [dim_v] */
 } query_head;
 
-static inline bool has_selection(const attn_problem *p) { return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS); }
+static inline bool has_selection(const attn_problem *p) {
+  return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS) || attn_lists_keys(p);
+}
 
 static inline bool selected(const query_head *head, int64_t i, int64_t j) {
   return attn_key_selected(head->problem, head->args, head->b, head->h, i, j);

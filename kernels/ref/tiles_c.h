@@ -134,6 +134,16 @@ static inline attn_key_range keys_of_block(const row_block *t) {
   return used;
 }
 
+/* Whether any row's list of key blocks has the block of keys [key, key + KEYS); true without lists. */
+static inline bool keys_listed(const row_block *t, int64_t key) {
+  _Static_assert(LEAST_BLOCK_KEYS % KEYS == 0, "a list has all of these keys or none");
+  bool listed = !attn_lists_keys(t->problem);
+  for (int64_t i = t->first_row; !listed && i < min64(t->first_row + t->rows, t->seq.len_q); i++)
+    listed = attn_key_listed(t->problem, t->args, true, t->b, t->head, i, key) ||
+             attn_key_listed(t->problem, t->args, false, t->b, t->head, i, key);
+  return listed;
+}
+
 /* K of keys [key, key + KEYS) that any row may see, transposed so that score_tile's inner loop is contiguous. */
 static inline void load_k(const row_block *t, attn_key_range used, int64_t key) {
   const attn_problem *p = t->problem;

@@ -51,11 +51,11 @@ AREAS = (
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
-    ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages state kv_append quantised_rows"
-                  " decode nonfinite numerics fuzz_kernels serving steady reference mha exp_c exp_avx2 cold_rows_avx2"
-                  " warm_rows_avx2 cold_windows_c cold_windows_avx2 tier_c tier_avx2 tier_avx512 flush edge_c edge_avx2"
-                  " edge_avx512 conformance_c conformance_avx2 conformance_avx512 bf16_amx conformance_amx check bits"
-                  " guard_pages cli"),
+    ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages key_blocks state kv_append"
+                  " quantised_rows decode nonfinite numerics fuzz_kernels serving steady reference mha exp_c exp_avx2"
+                  " cold_rows_avx2 warm_rows_avx2 cold_windows_c cold_windows_avx2 tier_c tier_avx2 tier_avx512 flush"
+                  " edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512 bf16_amx"
+                  " conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
                         " operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),

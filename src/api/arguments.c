@@ -36,7 +36,8 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
                       a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table ||
-                      a->state || a->k_scale || a->v_scale;
+                      a->state || a->k_scale || a->v_scale || a->kv_num_blocks || a->kv_indices || a->full_kv_num_blocks ||
+                      a->full_kv_indices;
   return given && !others && p->operation == ATTN_FORWARD && p->uses == (a->lse ? ATTN_USE_LSE : 0) &&
          p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
 }
@@ -192,6 +193,38 @@ static attn_status check_state(const attn_problem *p, const attn_args *a) {
   return ATTN_OK;
 }
 
+/* ---- Lists of key blocks ---- */
+
+/* One list, at [b][head][rows]. */
+static attn_status check_key_list(const attn_problem *p, const attn_args *a, bool full, int64_t b, int64_t head,
+                                  int64_t rows) {
+  const int64_t blocks = ceil_div(p->seq_k, p->block_keys), h = head * attn_group(p), i = rows * p->block_queries;
+  const attn_key_list list = attn_key_list_of(p, a, full, b, h, i);
+  REQUIRE(list.count >= 0 && list.count <= blocks,
+          "attn_args.%skv_num_blocks[%" PRId64 "][%" PRId64 "][%" PRId64 "] is %" PRId64 "; it must be in 0..%" PRId64,
+          full ? "full_" : "", b, head, rows, list.count, blocks);
+  for (int64_t n = 0; n < list.count; n++)
+    REQUIRE(list.at[n * list.step] >= 0 && list.at[n * list.step] < blocks,
+            "attn_args.%skv_indices[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "] is %" PRId32
+            "; it must be in 0..%" PRId64 ", because the list has %" PRId64 " entries",
+            full ? "full_" : "", b, head, rows, n, list.at[n * list.step], blocks - 1, list.count);
+  return ATTN_OK;
+}
+
+/* The lists of blocks of queries that exist, in sequences with keys. */
+static attn_status check_key_lists(const attn_problem *p, const attn_args *a) {
+  const int64_t heads = p->kv_num_blocks_stride.h || p->kv_indices_stride.h ? p->heads_kv : 1;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, a, b);
+    const int64_t lists = seq.len_k > 0 ? ceil_div(seq.len_q, p->block_queries) : 0;
+    for (int64_t n = 0; n < 2 * heads * lists; n++) {
+      const attn_status status = check_key_list(p, a, n % 2, b, n / 2 / lists, n / 2 % lists);
+      if (status != ATTN_OK) return status;
+    }
+  }
+  return ATTN_OK;
+}
+
 /* ---- Outputs over inputs ---- */
 
 /* The bytes of one tensor. */
@@ -271,6 +304,7 @@ attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_
   if (status == ATTN_OK && varlen && !paged)
     status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
   if (status == ATTN_OK && paged) status = check_page_table(p, a);
+  if (status == ATTN_OK && attn_lists_keys(p)) status = check_key_lists(p, a);
   if (status == ATTN_OK && (p->uses & ATTN_USE_STATE)) status = check_state(p, a);
   return status == ATTN_OK && attn_shares_prefix(p) ? check_shared_prefix(p, a) : status;
 }

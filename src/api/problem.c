@@ -95,6 +95,18 @@ void attn_problem_set_pages(attn_problem *p, int64_t page_tokens, int64_t pages)
   p->uses |= ATTN_USE_PAGES | ATTN_USE_KV_LEN;
 }
 
+/* Blocks of `size` that hold `count` elements; 0 where a size is wrong, which attn_problem_validate says. */
+static int64_t blocks_of(int64_t count, int64_t size) { return size > 0 && count > 0 ? (count - 1) / size + 1 : 0; }
+
+void attn_problem_set_key_blocks(attn_problem *p, int64_t block_queries, int64_t block_keys) {
+  const int64_t lists = blocks_of(p->seq_q, block_queries), entries = blocks_of(p->seq_k, block_keys);
+  p->block_queries = block_queries;
+  p->block_keys = block_keys;
+  p->kv_num_blocks_stride = bhsd(p->heads_kv, lists, 1);
+  p->kv_indices_stride = bhsd(p->heads_kv, lists, entries);
+  p->uses |= ATTN_USE_KEY_BLOCKS;
+}
+
 /* ---- Validation ---- */
 
 static attn_status check_size(const char *field, int64_t value, int64_t least) {
@@ -179,7 +191,7 @@ static attn_status check_prefix(const attn_problem *p) {
 }
 
 static attn_status check_uses(const attn_problem *p) {
-  const uint32_t known = (ATTN_USE_KV_SCALES << 1) - 1;
+  const uint32_t known = (ATTN_USE_FULL_KEY_BLOCKS << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
   const uint32_t padded = ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | (p->uses & ATTN_USE_PAGES ? 0 : ATTN_USE_KV_LEN);
   REQUIRE(
@@ -207,6 +219,19 @@ static attn_status check_uses(const attn_problem *p) {
   return ATTN_OK;
 }
 
+static attn_status check_key_blocks(const attn_problem *p) {
+  const struct {
+    const char *field;
+    int64_t value, least;
+  } sizes[] = {{"block_queries", p->block_queries, LEAST_BLOCK_QUERIES}, {"block_keys", p->block_keys, LEAST_BLOCK_KEYS}};
+  for (int i = 0; attn_lists_keys(p) && i < 2; i++)
+    REQUIRE(sizes[i].value > 0 && sizes[i].value <= ATTN_SIZE_LIMIT && sizes[i].value % sizes[i].least == 0,
+            "attn_problem.%s is %" PRId64 "; with ATTN_USE_KEY_BLOCKS or _FULL_KEY_BLOCKS it must be a multiple of %" PRId64
+            " in %" PRId64 "..2^31",
+            sizes[i].field, sizes[i].value, sizes[i].least, sizes[i].least);
+  return ATTN_OK;
+}
+
 /* ---- Strides ---- */
 
 /* The strides of all tensors that the operation reads or writes. */
@@ -227,8 +252,8 @@ attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
   REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
   const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
   if (size != ATTN_OK) return size;
-  static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums,   check_numbers,
-                                                                check_uses,  check_strides, check_prefix};
+  static attn_status (*const checks[])(const attn_problem *) = {check_sizes,      check_enums,   check_numbers, check_uses,
+                                                                check_key_blocks, check_strides, check_prefix};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
     attn_status status = checks[i](p);
     if (status != ATTN_OK) return status;

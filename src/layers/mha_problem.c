@@ -91,6 +91,10 @@ static attn_status check_attention(const attn_mha_problem *p) {
           "attn_mha_problem.attention.uses has ATTN_USE_PAGES; it must not, because the layer makes its keys itself");
   REQUIRE(!uses(p, ATTN_USE_KV_SCALES),
           "attn_mha_problem.attention.uses has ATTN_USE_KV_SCALES; it must not, because the layer makes its keys itself");
+  REQUIRE(!uses(p, ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS),
+          "attn_mha_problem.attention.uses is 0x%x, with ATTN_USE_KEY_BLOCKS or _FULL_KEY_BLOCKS; it must have neither, "
+          "because a layer's arguments have no lists",
+          a->uses);
   REQUIRE(!uses(p, ATTN_USE_STATE),
           "attn_mha_problem.attention.uses has ATTN_USE_STATE; it must not, because a layer takes all keys at once");
   return attn_problem_validate(a);

@@ -85,6 +85,7 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(keys, piece, "piece", "`key_begin` and `key_end`", (p->key_begin = 8, p->key_end = 40))                                \
   X(keys, mask, "mask", "bool mask", p->uses |= ATTN_USE_MASK)                                                             \
   X(keys, bias, "bias", "added; \u2212\u221e masks", p->uses |= ATTN_USE_BIAS)                                             \
+  X(keys, key_blocks, "key blocks", "lists of blocks of keys to visit", attn_problem_set_key_blocks(p, 128, 128))          \
   X(keys, kv_len, "kv_len", "keys per batch", p->uses |= ATTN_USE_KV_LEN)                                                  \
   X(keys, q_len, "q_len", "queries per batch", p->uses |= ATTN_USE_Q_LEN)                                                  \
   X(keys, row_len, "row_len", "keys per row", p->uses |= ATTN_USE_ROW_LEN)                                                 \
@@ -114,7 +115,7 @@ enum { FEATURES = sizeof features / sizeof *features };
 
 static const char *refusal(const attn_kernel *kernel, const attn_problem *p, char *buffer, size_t bytes) {
   if (attn_problem_validate(p) != ATTN_OK) return attn_last_error(); /* a mistake in FEATURE_LIST */
-  return kernel->rejects(p, buffer, bytes);
+  return attn_kernel_refusal(kernel, p, buffer, bytes);
 }
 
 /* The base problem with the first types that the kernel takes, so that a kernel for bfloat16 alone is asked about masks in

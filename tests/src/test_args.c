@@ -21,6 +21,7 @@ typedef struct fixture {
   float score_weight[HEADS * 8], slopes[HEADS], sinks[HEADS], scales[1];
   int32_t kv_len[BATCH], q_len[BATCH], row_len[BATCH * SEQ_Q], offsets[BATCH];
   int32_t cu_q[BATCH + 1], cu_k[BATCH + 1], page_table[BATCH];
+  int32_t counts[BATCH * 2], blocks[BATCH * 2]; /* one block of queries, one of keys */
   float pages[3 * 2 * 16 * 8];
   float state[1];
 } fixture;
@@ -37,49 +38,58 @@ static void fixture_init(fixture *f) {
                         .mask = f->mask, .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len,
                         .q_len = f->q_len, .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k,
                         .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, .page_table = f->page_table,
-                        .state = f->state, .k_scale = f->scales, .v_scale = f->scales, );
+                        .state = f->state, .k_scale = f->scales, .v_scale = f->scales, .kv_num_blocks = f->counts,
+                        .kv_indices = f->blocks, .full_kv_num_blocks = f->counts, .full_kv_indices = f->blocks, );
 }
 
 static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel = "naive_c", .threads = 1};
 
 /* name, change to a fixture, parts of the sentence: field, value, what would be right */
-#define ILLEGAL_CHANGES(X)                                                                                             \
-  X(q, f->args.q = NULL, "args.q ", "NULL", "queries")                                                                 \
-  X(k, f->args.k = NULL, "args.k ", "NULL", "keys")                                                                    \
-  X(v, f->args.v = NULL, "args.v ", "NULL", "keys")                                                                    \
-  X(o, f->args.o = NULL, "args.o ", "NULL", "queries")                                                                 \
-  X(q_unaligned, f->args.q = (const char *)f->q + 2, "args.q ", "aligned", "4 bytes")                                  \
-  X(o_unaligned, f->args.o = (char *)f->o + 1, "args.o ", "aligned", "4 bytes")                                        \
-  X(lse, (f->problem.uses = ATTN_USE_LSE, f->args.lse = NULL), "args.lse ", "NULL", "ATTN_USE_LSE")                    \
-  X(bias, (f->problem.uses = ATTN_USE_BIAS, f->args.bias = NULL), "args.bias ", "NULL", "ATTN_USE_BIAS")               \
-  X(mask, (f->problem.uses = ATTN_USE_MASK, f->args.mask = NULL), "args.mask ", "NULL", "ATTN_USE_MASK")               \
-  X(scores, (f->problem.score = ATTN_SCORE_PRECOMPUTED, f->args.scores = NULL), "args.scores ", "NULL", "PRECOMPUTED") \
-  X(score_weight,                                                                                                      \
-    (f->problem.score = ATTN_SCORE_ADDITIVE, f->problem.uses = ATTN_USE_SCORE_WEIGHT, f->args.score_weight = NULL),    \
-    "args.score_weight ", "NULL", "ATTN_USE_SCORE_WEIGHT")                                                             \
-  X(kv_len, (f->problem.uses = ATTN_USE_KV_LEN, f->args.kv_len = NULL), "args.kv_len ", "NULL", "ATTN_USE_KV_LEN")     \
-  X(q_len, (f->problem.uses = ATTN_USE_Q_LEN, f->args.q_len = NULL), "args.q_len ", "NULL", "ATTN_USE_Q_LEN")          \
-  X(row_len, (f->problem.uses = ATTN_USE_ROW_LEN, f->args.row_len = NULL), "args.row_len ", "NULL", "ROW_LEN")         \
-  X(offsets, (f->problem.align = ATTN_ALIGN_OFFSET, f->args.offsets = NULL), "args.offsets ", "NULL", "OFFSET")        \
-  X(slopes, (f->problem.uses = ATTN_USE_ALIBI, f->args.alibi_slopes = NULL), "args.alibi_slopes ", "NULL", "ALIBI")    \
-  X(sinks, (f->problem.uses = ATTN_USE_SINKS, f->args.sinks = NULL), "args.sinks ", "NULL", "ATTN_USE_SINKS")          \
-  X(k_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.k_scale = NULL), "args.k_scale ", "NULL", "KV_SCALES")     \
-  X(v_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.v_scale = NULL), "args.v_scale ", "NULL", "KV_SCALES")     \
-  X(kv_len_big, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")                       \
-  X(kv_len_negative, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[0] = -1), "kv_len[0]", "-1", "0..7")                \
-  X(q_len_big, (f->problem.uses = ATTN_USE_Q_LEN, f->q_len[0] = 6), "q_len[0]", "6", "0..5")                           \
-  X(row_len_big, (f->problem.uses = ATTN_USE_ROW_LEN, f->row_len[9] = 99), "row_len[9]", "99", "0..7")                 \
-  X(cu_q_null, (varlen(f), f->args.cu_seqlens_q = NULL), "args.cu_seqlens_q ", "NULL", "VARLEN")                       \
-  X(cu_k_null, (varlen(f), f->args.cu_seqlens_k = NULL), "args.cu_seqlens_k ", "NULL", "VARLEN")                       \
-  X(cu_q_negative, (varlen(f), f->cu_q[0] = -1), "cu_seqlens_q[0]", "-1", "at least 0")                                \
-  X(cu_q_decreases, (varlen(f), f->cu_q[2] = 2), "cu_seqlens_q[2]", "2", "not decrease")                               \
-  X(cu_k_long, (varlen(f), f->cu_k[1] = 8), "cu_seqlens_k", "8", "longest is 7")                                       \
-  X(cu_k_beyond, (varlen(f), f->cu_k[2] = 11), "cu_seqlens_k[2]", "11", "10 tokens")                                   \
-  X(cu_q_extreme, (varlen(f), f->cu_q[0] = f->cu_q[1] = 0, f->cu_q[2] = INT32_MAX), "cu_seqlens_q", "2147483647", "5") \
-  X(page_table, (paged(f), f->args.page_table = NULL), "args.page_table ", "NULL", "ATTN_USE_PAGES")                   \
-  X(page_table_big, (paged(f), f->page_table[1] = 3), "page_table[1][0]", "3", "0..2")                                 \
-  X(page_table_negative, (paged(f), f->page_table[0] = -1), "page_table[0][0]", "-1", "sequence 0")                    \
-  X(page_table_kv_len, (paged(f), f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")
+#define ILLEGAL_CHANGES(X)                                                                                              \
+  X(q, f->args.q = NULL, "args.q ", "NULL", "queries")                                                                  \
+  X(k, f->args.k = NULL, "args.k ", "NULL", "keys")                                                                     \
+  X(v, f->args.v = NULL, "args.v ", "NULL", "keys")                                                                     \
+  X(o, f->args.o = NULL, "args.o ", "NULL", "queries")                                                                  \
+  X(q_unaligned, f->args.q = (const char *)f->q + 2, "args.q ", "aligned", "4 bytes")                                   \
+  X(o_unaligned, f->args.o = (char *)f->o + 1, "args.o ", "aligned", "4 bytes")                                         \
+  X(lse, (f->problem.uses = ATTN_USE_LSE, f->args.lse = NULL), "args.lse ", "NULL", "ATTN_USE_LSE")                     \
+  X(bias, (f->problem.uses = ATTN_USE_BIAS, f->args.bias = NULL), "args.bias ", "NULL", "ATTN_USE_BIAS")                \
+  X(mask, (f->problem.uses = ATTN_USE_MASK, f->args.mask = NULL), "args.mask ", "NULL", "ATTN_USE_MASK")                \
+  X(scores, (f->problem.score = ATTN_SCORE_PRECOMPUTED, f->args.scores = NULL), "args.scores ", "NULL", "PRECOMPUTED")  \
+  X(score_weight,                                                                                                       \
+    (f->problem.score = ATTN_SCORE_ADDITIVE, f->problem.uses = ATTN_USE_SCORE_WEIGHT, f->args.score_weight = NULL),     \
+    "args.score_weight ", "NULL", "ATTN_USE_SCORE_WEIGHT")                                                              \
+  X(kv_len, (f->problem.uses = ATTN_USE_KV_LEN, f->args.kv_len = NULL), "args.kv_len ", "NULL", "ATTN_USE_KV_LEN")      \
+  X(q_len, (f->problem.uses = ATTN_USE_Q_LEN, f->args.q_len = NULL), "args.q_len ", "NULL", "ATTN_USE_Q_LEN")           \
+  X(row_len, (f->problem.uses = ATTN_USE_ROW_LEN, f->args.row_len = NULL), "args.row_len ", "NULL", "ROW_LEN")          \
+  X(offsets, (f->problem.align = ATTN_ALIGN_OFFSET, f->args.offsets = NULL), "args.offsets ", "NULL", "OFFSET")         \
+  X(slopes, (f->problem.uses = ATTN_USE_ALIBI, f->args.alibi_slopes = NULL), "args.alibi_slopes ", "NULL", "ALIBI")     \
+  X(sinks, (f->problem.uses = ATTN_USE_SINKS, f->args.sinks = NULL), "args.sinks ", "NULL", "ATTN_USE_SINKS")           \
+  X(k_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.k_scale = NULL), "args.k_scale ", "NULL", "KV_SCALES")      \
+  X(v_scale, (f->problem.uses = ATTN_USE_KV_SCALES, f->args.v_scale = NULL), "args.v_scale ", "NULL", "KV_SCALES")      \
+  X(kv_len_big, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")                        \
+  X(kv_len_negative, (f->problem.uses = ATTN_USE_KV_LEN, f->kv_len[0] = -1), "kv_len[0]", "-1", "0..7")                 \
+  X(q_len_big, (f->problem.uses = ATTN_USE_Q_LEN, f->q_len[0] = 6), "q_len[0]", "6", "0..5")                            \
+  X(row_len_big, (f->problem.uses = ATTN_USE_ROW_LEN, f->row_len[9] = 99), "row_len[9]", "99", "0..7")                  \
+  X(cu_q_null, (varlen(f), f->args.cu_seqlens_q = NULL), "args.cu_seqlens_q ", "NULL", "VARLEN")                        \
+  X(cu_k_null, (varlen(f), f->args.cu_seqlens_k = NULL), "args.cu_seqlens_k ", "NULL", "VARLEN")                        \
+  X(cu_q_negative, (varlen(f), f->cu_q[0] = -1), "cu_seqlens_q[0]", "-1", "at least 0")                                 \
+  X(cu_q_decreases, (varlen(f), f->cu_q[2] = 2), "cu_seqlens_q[2]", "2", "not decrease")                                \
+  X(cu_k_long, (varlen(f), f->cu_k[1] = 8), "cu_seqlens_k", "8", "longest is 7")                                        \
+  X(cu_k_beyond, (varlen(f), f->cu_k[2] = 11), "cu_seqlens_k[2]", "11", "10 tokens")                                    \
+  X(cu_q_extreme, (varlen(f), f->cu_q[0] = f->cu_q[1] = 0, f->cu_q[2] = INT32_MAX), "cu_seqlens_q", "2147483647", "5")  \
+  X(page_table, (paged(f), f->args.page_table = NULL), "args.page_table ", "NULL", "ATTN_USE_PAGES")                    \
+  X(page_table_big, (paged(f), f->page_table[1] = 3), "page_table[1][0]", "3", "0..2")                                  \
+  X(page_table_negative, (paged(f), f->page_table[0] = -1), "page_table[0][0]", "-1", "sequence 0")                     \
+  X(page_table_kv_len, (paged(f), f->kv_len[1] = 8), "kv_len[1]", "8", "0..7")                                          \
+  X(counts, (listed(f), f->args.kv_num_blocks = NULL), "args.kv_num_blocks ", "NULL", "ATTN_USE_KEY_BLOCKS")            \
+  X(blocks, (listed(f), f->args.kv_indices = NULL), "args.kv_indices ", "NULL", "ATTN_USE_KEY_BLOCKS")                  \
+  X(full_counts, (listed(f), f->args.full_kv_num_blocks = NULL), "args.full_kv_num_blocks ", "NULL", "FULL_KEY")        \
+  X(full_blocks, (listed(f), f->args.full_kv_indices = NULL), "args.full_kv_indices ", "NULL", "FULL_KEY")              \
+  X(counts_big, (listed(f), f->counts[3] = 2), "kv_num_blocks[1][1][0]", "2", "0..1")                                   \
+  X(counts_negative, (listed(f), f->counts[0] = -1), "kv_num_blocks[0][0][0]", "-1", "0..1")                            \
+  X(blocks_big, (listed(f), f->counts[2] = 1, f->blocks[2] = 1), "kv_indices[1][0][0][0]", "is 1", "0..0", "1 entries") \
+  X(blocks_negative, (listed(f), f->counts[0] = 1, f->blocks[0] = -1), "kv_indices[0][0][0][0]", "is -1", "0..0")
 
 static void varlen(fixture *f) { attn_problem_set_varlen(&f->problem, 8, 10); }
 
@@ -87,6 +97,11 @@ static void paged(fixture *f) {
   attn_problem_set_pages(&f->problem, 16, 3);
   f->args.k = f->args.v = f->pages;
   f->page_table[0] = 2;
+}
+
+static void listed(fixture *f) {
+  attn_problem_set_key_blocks(&f->problem, 16, 64);
+  f->problem.uses |= ATTN_USE_FULL_KEY_BLOCKS;
 }
 
 #define ILLEGAL(name, change, ...) \
@@ -148,7 +163,11 @@ TEST(unannounced_pointers_are_refused) {
               ROW(page_table, "ATTN_USE_PAGES"),
               ROW(state, "ATTN_USE_STATE"),
               ROW(k_scale, "ATTN_USE_KV_SCALES"),
-              ROW(v_scale, "ATTN_USE_KV_SCALES")};
+              ROW(v_scale, "ATTN_USE_KV_SCALES"),
+              ROW(kv_num_blocks, "ATTN_USE_KEY_BLOCKS"),
+              ROW(kv_indices, "ATTN_USE_KEY_BLOCKS"),
+              ROW(full_kv_num_blocks, "ATTN_USE_FULL_KEY_BLOCKS"),
+              ROW(full_kv_indices, "ATTN_USE_FULL_KEY_BLOCKS")};
 #undef ROW
   for (size_t i = 0; i < COUNT(rows); i++) {
     attn_args args = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);

@@ -187,6 +187,15 @@ TEST(legal_problems_are_accepted) {
     "addressable")                                                                                                          \
   X(page_table_reach, (attn_problem_set_pages(p, 16, 2), p->page_table_stride = INT64_MAX), "page_table_stride",            \
     "9223372036854775807", "addressable")                                                                                   \
+  X(block_queries_none, attn_problem_set_key_blocks(p, 0, 64), "block_queries", "0", "multiple of 16")                      \
+  X(block_queries_odd, attn_problem_set_key_blocks(p, 24, 64), "block_queries", "24", "multiple of 16")                     \
+  X(block_queries_negative, attn_problem_set_key_blocks(p, -16, 64), "block_queries", "-16", "multiple of 16")              \
+  X(block_keys_odd, attn_problem_set_key_blocks(p, 16, 32), "block_keys", "32", "multiple of 64")                           \
+  X(block_keys_many, attn_problem_set_key_blocks(p, 16, INT64_MAX - 63), "block_keys", "9223372036854775744", "2^31")       \
+  X(kv_num_blocks_reach, (attn_problem_set_key_blocks(p, 16, 64), p->kv_num_blocks_stride.b = INT64_MAX),                   \
+    "kv_num_blocks_stride", "9223372036854775807", "addressable")                                                           \
+  X(kv_indices_reach, (attn_problem_set_key_blocks(p, 16, 64), p->kv_indices_stride.h = INT64_MAX), "kv_indices_stride",    \
+    "9223372036854775807", "addressable")                                                                                   \
   X(q_reach, p->q_stride.b = INT64_MAX, "q_stride", "9223372036854775807", "addressable")                                   \
   X(k_reach, p->k_stride.s = INT64_MIN, "k_stride", "-9223372036854775808", "addressable")                                  \
   X(v_reach, p->v_stride.h = (int64_t)1 << 61, "v_stride", "2305843009213693952", "addressable")                            \

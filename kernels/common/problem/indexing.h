@@ -3,9 +3,9 @@
  *
  * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal) comes
  * from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval, and so does the gap
- * between first keys that stay and a window, which kernels never meet (pieces.h). Row and key indices
- * count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
- * extreme windows and alignment offsets are.
+ * between first keys that stay and a window, which kernels never meet (pieces.h), and lists of key blocks. Row and key
+ * indices count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow,
+ * however extreme windows and alignment offsets are.
  */
 #ifndef ATTN_COMMON_INDEXING_H
 #define ATTN_COMMON_INDEXING_H
@@ -35,6 +35,11 @@ typedef struct attn_key_range {
 enum { SCORE_SHIFTS = ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI };
 
 static inline bool attn_uses(const attn_problem *problem, uint32_t use) { return (problem->uses & use) != 0; }
+
+/* Whether rows visit listed blocks of keys alone. */
+static inline bool attn_lists_keys(const attn_problem *problem) {
+  return attn_uses(problem, ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
+}
 
 static inline int64_t attn_saturating_add(int64_t a, int64_t b) {
   if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
@@ -239,10 +244,45 @@ static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_
   return b * stride->b + h * stride->h + i * stride->q + j * stride->k;
 }
 
-/* Whether the bool mask and a bias of -inf leave key j to row i. Always true for a problem that uses neither. */
+/* Sizes of listed blocks are multiples of these: so no tile has rows of two blocks if it begins with one, and no panel has
+ * keys of two. */
+enum { LEAST_BLOCK_QUERIES = 16, LEAST_BLOCK_KEYS = 64 };
+
+/* A list of key blocks: entry n is at[n * step]. */
+typedef struct attn_key_list {
+  const int32_t *at;
+  int64_t count, step;
+} attn_key_list;
+
+/* The list of row i: of blocks without the mask (`full`), or of the others. Empty where the problem does not have it. */
+static inline attn_key_list attn_key_list_of(const attn_problem *problem, const attn_args *args, bool full, int64_t b,
+                                             int64_t h, int64_t i) {
+  if (!attn_uses(problem, full ? ATTN_USE_FULL_KEY_BLOCKS : ATTN_USE_KEY_BLOCKS)) return (attn_key_list){0};
+  const attn_strides *counts = &problem->kv_num_blocks_stride, *entries = &problem->kv_indices_stride;
+  const int64_t head = attn_kv_head(problem, h), rows = i / problem->block_queries;
+  const int32_t *count = full ? args->full_kv_num_blocks : args->kv_num_blocks;
+  return (attn_key_list){
+      .at = (full ? args->full_kv_indices : args->kv_indices) + b * entries->b + head * entries->h + rows * entries->s,
+      .count = count[b * counts->b + head * counts->h + rows * counts->s],
+      .step = entries->d};
+}
+
+/* Whether the row's list has the block of key j. */
+static inline bool attn_key_listed(const attn_problem *problem, const attn_args *args, bool full, int64_t b, int64_t h,
+                                   int64_t i, int64_t j) {
+  const attn_key_list list = attn_key_list_of(problem, args, full, b, h, i);
+  for (int64_t n = 0; n < list.count; n++)
+    if (list.at[n * list.step] == j / problem->block_keys) return true;
+  return false;
+}
+
+/* Whether lists of blocks, the bool mask and a bias of -inf leave key j to row i. Always true for a problem that uses none
+ * of them. */
 static inline bool attn_key_selected(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
                                      int64_t j) {
-  if (attn_uses(problem, ATTN_USE_MASK) && args->mask[attn_score_offset(&problem->mask_stride, b, h, i, j)] == 0)
+  const bool full = attn_lists_keys(problem) && attn_key_listed(problem, args, true, b, h, i, j);
+  if (attn_lists_keys(problem) && !full && !attn_key_listed(problem, args, false, b, h, i, j)) return false;
+  if (attn_uses(problem, ATTN_USE_MASK) && !full && args->mask[attn_score_offset(&problem->mask_stride, b, h, i, j)] == 0)
     return false;
   if (!attn_uses(problem, ATTN_USE_BIAS)) return true;
   const float bias = args->bias[attn_score_offset(&problem->bias_stride, b, h, i, j)];

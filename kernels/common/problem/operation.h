@@ -70,6 +70,9 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
   const bool paged = attn_uses(p, ATTN_USE_PAGES), cached = !paged || p->pages > 0;
   const int64_t queries = varlen ? p->total_q : p->seq_q, keys = varlen && !paged ? p->total_k : p->seq_k;
   const int64_t page_entries = paged && p->page_tokens > 0 ? ceil_div(p->seq_k, p->page_tokens) : 0;
+  const bool listed = attn_lists_keys(p) && p->block_queries > 0 && p->block_keys > 0;
+  const int64_t query_blocks = listed ? ceil_div(p->seq_q, p->block_queries) : 0;
+  const int64_t key_blocks = listed ? ceil_div(p->seq_k, p->block_keys) : 0;
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
   const attn_operation_info *operation = &attn_operations[p->operation];
   const bool of_operation = (operation->inputs | operation->outputs) >> which & 1;
@@ -97,6 +100,9 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define LIST(rows, columns, row_stride) .axes = "", .extent = {1, 1, rows, columns}, .stride = { 0, 0, row_stride, 1 }
 #define TABLE(names, rows, columns, row_stride) \
   .extent = {1, 1, rows, columns}, .stride = {0, 0, p->row_stride, 1}, STRIDES(names, row_stride)
+#define LISTS(entries, strides)                             \
+  .extent = {p->batch, p->heads_kv, query_blocks, entries}, \
+  .stride = {p->strides.b, p->strides.h, p->strides.s, (entries) == 1 ? 1 : p->strides.d}, STRIDES("bhsd", strides)
 #define GIVEN(read) true, .ignored = !(read)
 #define USES(use)   attn_uses(p, ATTN_USE_##use)
 #define TENSOR(constant, field, type, shape, has, not_empty, words) \
@@ -126,6 +132,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef STATES
 #undef PAIRS
 #undef TABLE
+#undef LISTS
 #undef USES
 #undef TENSOR
 }

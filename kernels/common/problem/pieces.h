@@ -12,7 +12,7 @@ static inline bool attn_window_has_first(const attn_problem *p) { return p->wind
 /* Whether rows of all sequences meet the first keys together: no row has a place or an input of its own there. */
 static inline bool attn_shares_prefix(const attn_problem *p) {
   const bool whole = p->window_left < 0 && p->key_begin == 0 && p->key_end == 0;
-  const bool alike = !attn_uses(p, SCORE_SHIFTS) && p->score != ATTN_SCORE_PRECOMPUTED;
+  const bool alike = !attn_uses(p, SCORE_SHIFTS) && !attn_lists_keys(p) && p->score != ATTN_SCORE_PRECOMPUTED;
   return p->shared_prefix > 0 && whole && alike;
 }
 

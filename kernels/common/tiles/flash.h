@@ -14,6 +14,7 @@
 #define ATTN_COMMON_FLASH_H
 
 #include "cold_lines.h"
+#include "key_blocks.h"
 #include "streaming_softmax.h"
 #include "two_phase.h"
 
@@ -194,17 +195,23 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
   return settled;
 }
 
-/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border, but the
- * first starts at the first vector with a key, and the last ends with the last such vector, so that a narrow window costs
- * little more than its keys. */
-static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score, cold_lines *cold) {
-  const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
+/* The key of a tile's first score: panels go from border to border, but the first starts at the first vector with a key, and
+ * the last ends with the last such vector, so that a narrow window costs little more than its keys. */
+static int64_t first_score(const row_block *block, tile_keys keys) {
+  return block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
+}
+
+/* P of the tile's keys, relative to each row's reference; score[i][j - first_score]. P of `pending` keys of the same key
+ * block stands before them. */
+static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score, int64_t pending,
+                               cold_lines *cold) {
+  const int64_t first = first_score(block, keys);
   panel_work w = {.block = block, .tile_row = tile_row, .settled = rows_settled(block, tile_row)};
   for (int64_t key = first, next; key < keys.end; key = next) {
     next = round_down(key, PANEL_KEYS) + PANEL_KEYS;
     w.key = key;
-    w.score = score + (key - keys.first);
-    w.pending = key - first;
+    w.score = score + (key - first);
+    w.pending = pending + (key - first);
     prefetch_cold_lines(cold);
     const bool full = key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end;
     if (block->shifted)
@@ -224,7 +231,8 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
 enum {
   FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
   FLASH_SCORE_PAD = 16, /* floats between rows of S: breaks up powers of two, which would share L1 sets */
-  MOST_FLASH_ROWS = 4 * FLASH_ROWS
+  MOST_FLASH_ROWS = 4 * FLASH_ROWS,
+  MOST_LISTED_ROWS = 128 /* rows of a task share a list of key blocks: PyTorch's default */
 };
 
 /* Fixed by the dimensions alone, because key borders decide when a row rescales: K and V of a block take at most half of a
@@ -253,6 +261,13 @@ static int64_t usual_rows(const attn_problem *p, const attn_machine *machine) {
   return min64(MOST_FLASH_ROWS, max64(1, level2 / 16 * 3 / row_bytes / FLASH_ROWS) * FLASH_ROWS);
 }
 
+/* The most rows that never belong to two lists of key blocks. */
+static int64_t listed_rows(const attn_problem *p) {
+  int64_t rows = min64(p->block_queries, MOST_LISTED_ROWS);
+  while (p->block_queries % rows) rows--;
+  return min64(rows, round_up(max64(p->seq_q, 1), TILE_ROWS));
+}
+
 /* The usual number, or fewer if a thread would be idle at the end: for short sequences with few heads. */
 static int64_t flash_rows(const attn_problem *p, const attn_machine *machine) {
   const int64_t heads = p->batch * p->heads_q, threads = machine->threads;
@@ -265,7 +280,7 @@ static int64_t flash_rows(const attn_problem *p, const attn_machine *machine) {
 }
 
 static inline bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine);
+  const int64_t key_block = flash_key_block(p), rows = attn_lists_keys(p) ? listed_rows(p) : flash_rows(p, machine);
   ((tiled_layout *)(void *)schedule->own)->cold = !fits_level_2(p, machine);
   return plan_tiles(p, rows, key_block, TILE_ROWS, key_block + FLASH_SCORE_PAD, schedule);
 }
@@ -372,18 +387,54 @@ static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
   if (keys.class == TILE_SKIP) return !block->direct || finish_rows_of_tile(block, tile_row);
   const float *p = block->score + (keys.begin - keys.first);
   if (block->direct) load_queries(block, tile_row, tile_row + TILE_ROWS);
-  score_softmax_tile(block, tile_row, keys, block->score, cold);
+  score_softmax_tile(block, tile_row, keys, block->score + (first_score(block, keys) - keys.first), 0, cold);
   if (block->direct) return finish_tile(block, tile_row, keys.begin, keys.end, p);
   accumulate_tile(block, tile_row, keys.begin, keys.end, p);
   return true;
 }
 
+/* The same for the keys of a key block that are visited. O takes in all of their P at once, as it does without lists: where
+ * a later visit moves a reference, P of earlier ones is rescaled, not their share of O. */
+static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
+  struct {
+    const row_block *block;
+    tile_keys keys;
+    const float *p;
+  } scored[MOST_VISITS];
+  int count = 0;
+  int64_t pending = 0;
+  for (key_visit visit = next_visit(visits, begin, end); visit.begin < visit.end;
+       visit = next_visit(visits, visit.end, end)) {
+    const row_block *block = block_of_visit(visits, visit);
+    const tile_keys keys = keys_of_tile(block, tile_row, visit.begin, visit.end);
+    if (keys.class == TILE_SKIP) continue;
+    float *score = block->score + pending;
+    const int64_t first = first_score(block, keys);
+    score_softmax_tile(block, tile_row, keys, score, pending, cold);
+    scored[count].block = block;
+    scored[count].keys = keys;
+    scored[count++].p = score + (keys.begin - first);
+    pending += round_up(keys.end, VEC_LANES) - first;
+  }
+  for (int i = 0; i < count; i++)
+    accumulate_tile(scored[i].block, tile_row, scored[i].keys.begin, scored[i].keys.end, scored[i].p);
+}
+
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
   cold_lines cold = cold_lines_of(schedule, block, tiled_layout_in(schedule)->cold);
-  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
+  const bool listed = attn_lists_keys(block->problem);
+  key_visits visits;
+  if (listed) start_visits(block, &visits);
+  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block) {
+    const int64_t end = min64(key + schedule->key_block, keys.end);
+    if (listed && next_visit(&visits, key, end).begin >= end) continue;
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      if (!flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold)) return false;
+      if (listed)
+        flash_visited_tile(&visits, tile_row, key, end, &cold);
+      else if (!flash_tile(block, tile_row, key, end, &cold))
+        return false;
+  }
   return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }
 
@@ -397,7 +448,8 @@ static NO_INLINE void flash_run(const attn_schedule *schedule, const attn_args *
                                 void *scratch) {
   const attn_problem *p = &schedule->problem;
   const bool one_run = !attn_uses(p, ATTN_USE_PAGES) || !v_in_place(p); /* all V that a tile reads */
-  const bool direct = one_run && !attn_uses(p, ATTN_USE_STATE) && p->seq_k <= schedule->key_block && keeps_floats(p);
+  const bool at_once = p->seq_k <= schedule->key_block && !attn_uses(p, ATTN_USE_STATE) && !attn_lists_keys(p);
+  const bool direct = one_run && at_once && keeps_floats(p);
   flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
 }
 

@@ -14,6 +14,7 @@
 
 #include "flash_few_plan.h"
 #include "kernels/common/memory/prefetch.h"
+#include "key_blocks.h"
 #ifndef FEW_DTYPES
 #include "few_lanes.h"
 #endif
@@ -354,20 +355,48 @@ static void few_order(const row_block *block, void (*order)(float *acc)) {
     for (int64_t c = 0; c < block->acc_stride; c += VALUES) order(block->acc + i * block->acc_stride + c);
 }
 
+/* P of keys of a key block, behind the `pending` keys of it that each row has. The rows see keys in `keys`. */
+static void few_visit(const row_block *block, key_visit visit, int64_t pending, attn_key_range keys) {
+  const int64_t from = round_down(visit.begin, FEW_BORDER);
+  for (int64_t key = from, next; key < visit.end; key = next) {
+    next = min64(round_down(key, PANEL_KEYS) + PANEL_KEYS, visit.end);
+    few_panel(block, key, next, pending + (key - from), keys);
+  }
+}
+
+static int64_t few_pending(key_visit visit) { return round_up(visit.end, FEW_BORDER) - round_down(visit.begin, FEW_BORDER); }
+
+/* O += P V of these keys. */
+static void few_sum_visit(const row_block *block, key_visit visit, int64_t pending) {
+  const int64_t from = round_down(visit.begin, FEW_BORDER) - pending;
+  if (block->careful)
+    few_sums_selected(block, from, visit.begin, visit.end);
+  else
+    few_accumulate(block, from, visit.begin, visit.end);
+}
+
+/* The keys [begin, end) of a key block. O takes in all of their P at once (flash_visited_tile() of flash.h). */
+static void few_key_block(const key_visits *visits, int64_t begin, int64_t end, attn_key_range keys) {
+  int64_t pending = 0;
+  key_visit visit;
+  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.end) {
+    few_visit(block_of_visit(visits, visit), visit, pending, keys);
+    pending += few_pending(visit);
+  }
+  pending = 0;
+  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.end) {
+    few_sum_visit(block_of_visit(visits, visit), visit, pending);
+    pending += few_pending(visit);
+  }
+}
+
 static bool few_attend(const row_block *block, int64_t key_block) {
   const attn_key_range keys = keys_of_block(block);
+  key_visits visits;
+  start_visits(block, &visits);
   if (attn_uses(block->problem, ATTN_USE_STATE)) few_order(block, few_zip);
   for (int64_t first = keys.begin / key_block * key_block; first < keys.end; first += key_block) {
-    const int64_t begin = max64(first, keys.begin), end = min64(first + key_block, keys.end);
-    const int64_t from = round_down(begin, FEW_BORDER);
-    for (int64_t key = from, next; key < end; key = next) {
-      next = min64(round_down(key, PANEL_KEYS) + PANEL_KEYS, end);
-      few_panel(block, key, next, key - from, keys);
-    }
-    if (block->careful)
-      few_sums_selected(block, from, begin, end);
-    else
-      few_accumulate(block, from, begin, end);
+    few_key_block(&visits, max64(first, keys.begin), min64(first + key_block, keys.end), keys);
   }
   few_order(block, few_unzip);
   return finish_rows(block);

@@ -36,6 +36,7 @@ typedef struct row_block {
   float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
   attn_key_range *range; /* [capacity]: keys that the row may see */
   float *score;          /* [rows of S kept][score_stride]: S, then P */
+  uint8_t *listed;       /* with lists of key blocks, of each block of keys: whether its list has it (key_blocks.h) */
   int64_t q_stride, acc_stride, score_stride;
   bool adjusted;  /* scores are more than dot products: scores.h has the rest */
   bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
@@ -156,7 +157,7 @@ static inline row_source scaled_rows(const unit_keys *keys, row_source rows, con
 
 /* Offsets in a thread's scratch, in bytes, and the strides of the rows there, in floats. */
 typedef struct scratch_layout {
-  int64_t q, acc, row_max, row_sum, range, score, total;
+  int64_t q, acc, row_max, row_sum, range, score, listed, total;
   int64_t acc_stride, score_stride;
 } scratch_layout;
 
@@ -166,9 +167,13 @@ static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, i
                                       int64_t lanes, scratch_layout *at) {
   *at = (scratch_layout){.acc_stride = round_up(p->dim_v, lanes), .score_stride = score_stride};
   const memory_part parts[] = {
-      {&at->q, capacity, float_bytes(p->dim_qk)},     {&at->acc, capacity, float_bytes(at->acc_stride)},
-      {&at->row_max, capacity, float_bytes(1)},       {&at->row_sum, capacity, float_bytes(lanes)},
-      {&at->range, capacity, sizeof(attn_key_range)}, {&at->score, score_rows, float_bytes(score_stride)},
+      {&at->q, capacity, float_bytes(p->dim_qk)},
+      {&at->acc, capacity, float_bytes(at->acc_stride)},
+      {&at->row_max, capacity, float_bytes(1)},
+      {&at->row_sum, capacity, float_bytes(lanes)},
+      {&at->range, capacity, sizeof(attn_key_range)},
+      {&at->score, score_rows, float_bytes(score_stride)},
+      {&at->listed, attn_lists_keys(p) ? ceil_div(p->seq_k, p->block_keys) : 0, 1},
   };
   return LAY_OUT(parts, &at->total);
 }
@@ -210,6 +215,7 @@ static inline row_block block_of_task(const attn_problem *p, const attn_args *ar
       .row_sum = floats_at(scratch, at->row_sum),
       .range = (attn_key_range *)(void *)floats_at(scratch, at->range),
       .score = floats_at(scratch, at->score),
+      .listed = (uint8_t *)(void *)floats_at(scratch, at->listed),
       .q_stride = p->dim_qk,
       .acc_stride = at->acc_stride,
       .score_stride = at->score_stride,

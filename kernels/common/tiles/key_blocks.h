@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/* Which keys a block of rows visits: all, or the blocks of keys that its list names (attn_problem.block_keys). All rows of a
+ * row block share one list.
+ *
+ * Blocks of keys that the list does not name are neither read nor computed. All else goes as with a mask that says the same,
+ * so that bits are the same: keys stay in their panels and key blocks, and masked keys would add exact zeros.
+ *
+ * Parameters: those of tiles.h. */
+#ifndef ATTN_COMMON_KEY_BLOCKS_H
+#define ATTN_COMMON_KEY_BLOCKS_H
+
+#include "scores.h"
+
+/* Keys that are visited together, [begin, end). */
+typedef struct key_visit {
+  int64_t begin, end;
+  bool full; /* args.mask does not count */
+} key_visit;
+
+enum { BLOCK_UNLISTED, BLOCK_MASKED, BLOCK_FULL };
+
+enum { MOST_VISITS = 4 /* a key block of 256 has at most four of the smallest blocks */ };
+
+/* A row block as it meets keys of both kinds. */
+typedef struct key_visits {
+  const row_block *masked;
+  row_block full;
+  attn_problem without_mask;
+} key_visits;
+
+static void mark_blocks(const row_block *block, bool full) {
+  const attn_key_list list = attn_key_list_of(block->problem, block->args, full, block->b, block->head, block->first_row);
+  const bool masked = attn_uses(block->problem, ATTN_USE_MASK) && !full;
+  for (int64_t n = 0; n < list.count; n++) block->listed[list.at[n * list.step]] = masked ? BLOCK_MASKED : BLOCK_FULL;
+}
+
+/* Before a row block visits its keys. */
+static void start_visits(const row_block *block, key_visits *visits) {
+  const attn_problem *p = block->problem;
+  visits->masked = block;
+  if (!attn_lists_keys(p)) return;
+  assert(LEAST_BLOCK_KEYS % PANEL_KEYS == 0);
+  assert(block->first_row / p->block_queries == (block->first_row + block->rows_per_head - 1) / p->block_queries);
+  memset(block->listed, BLOCK_UNLISTED, (size_t)ceil_div(p->seq_k, p->block_keys));
+  if (block->first_row < block->seq->len_q && block->seq->len_k > 0) { /* else there may be no list */
+    mark_blocks(block, false);
+    mark_blocks(block, true);
+  }
+  visits->without_mask = *p;
+  visits->without_mask.uses &= ~(uint32_t)ATTN_USE_MASK;
+  visits->full = *block;
+  visits->full.problem = &visits->without_mask;
+  visits->full.adjusted = scores_adjusted(&visits->without_mask);
+  visits->full.shifted = scores_shifted(&visits->without_mask);
+}
+
+/* The first keys from `key` on that are visited together, before `end`; begin >= end where there are none. */
+static key_visit next_visit(const key_visits *visits, int64_t key, int64_t end) {
+  const row_block *block = visits->masked;
+  if (!attn_lists_keys(block->problem)) return (key_visit){key, end, false};
+  const int64_t size = block->problem->block_keys;
+  while (key < end && block->listed[key / size] == BLOCK_UNLISTED) key = round_down(key, size) + size;
+  if (key >= end) return (key_visit){end, end, false};
+  const uint8_t kind = block->listed[key / size];
+  key_visit visit = {key, key, kind == BLOCK_FULL};
+  while (visit.end < end && block->listed[visit.end / size] == kind) visit.end = round_down(visit.end, size) + size;
+  visit.end = min64(visit.end, end);
+  return visit;
+}
+
+static inline const row_block *block_of_visit(const key_visits *visits, key_visit visit) {
+  return visit.full ? &visits->full : visits->masked;
+}
+
+#endif

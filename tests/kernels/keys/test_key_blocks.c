@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: MIT */
+/* Lists of key blocks (ATTN_USE_KEY_BLOCKS, ATTN_USE_FULL_KEY_BLOCKS): every kernel that takes them gives the bits of the
+ * call with a bool mask that says the same. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/problem/operation.h"
+#include "tests/support/support.h"
+
+enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, DIM = 24, MOST_QUERIES = 150, MOST_KEYS = 700, ROUNDS = 24, PAGE = 16 };
+enum { MOST_LISTS = BATCH * KV_HEADS * (MOST_QUERIES / 16 + 1), MOST_ENTRIES = MOST_KEYS / 64 + 1 };
+enum { MOST_ROWS = BATCH * HEADS * MOST_QUERIES, ROOM = BATCH * HEADS * (MOST_KEYS + PAGE) * DIM };
+
+static uint32_t random_state;
+static int64_t below(int64_t count) {
+  random_state = random_state * 1664525u + 1013904223u;
+  return (int64_t)(random_state >> 8) % count;
+}
+
+typedef struct world {
+  attn_problem listed, masked;
+  attn_args args; /* without lists, mask and outputs */
+  int32_t counts[2][MOST_LISTS], entries[2][MOST_LISTS * MOST_ENTRIES], table[BATCH * (MOST_KEYS / PAGE + 1)];
+  int32_t kv_len[BATCH];
+  uint8_t given[MOST_ROWS * MOST_KEYS], dense[MOST_ROWS * MOST_KEYS];
+  float q[ROOM], k[ROOM], v[ROOM], sinks[HEADS], slopes[HEADS];
+  float right[MOST_ROWS * (DIM + 1)], got[MOST_ROWS * (DIM + 1)];
+} world;
+
+static void choose_problem(world *w, int round) {
+  static const int64_t queries[] = {1, 3, 4, 5, 40, 97, MOST_QUERIES}, rows[] = {16, 48, 128, 256}, keys[] = {64, 128, 192};
+  attn_problem *p = &w->listed;
+  attn_problem_init(p, BATCH, HEADS, KV_HEADS, queries[below(7)], 1 + below(MOST_KEYS), DIM, DIM);
+  p->uses |= ATTN_USE_LSE;
+  if (below(3) == 0) attn_problem_set_causal(p, ATTN_ALIGN_BOTTOM_RIGHT);
+  if (below(4) == 0) p->window_left = 100;
+  if (below(4) == 0) p->softcap = 5;
+  if (below(4) == 0) p->uses |= ATTN_USE_SINKS;
+  if (below(4) == 0) p->uses |= ATTN_USE_ALIBI;
+  if (below(2)) p->uses |= ATTN_USE_MASK;
+  if (round % 3 == 1) attn_problem_set_bshd(p);
+  if (round % 3 == 2) attn_problem_set_pages(p, PAGE, BATCH * ((p->seq_k - 1) / PAGE + 1));
+  w->masked = *p;
+  w->masked.uses |= ATTN_USE_MASK;
+  attn_problem_set_key_blocks(p, rows[below(4)], keys[below(3)]);
+  p->uses |= ATTN_USE_FULL_KEY_BLOCKS;
+  if (below(4) == 0) p->kv_num_blocks_stride.h = p->kv_indices_stride.h = 0;
+}
+
+/* Lists in any order, sometimes with a block twice, and behind them what names no block. */
+static void choose_lists(world *w) {
+  const int64_t blocks = w->listed.kv_indices_stride.s;
+  memset(w->entries, 0xff, sizeof w->entries);
+  for (int full = 0; full < 2; full++)
+    for (int64_t n = 0; n < MOST_LISTS; n++) {
+      w->counts[full][n] = (int32_t)below(blocks + 1);
+      for (int64_t i = 0; i < w->counts[full][n]; i++) w->entries[full][n * blocks + i] = (int32_t)below(blocks);
+    }
+}
+
+static bool lists_name(const world *w, int full, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const attn_problem *p = &w->listed;
+  const attn_strides *n = &p->kv_num_blocks_stride, *entry = &p->kv_indices_stride;
+  const int64_t kv = h / (HEADS / KV_HEADS), list = i / p->block_queries;
+  const int32_t *at = w->entries[full] + b * entry->b + kv * entry->h + list * entry->s;
+  for (int32_t left = w->counts[full][b * n->b + kv * n->h + list * n->s]; left > 0; left--, at++)
+    if (*at == j / p->block_keys) return true;
+  return false;
+}
+
+/* The mask that says what lists and given mask say. */
+static void choose_masks(world *w) {
+  const attn_problem *p = &w->listed;
+  const bool given = attn_uses(p, ATTN_USE_MASK);
+  for (int64_t n = 0; n < BATCH * HEADS * p->seq_q * p->seq_k; n++) {
+    const int64_t j = n % p->seq_k, i = n / p->seq_k % p->seq_q, h = n / p->seq_k / p->seq_q % HEADS;
+    const int64_t b = n / p->seq_k / p->seq_q / HEADS;
+    w->given[n] = (uint8_t)below(3);
+    w->dense[n] = lists_name(w, 1, b, h, i, j) || (lists_name(w, 0, b, h, i, j) && (!given || w->given[n]));
+  }
+}
+
+static void make_world(world *w, int round) {
+  random_state = (uint32_t)round + 1;
+  choose_problem(w, round);
+  choose_lists(w);
+  choose_masks(w);
+  test_fill(w->q, ROOM, 1), test_fill(w->k, ROOM, 2), test_fill(w->v, ROOM, 3);
+  test_fill(w->sinks, HEADS, 4), test_fill(w->slopes, HEADS, 5);
+  const attn_problem *p = &w->listed;
+  for (int b = 0; b < BATCH; b++) w->kv_len[b] = (int32_t)(p->seq_k - b * p->seq_k / 3);
+  const int64_t pages = BATCH * ((p->seq_k - 1) / PAGE + 1);
+  for (int64_t n = 0; n < pages; n++) w->table[n] = (int32_t)(pages - 1 - n);
+  w->args = ATTN_STRUCT(attn_args, .q = w->q, .k = w->k, .v = w->v);
+  if (attn_uses(p, ATTN_USE_SINKS)) w->args.sinks = w->sinks;
+  if (attn_uses(p, ATTN_USE_ALIBI)) w->args.alibi_slopes = w->slopes;
+  if (attn_uses(p, ATTN_USE_PAGES)) w->args.kv_len = w->kv_len, w->args.page_table = w->table;
+}
+
+/* The outputs of a call: O, then LSE. Returns false if the kernel refuses the problem. */
+static bool outputs_of(const attn_problem *p, attn_args args, const char *kernel, float *to) {
+  args.o = to;
+  args.lse = to + BATCH * HEADS * p->seq_q * DIM;
+  const attn_status status = test_run(p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1));
+  if (status == ATTN_UNSUPPORTED) return false;
+  test_ok(status);
+  return true;
+}
+
+static bool listed_outputs(world *w, const char *kernel) {
+  attn_args args = w->args;
+  if (attn_uses(&w->listed, ATTN_USE_MASK)) args.mask = w->given;
+  args.kv_num_blocks = w->counts[0], args.kv_indices = w->entries[0];
+  args.full_kv_num_blocks = w->counts[1], args.full_kv_indices = w->entries[1];
+  return outputs_of(&w->listed, args, kernel, w->got);
+}
+
+static void compare_round(world *w, const char *kernel, int round) {
+  make_world(w, round);
+  attn_args args = w->args;
+  args.mask = w->dense;
+  if (!outputs_of(&w->masked, args, kernel, w->right)) return;
+  assert_true(listed_outputs(w, kernel));
+  const int64_t numbers = BATCH * HEADS * w->listed.seq_q * (DIM + 1);
+  for (int64_t n = 0; n < numbers; n++) { /* sums that start later may give a zero another sign */
+    if (w->got[n] == 0 && w->right[n] == 0) continue;
+    if (memcmp(&w->got[n], &w->right[n], sizeof(float)))
+      fail_msg("%s, round %d, number %lld: %.9g by lists, %.9g by a mask", kernel, round, (long long)n, (double)w->got[n],
+               (double)w->right[n]);
+  }
+}
+
+static bool takes_lists(const char *kernel) {
+  attn_problem p;
+  attn_plan *plan = NULL;
+  attn_problem_init(&p, 1, HEADS, KV_HEADS, 4, 64, DIM, DIM);
+  attn_problem_set_key_blocks(&p, 16, 64);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel);
+  const attn_status status = attn_plan_create(&p, &options, &plan);
+  attn_plan_destroy(plan);
+  if (status != ATTN_OK) test_contains(attn_last_error(), kernel);
+  return status == ATTN_OK;
+}
+
+static void lists_give_the_bits_of_a_mask(const char *kernel) {
+  if (!takes_lists(kernel)) return;
+  world *w = test_allocate(sizeof *w);
+  for (int round = 0; round < ROUNDS; round++) compare_round(w, kernel, round);
+  free(w);
+}
+KERNEL_TEST(lists_give_the_bits_of_a_mask)
+
+/* NaN in every key that no list names. */
+static void compare_with_poison(world *w, const char *kernel, int64_t queries) {
+  enum { KEYS = 320 };
+  make_world(w, 0);
+  attn_problem *p = &w->listed;
+  attn_problem_init(p, 1, 1, 1, queries, KEYS, DIM, DIM);
+  attn_problem_set_key_blocks(p, 48, 64);
+  p->uses |= ATTN_USE_LSE;
+  static const int32_t count = 2, blocks[] = {3, 1};
+  attn_args args = ATTN_STRUCT(attn_args, .q = w->q, .k = w->k, .v = w->v, .kv_num_blocks = &count, .kv_indices = blocks,
+                               .o = w->right, .lse = w->right + queries * DIM);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  test_ok(test_run(p, &args, &options));
+  for (int64_t n = 0; n < KEYS * DIM; n++)
+    if (n / DIM / 64 != 1 && n / DIM / 64 != 3) w->k[n] = w->v[n] = NAN;
+  args.o = w->got, args.lse = w->got + queries * DIM;
+  test_ok(test_run(p, &args, &options));
+  assert_memory_equal(w->got, w->right, (size_t)(queries * (DIM + 1)) * sizeof(float));
+}
+
+static void unlisted_keys_may_hold_anything(const char *kernel) {
+  if (!takes_lists(kernel)) return;
+  world *w = test_allocate(sizeof *w);
+  compare_with_poison(w, kernel, 3);
+  compare_with_poison(w, kernel, 30);
+  free(w);
+}
+KERNEL_TEST(unlisted_keys_may_hold_anything)
+
+TEST(some_kernel_of_each_tier_takes_lists) {
+  assert_true(takes_lists("naive_c"));
+  assert_true(takes_lists("flash_portable"));
+  assert_false(takes_lists("decode_portable"));
+  test_contains(attn_last_error(), "ATTN_USE_KEY_BLOCKS");
+}
