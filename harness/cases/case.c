@@ -167,6 +167,17 @@ static void build_pages(bench_case *bench) {
   p->pages = p->batch * (is(bench, AXIS_PAGE_ORDER, "ring") ? ring_pages(p) : p->page_table_stride);
 }
 
+/* Local lists are the same for all sequences and heads. */
+static void build_key_blocks(bench_case *bench) {
+  attn_problem *p = &bench->problem;
+  if (is(bench, AXIS_KEY_BLOCKS, "none")) return;
+  attn_problem_set_key_blocks(p, bench_spec_int(&bench->spec, AXIS_BLOCK_QUERIES),
+                              bench_spec_int(&bench->spec, AXIS_BLOCK_KEYS));
+  p->uses |= ATTN_USE_FULL_KEY_BLOCKS;
+  if (!is(bench, AXIS_KEY_BLOCKS, "local")) return;
+  p->kv_num_blocks_stride.b = p->kv_num_blocks_stride.h = p->kv_indices_stride.b = p->kv_indices_stride.h = 0;
+}
+
 /* Whether queries are packed. */
 static bool is_packed(const bench_case *bench) {
   return is(bench, AXIS_LENGTHS, "varlen") || is(bench, AXIS_LENGTHS, "mixed") || !is(bench, AXIS_CHUNK, "none");
@@ -183,7 +194,7 @@ static void build_run(bench_case *bench) {
 /* ---- The whole ----------------------------------------------------------------------------------------------------- */
 
 /* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
- * mask says it already, the offset of other alignments, the order of no pages, and what layers lack. */
+ * mask says it already, the offset of other alignments, the order of no pages, sizes of no blocks, and what layers lack. */
 static void tidy(bench_case *bench) {
   bench_spec *spec = &bench->spec;
   bench_layer_settle(spec);
@@ -192,6 +203,10 @@ static void tidy(bench_case *bench) {
   if (causal || !positioned) bench_spec_set(spec, AXIS_ALIGN, "");
   if (!is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) bench_spec_set(spec, AXIS_OFFSET, "");
   if (is(bench, AXIS_PAGE_TOKENS, "none")) bench_spec_set(spec, AXIS_PAGE_ORDER, "");
+  if (is(bench, AXIS_KEY_BLOCKS, "none")) {
+    bench_spec_set(spec, AXIS_BLOCK_QUERIES, "");
+    bench_spec_set(spec, AXIS_BLOCK_KEYS, "");
+  }
 }
 
 /* Keys that the first query sees, whatever the lengths: fill_lengths() leaves sequences a prefix and all queries. */
@@ -275,6 +290,7 @@ static void build_parts(const bench_spec *asked, bench_case *bench) {
   build_uses(bench);
   build_masks(bench);
   build_pages(bench);
+  build_key_blocks(bench);
   build_run(bench);
 }
 

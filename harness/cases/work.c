@@ -49,9 +49,25 @@ static key_range get_keys(const attn_problem *p, const attn_args *args, const se
   return range;
 }
 
+/* Whether one of the row's two lists names the block of key j. */
+static bool is_listed(const attn_problem *p, const int32_t *counts, const int32_t *indices, int64_t b, int64_t h, int64_t i,
+                      int64_t j) {
+  const attn_strides *n = &p->kv_num_blocks_stride, *entry = &p->kv_indices_stride;
+  const int64_t head = h * p->heads_kv / p->heads_q, list = i / p->block_queries;
+  if (!counts) return false;
+  const int64_t first = b * entry->b + head * entry->h + list * entry->s;
+  for (int64_t k = 0; k < counts[b * n->b + head * n->h + list * n->s]; k++)
+    if (indices[first + k * entry->d] == j / p->block_keys) return true;
+  return false;
+}
+
+static bool has_lists(const attn_problem *p) { return p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS); }
+
 static bool is_allowed(const attn_problem *p, const attn_args *args, int64_t b, int64_t h, int64_t i, int64_t j) {
   const attn_score_strides *m = &p->mask_stride, *s = &p->bias_stride;
-  if (p->uses & ATTN_USE_MASK && !args->mask[b * m->b + h * m->h + i * m->q + j * m->k]) return false;
+  const bool full = has_lists(p) && is_listed(p, args->full_kv_num_blocks, args->full_kv_indices, b, h, i, j);
+  if (has_lists(p) && !full && !is_listed(p, args->kv_num_blocks, args->kv_indices, b, h, i, j)) return false;
+  if (p->uses & ATTN_USE_MASK && !full && !args->mask[b * m->b + h * m->h + i * m->q + j * m->k]) return false;
   return !(p->uses & ATTN_USE_BIAS && args->bias[b * s->b + h * s->h + i * s->q + j * s->k] == -INFINITY);
 }
 
@@ -77,13 +93,14 @@ static int64_t count_open(const attn_problem *p, const attn_args *args, const se
 /* How many batches differ: all of them, or none from the first. */
 static int64_t different_batches(const attn_problem *p) {
   const uint32_t own = ATTN_USE_VARLEN | ATTN_USE_Q_LEN | ATTN_USE_KV_LEN | ATTN_USE_ROW_LEN | ATTN_USE_MASK | ATTN_USE_BIAS;
-  return (p->uses & own) || p->align == ATTN_ALIGN_OFFSET || p->batch < 1 ? p->batch : 1;
+  return (p->uses & own) || has_lists(p) || p->align == ATTN_ALIGN_OFFSET || p->batch < 1 ? p->batch : 1;
 }
 
-static bool is_masked(const attn_problem *p) { return p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS); }
+static bool is_masked(const attn_problem *p) { return p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS) || has_lists(p); }
 
 static bool masks_per_head(const attn_problem *p) {
-  return (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h);
+  return (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h) ||
+         (has_lists(p) && p->kv_indices_stride.h);
 }
 
 double bench_work_pairs(const attn_problem *p, const attn_args *args) {

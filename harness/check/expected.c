@@ -155,6 +155,7 @@ static void consider_window(candidates *c, const attn_sequence *seq, int64_t win
 /* Rows around which the set of allowed keys starts, stops growing or ends; positions are i + offset. */
 static void consider_mask_borders(candidates *c, const attn_problem *p, const attn_sequence *seq) {
   consider_border(c, seq->len_q);
+  if (attn_lists_keys(p)) consider_border(c, p->block_queries);
   if (p->window_left >= 0) consider_window(c, seq, p->window_left);
   if (p->window_right >= 0) consider_window(c, seq, -p->window_right);
   const int64_t borders[] = {p->window_first, p->key_begin, p->key_end};

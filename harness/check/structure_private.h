@@ -19,7 +19,7 @@ typedef struct bench_view {
   attn_args args;
   int32_t offset;    /* where query 0 stands among its keys */
   int64_t head, row; /* place in the sequence of the view's head 0 and row 0 */
-  void *owned[12];
+  void *owned[14];
   int owned_count;
   bool out_of_memory;
 } bench_view;
@@ -31,12 +31,12 @@ typedef struct bench_structure {
   const bench_expected *expected;
   uint64_t seed;
   attn_sequence seq; /* has queries and keys */
-  bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages; their factors */
+  bench_view dense;  /* K and V of the sequence at one stride, where the case has them in pages; factors and lists */
   char reason[320];  /* why, for BROKEN and CANNOT_RUN */
 } bench_structure;
 
-/* Sets s->dense, if the case has pages or factors of keys: views can then leave out, reorder and change keys, and the
- * answers for them show whether pages change any. False if memory is short. */
+/* Sets s->dense, if the case has pages, factors of keys or lists of key blocks: views can then leave out, reorder and change
+ * keys, and the answers for them show whether pages change any. False if memory is short. */
 bool bench_view_gather_keys(bench_structure *s);
 
 /* The structure's sequence, whole; or one KV head of it with its queries, seeded. */
@@ -44,8 +44,8 @@ bench_view bench_view_of_sequence(const bench_structure *s);
 bench_view bench_view_of_kv_head(const bench_structure *s);
 void bench_view_clear(bench_view *view);
 
-/* Cut a view down: to rows first .. first + count - 1; to every step-th key from first on, below end (a step above 1 only
- * where keys have no positions). */
+/* Cut a view down, with a mask in place of lists of key blocks: to rows first .. first + count - 1; to every step-th key
+ * from first on, below end (a step above 1 only where keys have no positions). */
 void bench_view_keep_rows(bench_view *view, int64_t first, int64_t count);
 void bench_view_keep_keys(bench_view *view, int64_t first, int64_t end, int64_t step);
 
@@ -59,7 +59,8 @@ void bench_view_copy_keys(bench_view *view, const int64_t *order);
 /* Zeroed memory that is freed with the view. NULL if memory is short; the view's out_of_memory says so too. */
 void *bench_view_allocate(bench_view *view, int64_t count, size_t bytes);
 
-/* Replaces windows and lengths of rows by a bool mask of the same meaning, so that keys may change places. ALiBi stays. */
+/* Replaces windows, lengths of rows and lists of key blocks by a bool mask of the same meaning, so that keys may change
+ * places. ALiBi stays. */
 void bench_view_forget_positions(bench_view *view);
 
 /* May row i of head h see key j? */

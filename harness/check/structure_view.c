@@ -67,6 +67,25 @@ static const void *gather(bench_structure *s, const void *data, attn_dtype dtype
   return copy;
 }
 
+/* The sequence's lists of key blocks, of those that are full or of the others, but for entries behind its last key. */
+static void gather_lists(bench_structure *s, bool full) {
+  const attn_problem *p = &s->tensors->problem;
+  const int64_t lists = ceil_div(s->seq.len_q, p->block_queries), blocks = ceil_div(s->seq.len_k, p->block_keys);
+  int32_t *counts = bench_view_allocate(&s->dense, p->heads_kv * lists, sizeof *counts);
+  int32_t *entries = bench_view_allocate(&s->dense, p->heads_kv * lists * blocks, sizeof *entries);
+  s->dense.problem.kv_num_blocks_stride = (attn_strides){0, lists, 1, 1};
+  s->dense.problem.kv_indices_stride = (attn_strides){0, lists * blocks, blocks, 1};
+  *(full ? &s->dense.args.full_kv_num_blocks : &s->dense.args.kv_num_blocks) = counts;
+  *(full ? &s->dense.args.full_kv_indices : &s->dense.args.kv_indices) = entries;
+  for (int64_t n = 0; counts && entries && n < p->heads_kv * lists; n++) {
+    const int64_t h = n / lists * attn_group(p), i = n % lists * p->block_queries;
+    const attn_key_list list = attn_key_list_of(p, &s->tensors->args, full, s->seq.b, h, i);
+    memset(entries + n * blocks, 0xff, (size_t)blocks * sizeof *entries);
+    for (int64_t k = 0; k < list.count; k++)
+      if (list.at[k * list.step] < blocks) entries[n * blocks + counts[n]++] = list.at[k * list.step];
+  }
+}
+
 bool bench_view_gather_keys(bench_structure *s) {
   const attn_problem *whole = &s->tensors->problem;
   const attn_args *given = &s->tensors->args;
@@ -74,10 +93,20 @@ bool bench_view_gather_keys(bench_structure *s) {
   attn_args *a = &s->dense.args;
   if (given->k_scale) a->k_scale = gather(s, given->k_scale, ATTN_F32, whole->k_scale_stride, 1, &p->k_scale_stride);
   if (given->v_scale) a->v_scale = gather(s, given->v_scale, ATTN_F32, whole->v_scale_stride, 1, &p->v_scale_stride);
+  if (attn_uses(whole, ATTN_USE_KEY_BLOCKS)) gather_lists(s, false);
+  if (attn_uses(whole, ATTN_USE_FULL_KEY_BLOCKS)) gather_lists(s, true);
   if (!attn_uses(whole, ATTN_USE_PAGES)) return !s->dense.out_of_memory;
   a->k = gather(s, given->k, whole->dtype_kv, whole->k_stride, whole->dim_qk, &p->k_stride);
   if (given->v) a->v = gather(s, given->v, whole->dtype_kv, whole->v_stride, whole->dim_v, &p->v_stride);
   return !s->dense.out_of_memory;
+}
+
+/* Moves lists of key blocks and their numbers of entries. */
+static void shift_lists(attn_args *a, int64_t counts, int64_t entries) {
+  a->kv_num_blocks = shift(a->kv_num_blocks, counts, sizeof(int32_t));
+  a->full_kv_num_blocks = shift(a->full_kv_num_blocks, counts, sizeof(int32_t));
+  a->kv_indices = shift(a->kv_indices, entries, sizeof(int32_t));
+  a->full_kv_indices = shift(a->full_kv_indices, entries, sizeof(int32_t));
 }
 
 /* The pointers of one sequence. The view's problem has the sequence's own lengths, so lengths of sequences are no input
@@ -101,6 +130,10 @@ static attn_args args_of_sequence(const bench_structure *s) {
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
   a.scores = shift(a.scores, b * whole->scores_stride.b, sizeof(float));
   a.row_len = shift(a.row_len, b * whole->seq_q, sizeof(int32_t));
+  a.kv_num_blocks = s->dense.args.kv_num_blocks;
+  a.kv_indices = s->dense.args.kv_indices;
+  a.full_kv_num_blocks = s->dense.args.full_kv_num_blocks;
+  a.full_kv_indices = s->dense.args.full_kv_indices;
   return a;
 }
 
@@ -115,6 +148,8 @@ bench_view bench_view_of_sequence(const bench_structure *s) {
   }
   v.problem.k_scale_stride = s->dense.problem.k_scale_stride;
   v.problem.v_scale_stride = s->dense.problem.v_scale_stride;
+  v.problem.kv_num_blocks_stride = s->dense.problem.kv_num_blocks_stride;
+  v.problem.kv_indices_stride = s->dense.problem.kv_indices_stride;
   v.problem.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN | ATTN_USE_PAGES);
   if (attn_is_output(&v.problem, ATTN_OPERAND_LSE)) v.problem.uses |= ATTN_USE_LSE;
   align(&v, s->seq.offset);
@@ -145,14 +180,41 @@ bench_view bench_view_of_kv_head(const bench_structure *s) {
   a->alibi_slopes = shift(a->alibi_slopes, h, sizeof(float));
   a->sinks = shift(a->sinks, h, sizeof(float));
   shift_pairs(&view, h, 0, 0);
+  shift_lists(a, kv_head * p->kv_num_blocks_stride.h, kv_head * p->kv_indices_stride.h);
+  p->kv_num_blocks_stride.h = p->kv_indices_stride.h = 0; /* tests may repeat the head */
   p->heads_q = group;
   p->heads_kv = 1;
   view.head = h;
   return view;
 }
 
+/* A bool mask in place of all that `sees` looks at. */
+static void select_by_mask(bench_view *v, bool (*sees)(const bench_view *v, int64_t h, int64_t i, int64_t j)) {
+  attn_problem *p = &v->problem;
+  uint8_t *mask = bench_view_allocate(v, p->heads_q * p->seq_q * p->seq_k, 1), *to = mask;
+  for (int64_t h = 0; mask && h < p->heads_q; h++)
+    for (int64_t i = 0; i < p->seq_q; i++)
+      for (int64_t j = 0; j < p->seq_k; j++) *to++ = sees(v, h, i, j);
+  v->args.mask = mask;
+  p->mask_stride = (attn_score_strides){0, p->seq_q * p->seq_k, p->seq_k, 1};
+  p->uses = (p->uses & ~(uint32_t)(ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS)) | ATTN_USE_MASK;
+}
+
+/* Whether lists and mask leave the key to the row. */
+static bool lists_select(const bench_view *v, int64_t h, int64_t i, int64_t j) {
+  attn_problem p = v->problem;
+  p.uses &= ~(uint32_t)ATTN_USE_BIAS;
+  return attn_key_selected(&p, &v->args, 0, h, i, j);
+}
+
+/* A mask instead of lists, whose blocks would begin at other rows and keys. */
+static void forget_lists(bench_view *v) {
+  if (attn_lists_keys(&v->problem)) select_by_mask(v, lists_select);
+}
+
 void bench_view_keep_rows(bench_view *v, int64_t first, int64_t count) {
   attn_problem *p = &v->problem;
+  forget_lists(v);
   v->args.q = shift_elements(v->args.q, p->dtype_q, first * p->q_stride.s);
   v->args.row_len = shift(v->args.row_len, first, sizeof(int32_t));
   shift_pairs(v, 0, first, 0);
@@ -183,6 +245,7 @@ static void cut_piece(attn_problem *p, int64_t first) {
 
 void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t step) {
   attn_problem *p = &v->problem;
+  forget_lists(v);
   v->args.k = shift_elements(v->args.k, p->dtype_kv, first * p->k_stride.s);
   v->args.v = shift_elements(v->args.v, p->dtype_kv, first * p->v_stride.s);
   v->args.k_scale = shift(v->args.k_scale, first * p->k_scale_stride.s, sizeof(float));
@@ -204,7 +267,7 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
 
 bool bench_view_is_positional(const bench_view *v) {
   return v->problem.window_left >= 0 || v->problem.window_right >= 0 || v->problem.key_begin > 0 || v->problem.key_end > 0 ||
-         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN);
+         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN) || attn_lists_keys(&v->problem);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------------------------------- */
@@ -289,13 +352,8 @@ bool bench_view_sees(const bench_view *v, int64_t h, int64_t i, int64_t j) {
 
 void bench_view_forget_positions(bench_view *v) {
   attn_problem *p = &v->problem;
-  uint8_t *mask = bench_view_allocate(v, p->heads_q * p->seq_q * p->seq_k, 1), *to = mask;
-  for (int64_t h = 0; mask && h < p->heads_q; h++)
-    for (int64_t i = 0; i < p->seq_q; i++)
-      for (int64_t j = 0; j < p->seq_k; j++) *to++ = bench_view_sees_but_for_bias(v, h, i, j);
-  v->args.mask = mask;
-  p->mask_stride = (attn_score_strides){0, p->seq_q * p->seq_k, p->seq_k, 1};
-  p->uses = (p->uses & ~(uint32_t)ATTN_USE_ROW_LEN) | ATTN_USE_MASK;
+  select_by_mask(v, bench_view_sees_but_for_bias);
+  p->uses &= ~(uint32_t)ATTN_USE_ROW_LEN;
   p->window_left = p->window_right = -1;
   p->window_first = p->key_begin = p->key_end = 0;
 }

@@ -28,6 +28,7 @@ typedef enum bench_stream {
   BENCH_STREAM_PAGES,
   BENCH_STREAM_K_SCALE,
   BENCH_STREAM_V_SCALE,
+  BENCH_STREAM_KEY_BLOCKS,
 } bench_stream;
 
 /* 64 uniform bits. */

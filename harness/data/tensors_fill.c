@@ -119,7 +119,8 @@ static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b)
     r.gap_begin = early.begin < early.end ? early.end : 0;
     r.gap_end = later.begin < later.end ? later.begin : r.key_end;
   }
-  if (attn_uses(p, ATTN_USE_MASK) && is(bench, AXIS_MASK, "padding") && p->seq_k > 0) {
+  const bool padded = attn_uses(p, ATTN_USE_MASK) && !attn_uses(p, ATTN_USE_FULL_KEY_BLOCKS);
+  if (padded && is(bench, AXIS_MASK, "padding") && p->seq_k > 0) {
     int64_t end = unpadded_keys(bench, b);
     if (end < r.key_end) r.key_end = end;
   }
@@ -283,6 +284,34 @@ static void fill_mask(const bench_case *bench, bench_buffer *t) {
         }
 }
 
+enum { NOT_LISTED, LISTED, LISTED_FULL };
+
+/* Whether a list has block `n` of the keys, and of which kind it is. Local lists have the first block, that of the block of
+ * queries, or what lies in the same place where there are more or fewer queries than keys, and its two neighbours, which are
+ * full. */
+static int listing_of(const bench_case *bench, const bench_buffer *t, int64_t list, int64_t n) {
+  const int64_t blocks = t->extent[3];
+  if (is(bench, AXIS_KEY_BLOCKS, "random")) {
+    const uint64_t bits = bench_value_bits(bench->seed, BENCH_STREAM_KEY_BLOCKS, (uint64_t)(list * blocks + n));
+    return bits % 2 ? NOT_LISTED : bits / 2 % 2 ? LISTED : LISTED_FULL;
+  }
+  const int64_t place = list % t->extent[2] * blocks / t->extent[2], distance = n - place;
+  if (distance == 0 || n == 0) return LISTED;
+  return distance >= -1 && distance <= 1 ? LISTED_FULL : NOT_LISTED;
+}
+
+/* Blocks stand in their lists last one first: their order must not matter. Entries behind them keep the poison. */
+static void fill_key_lists(const bench_case *bench, bench_buffer *counts, bench_buffer *entries, int listing) {
+  for (int64_t b = 0; counts->present && b < stored(counts, 0); b++)
+    for (int64_t h = 0; h < stored(counts, 1); h++)
+      for (int64_t s = 0; s < counts->extent[2]; s++) {
+        int32_t *list = (int32_t *)entries->data + storage_row(entries, b, h, s), count = 0;
+        for (int64_t n = entries->extent[3] - 1; n >= 0; n--)
+          if (listing_of(bench, entries, logical_row(entries, b, h, s), n) == listing) list[count++] = (int32_t)n;
+        ((int32_t *)counts->data)[storage_row(counts, b, h, s)] = count;
+      }
+}
+
 /* The variance 1/sqrt(dim) keeps additive and gaussian scores within a few units of each other at any dimension. */
 static void fill_score_weight(const bench_case *bench, bench_buffer *t) {
   double magnitude = pow((double)bench->problem.dim_qk, -0.25);
@@ -314,6 +343,8 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   fill_score_weight(bench, &t[BENCH_SCORE_WEIGHT]);
   fill_heads(bench, &t[BENCH_ALIBI_SLOPES], &t[BENCH_SINKS]);
   fill_mask(bench, &t[BENCH_MASK]);
+  fill_key_lists(bench, &t[BENCH_KV_NUM_BLOCKS], &t[BENCH_KV_INDICES], LISTED);
+  fill_key_lists(bench, &t[BENCH_FULL_KV_NUM_BLOCKS], &t[BENCH_FULL_KV_INDICES], LISTED_FULL);
 
   reach *batch = malloc((size_t)(p->batch + 1) * sizeof *batch);
   if (!batch) return false;

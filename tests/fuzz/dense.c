@@ -152,13 +152,28 @@ static void mask_window(head *t) {
     }
 }
 
+/* Whether a list of the row's queries names the block of key j. */
+static bool is_listed(const head *t, const int32_t *counts, const int32_t *entries, int64_t i, int64_t j) {
+  const attn_problem *p = t->problem;
+  const int64_t kv = t->h * p->heads_kv / p->heads_q, list = i / p->block_queries;
+  if (!counts) return false;
+  const int32_t count = counts[start_of(&p->kv_num_blocks_stride, false, t->b, kv, list)];
+  for (int32_t n = 0; n < count; n++)
+    if (entries[start_of(&p->kv_indices_stride, false, t->b, kv, list) + n * p->kv_indices_stride.d] == j / p->block_keys)
+      return true;
+  return false;
+}
+
 static void mask_data(head *t) {
   const attn_problem *p = t->problem;
   for (int64_t i = 0; i < t->seq_q; i++)
     for (int64_t j = 0; j < t->seq_k; j++) {
       unsigned char *allowed = &t->allowed[i * t->seq_k + j];
       if ((p->uses & ATTN_USE_ROW_LEN) && j >= t->args->row_len[t->b * p->seq_q + i]) *allowed = 0;
-      if ((p->uses & ATTN_USE_MASK) && t->args->mask[pair_at(t, &p->mask_stride, i, j)] == 0) *allowed = 0;
+      const bool lists = *allowed && p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
+      const bool full = lists && is_listed(t, t->args->full_kv_num_blocks, t->args->full_kv_indices, i, j);
+      if (lists && !full && !is_listed(t, t->args->kv_num_blocks, t->args->kv_indices, i, j)) *allowed = 0;
+      if ((p->uses & ATTN_USE_MASK) && !full && t->args->mask[pair_at(t, &p->mask_stride, i, j)] == 0) *allowed = 0;
       if ((p->uses & ATTN_USE_BIAS) && t->args->bias[pair_at(t, &p->bias_stride, i, j)] <= -INFINITY) *allowed = 0;
     }
 }

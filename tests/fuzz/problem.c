@@ -83,7 +83,7 @@ static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
 
 static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
   p->uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
-  p->uses &= (ATTN_USE_KV_SCALES << 1) - 1;
+  p->uses &= (ATTN_USE_FULL_KEY_BLOCKS << 1) - 1;
   if (p->uses & ATTN_USE_VARLEN) p->uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN);
   if (p->uses & ATTN_USE_PAGES) p->uses |= ATTN_USE_KV_LEN;
   if ((p->uses & ATTN_USE_ROW_LEN) && p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_TOP_LEFT;
@@ -199,6 +199,24 @@ static void read_pair_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   p->scores_stride = pair_stride(&f->tensor[FUZZ_SCORES]);
 }
 
+/* Lists of key blocks, of the smallest size or a larger one. */
+static void read_list_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  if (!(p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS))) return;
+  const uint8_t choice = fuzz_byte(bytes);
+  p->block_queries = 16 * (1 + choice % 3);
+  p->block_keys = 64 * (1 + choice / 4 % 2);
+  const int64_t lists = (p->seq_q + p->block_queries - 1) / p->block_queries;
+  const int64_t counts[] = {p->batch, p->heads_kv, lists, 1};
+  const int64_t entries[] = {p->batch, p->heads_kv, lists, (p->seq_k + p->block_keys - 1) / p->block_keys};
+  read_tensor(bytes, &f->tensor[FUZZ_NUM_BLOCKS], 4, counts, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_INDICES], 4, entries, MAY_BROADCAST);
+  f->tensor[FUZZ_FULL_NUM_BLOCKS] = f->tensor[FUZZ_NUM_BLOCKS];
+  f->tensor[FUZZ_FULL_INDICES] = f->tensor[FUZZ_INDICES];
+  p->kv_num_blocks_stride = row_stride(&f->tensor[FUZZ_NUM_BLOCKS]);
+  p->kv_indices_stride = row_stride(&f->tensor[FUZZ_INDICES]);
+}
+
 /* A prefix that sequences share, where all have the same keys: by a stride of 0, or by one row of the page table. */
 static void read_prefix(fuzz_bytes *bytes, fuzz_problem *f) {
   attn_problem *p = &f->problem;
@@ -295,11 +313,25 @@ static void place(fuzz_tensor *t, int tensor, bool behind) {
 
 static bool is_used(const attn_problem *p, int tensor) {
   static const uint32_t bits[FUZZ_TENSORS] = {
-      [FUZZ_BIAS] = ATTN_USE_BIAS,     [FUZZ_MASK] = ATTN_USE_MASK,          [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
-      [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN,        [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
-      [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN,        [FUZZ_LSE] = ATTN_USE_LSE,
-      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS,        [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
-      [FUZZ_STATE] = ATTN_USE_STATE,   [FUZZ_STATE_BEFORE] = ATTN_USE_STATE, [FUZZ_V_SCALE] = ATTN_USE_KV_SCALES,
+      [FUZZ_BIAS] = ATTN_USE_BIAS,
+      [FUZZ_MASK] = ATTN_USE_MASK,
+      [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
+      [FUZZ_KV_LEN] = ATTN_USE_KV_LEN,
+      [FUZZ_Q_LEN] = ATTN_USE_Q_LEN,
+      [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
+      [FUZZ_CU_Q] = ATTN_USE_VARLEN,
+      [FUZZ_CU_K] = ATTN_USE_VARLEN,
+      [FUZZ_LSE] = ATTN_USE_LSE,
+      [FUZZ_SLOPES] = ATTN_USE_ALIBI,
+      [FUZZ_SINKS] = ATTN_USE_SINKS,
+      [FUZZ_PAGE_TABLE] = ATTN_USE_PAGES,
+      [FUZZ_STATE] = ATTN_USE_STATE,
+      [FUZZ_STATE_BEFORE] = ATTN_USE_STATE,
+      [FUZZ_V_SCALE] = ATTN_USE_KV_SCALES,
+      [FUZZ_NUM_BLOCKS] = ATTN_USE_KEY_BLOCKS,
+      [FUZZ_INDICES] = ATTN_USE_KEY_BLOCKS,
+      [FUZZ_FULL_NUM_BLOCKS] = ATTN_USE_FULL_KEY_BLOCKS,
+      [FUZZ_FULL_INDICES] = ATTN_USE_FULL_KEY_BLOCKS,
   };
   const bool precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
   if (tensor == FUZZ_K_SCALE) return p->uses & ATTN_USE_KV_SCALES && !precomputed;
@@ -419,7 +451,7 @@ static void read_values(fuzz_bytes *bytes, fuzz_problem *f) {
     if (i == FUZZ_V && shift & 1) how.offset = 3;
     if (i == FUZZ_MASK) how.one_in = masked >> 4;
     if (i == FUZZ_K_SCALE || i == FUZZ_V_SCALE) how.magnitude = 1;
-    const bool is_value = i <= FUZZ_SCORE_WEIGHT || i >= FUZZ_SLOPES;
+    const bool is_value = i <= FUZZ_SCORE_WEIGHT || (i >= FUZZ_SLOPES && i <= FUZZ_V_SCALE);
     if (t->data && is_value) for_each(t, i == FUZZ_MASK ? fill_mask : fill_normal, &how);
   }
 }
@@ -513,6 +545,17 @@ static void fill_page_table(fuzz_problem *f) {
       ints(t)[b * p->page_table_stride + at] = (int32_t)(p->window_left < 0 ? random_below(p->pages) : at % p->pages);
 }
 
+/* Lists that share elements by a stride of 0 have any number of entries, all valid. */
+static void fill_lists(fuzz_problem *f) {
+  const attn_problem *p = &f->problem;
+  const int64_t blocks = p->block_keys > 0 ? (p->seq_k + p->block_keys - 1) / p->block_keys : 0;
+  for (int name = FUZZ_NUM_BLOCKS; name <= FUZZ_FULL_INDICES; name++) {
+    const fuzz_tensor *t = &f->tensor[name];
+    const bool counts = name == FUZZ_NUM_BLOCKS || name == FUZZ_FULL_NUM_BLOCKS;
+    for (size_t i = 0; t->data && i < t->bytes / 4; i++) ints(t)[i] = (int32_t)random_below(blocks + counts);
+  }
+}
+
 static void fill_all_lengths(fuzz_problem *f) {
   const attn_problem *p = &f->problem;
   fill_lengths(&f->tensor[FUZZ_KV_LEN], p->seq_k);
@@ -522,6 +565,7 @@ static void fill_all_lengths(fuzz_problem *f) {
   fill_starts(&f->tensor[FUZZ_CU_K], p->batch, p->seq_k, p->total_k);
   fill_offsets(&f->tensor[FUZZ_OFFSETS], p->seq_k);
   fill_page_table(f);
+  fill_lists(f);
 }
 
 /* ---- All of it ---------------------------------------------------------------------------------------------------- */
@@ -530,16 +574,18 @@ static const void *first_of(const fuzz_tensor *t) { return t->data ? t->data + t
 
 static void set_args(fuzz_problem *f) {
   const fuzz_tensor *t = f->tensor;
-  f->args = ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
-                        .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
-                        .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]),
-                        .scores = first_of(&t[FUZZ_SCORES]), .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
-                        .kv_len = first_of(&t[FUZZ_KV_LEN]), .q_len = first_of(&t[FUZZ_Q_LEN]),
-                        .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
-                        .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
-                        .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]),
-                        .page_table = first_of(&t[FUZZ_PAGE_TABLE]), .state = (void *)(uintptr_t)first_of(&t[FUZZ_STATE]),
-                        .k_scale = first_of(&t[FUZZ_K_SCALE]), .v_scale = first_of(&t[FUZZ_V_SCALE]), );
+  f->args = ATTN_STRUCT(
+      attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
+      .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
+      .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]), .scores = first_of(&t[FUZZ_SCORES]),
+      .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]), .kv_len = first_of(&t[FUZZ_KV_LEN]),
+      .q_len = first_of(&t[FUZZ_Q_LEN]), .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
+      .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
+      .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]),
+      .page_table = first_of(&t[FUZZ_PAGE_TABLE]), .state = (void *)(uintptr_t)first_of(&t[FUZZ_STATE]),
+      .k_scale = first_of(&t[FUZZ_K_SCALE]), .v_scale = first_of(&t[FUZZ_V_SCALE]),
+      .kv_num_blocks = first_of(&t[FUZZ_NUM_BLOCKS]), .kv_indices = first_of(&t[FUZZ_INDICES]),
+      .full_kv_num_blocks = first_of(&t[FUZZ_FULL_NUM_BLOCKS]), .full_kv_indices = first_of(&t[FUZZ_FULL_INDICES]), );
   if (f->state_alone) f->args.o = NULL, f->args.lse = NULL;
 }
 
@@ -564,6 +610,7 @@ void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *f) {
   read_row_tensors(bytes, f);
   read_prefix(bytes, f);
   read_pair_tensors(bytes, f);
+  read_list_tensors(bytes, f);
   read_state_tensor(bytes, f);
   set_tables(f);
   const bool behind = fuzz_byte(bytes) < 0x80;

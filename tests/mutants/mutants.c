@@ -65,6 +65,9 @@ static attn_key_range allowed_keys(const head *t, int64_t i) {
 static bool masked(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
   if (t->fault == FAULT_misses_border_key && j == 2 * KEY_BLOCK - 1) return true;
+  const bool full = attn_key_listed(p, t->args, true, t->b, t->h, i, j);
+  if (attn_lists_keys(p) && !full && !attn_key_listed(p, t->args, false, t->b, t->h, i, j)) return true;
+  if (full && t->fault != FAULT_masks_full_blocks) return false;
   return attn_uses(p, ATTN_USE_MASK) && !t->args->mask[attn_score_offset(&p->mask_stride, t->b, t->h, i, j)];
 }
 
@@ -271,6 +274,8 @@ static void break_problem(head *t) {
     case FAULT_always_top_left: p->align = ATTN_ALIGN_TOP_LEFT; break;
     case FAULT_ignores_softcap: p->softcap = 0; break;
     case FAULT_ignores_mask: p->uses &= ~(uint32_t)ATTN_USE_MASK; break;
+    case FAULT_ignores_key_blocks: p->uses &= ~(uint32_t)(ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS); break;
+    case FAULT_forgets_full_blocks: p->uses &= ~(uint32_t)ATTN_USE_FULL_KEY_BLOCKS; break;
     case FAULT_ignores_bias: p->uses &= ~(uint32_t)ATTN_USE_BIAS; break;
     case FAULT_ignores_row_len: p->uses &= ~(uint32_t)ATTN_USE_ROW_LEN; break;
     case FAULT_computes_padded_rows: p->uses &= ~(uint32_t)ATTN_USE_Q_LEN; break;
@@ -345,6 +350,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
                                                          .library = "",                                          \
                                                          .summary = what,                                        \
                                                          .numerics = {.exp_error = 0x1p-22}},                    \
+                                                .key_blocks = true,                                              \
                                                 .rejects = rejects,                                              \
                                                 .plan = plan,                                                    \
                                                 .run = run_##fault_name};
