@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Sequence
 
 from . import _native
+from ._key_blocks import KeyBlocks
 
 if TYPE_CHECKING:
     Array = Any  # anything with DLPack, __array_struct__ or the buffer protocol
@@ -24,7 +25,7 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
          max_seqlen_k: int | None = None, offsets: Integers | None = None, scores: Array | None = None,
          score_weight: Array | None = None, k_scale: float | Array | None = None, v_scale: float | Array | None = None,
-         score: str = "dot", layout: str | None = None, kernel: str | None = None,
+         key_blocks: KeyBlocks | None = None, score: str = "dot", layout: str | None = None, kernel: str | None = None,
          max_isa: str | None = None, threads: int | None = None, steady: bool = False, out_dtype: str = "same",
          kv_format: str | None = None,
          return_lse: bool = False, state: Array | None = None, out: Array | bool | None = None,
@@ -45,6 +46,9 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         keys], with page_table to [pages, kv_heads, page_tokens].
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
         [batch, heads, queries, keys] as NumPy broadcasts.
+    key_blocks: the blocks of keys that each block of queries visits: a KeyBlocks, or PyTorch's BlockMask. Other keys are
+        masked, and no time is spent on them. mask does not count in full blocks. A BlockMask's mask_mod is not called:
+        what it says in partial blocks has to be said by mask, causal or window.
     causal: each query sees the keys up to its own position. align: where query 0 stands among the keys: "top_left" at key 0;
         "bottom_right" so that the last query meets the last key; a number or one per sequence (also as `offsets`): at that
         key, as with a KV cache.

@@ -779,6 +779,121 @@ static bool take_scales(call *c) {
   return true;
 }
 
+/* ---- Lists of key blocks --------------------------------------------------------------------------------------------- */
+
+/* An attribute of key_blocks, which its sentences call by this name. NULL with an exception, or, where it may be missing,
+ * without. */
+static PyObject *attribute_of(call *c, const char *name, bool may_be_none) {
+  PyObject *object = PyObject_GetAttrString(c->given[KEY_key_blocks], name);
+  if (!object) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "key_blocks has no %s; it must be a libattn.KeyBlocks or PyTorch's BlockMask", name);
+    return NULL;
+  }
+  if (!holdings_keep(&c->held, object)) return NULL;
+  if (object != Py_None) return object;
+  if (!may_be_none) PyErr_Format(PyExc_TypeError, "key_blocks.%s is None; it must be an array of int32", name);
+  return NULL;
+}
+
+/* BLOCK_SIZE: (queries, keys). */
+static bool read_block_size(call *c, int64_t size[2]) {
+  static const char name[] = "key_blocks.BLOCK_SIZE";
+  PyObject *given = attribute_of(c, "BLOCK_SIZE", false);
+  if (!given) return false;
+  if (!PySequence_Check(given) || PySequence_Size(given) != 2)
+    return refuse(PyExc_ValueError, "key_blocks.BLOCK_SIZE must be (queries, keys)");
+  for (int i = 0; i < 2; i++) {
+    PyObject *item = PySequence_GetItem(given, i);
+    const bool read = item && read_int(item, name, 1, INT32_MAX, &size[i]);
+    if (item) Py_DecRef(item);
+    if (!read) return false;
+  }
+  return true;
+}
+
+/* Lists, or their numbers of entries: [batch][heads_kv][blocks of queries] and entries, where `entries` is not NULL, each of
+ * batch and heads_kv or 1. */
+static bool take_lists(call *c, const char *attribute, PyObject *given, attn_strides *stride, int64_t *entries,
+                       const int32_t **field) {
+  const attn_problem *p = &c->wanted.problem;
+  const int64_t blocks = p->block_queries > 0 ? (p->seq_q + p->block_queries - 1) / p->block_queries : 0;
+  const int64_t sizes[] = {p->batch, p->heads_kv, blocks};
+  static const char *const axes[] = {"batches", "KV heads", "blocks of queries"};
+  char name[40];
+  tensor t;
+  snprintf(name, sizeof name, "key_blocks.%s", attribute);
+  if (!tensor_read(given, name, &c->held, &t)) return false;
+  if (t.ndim != (entries ? 4 : 3))
+    return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must be [batch, kv_heads, blocks of queries%s]", name,
+                        t.ndim, entries ? ", entries" : ""),
+           false;
+  for (int i = 0; i < 3; i++)
+    if (t.shape[i] != sizes[i] && !(i < 2 && t.shape[i] == 1))
+      return PyErr_Format(PyExc_ValueError, "%s has %lld %s; it must have %lld%s", name, (long long)t.shape[i], axes[i],
+                          (long long)sizes[i], i < 2 ? ", or 1 to broadcast" : ""),
+             false;
+  const int64_t row = entries ? t.shape[3] : 1;
+  *stride = (attn_strides){.b = t.shape[0] == 1 ? 0 : t.shape[1] * t.shape[2] * row,
+                           .h = t.shape[1] == 1 ? 0 : t.shape[2] * row,
+                           .s = row,
+                           .d = 1};
+  if (entries) *entries = row;
+  *field = dense_copy(&c->held, &t, name, true);
+  return *field;
+}
+
+/* No list is longer than the array of entries. */
+static bool check_counts(const call *c, const char *name, const int32_t *counts, const attn_strides *stride,
+                         int64_t entries) {
+  const attn_problem *p = &c->wanted.problem;
+  const int64_t lists =
+      (stride->b ? p->batch : 1) * (stride->h ? p->heads_kv : 1) * ((p->seq_q + p->block_queries - 1) / p->block_queries);
+  for (int64_t n = 0; n < lists; n++)
+    if (counts[n] > entries)
+      return PyErr_Format(PyExc_ValueError, "key_blocks.%s has a %ld; its lists have room for %lld entries", name,
+                          (long)counts[n], (long long)entries),
+             false;
+  return true;
+}
+
+/* One of the two kinds of lists; both have the same strides. */
+static bool take_kind(call *c, bool full, PyObject *counts, PyObject *indices) {
+  attn_problem *p = &c->wanted.problem;
+  const char *const names[] = {full ? "full_kv_num_blocks" : "kv_num_blocks", full ? "full_kv_indices" : "kv_indices"};
+  attn_strides of_counts, of_entries;
+  int64_t entries;
+  if (!take_lists(c, names[0], counts, &of_counts, NULL, full ? &c->args.full_kv_num_blocks : &c->args.kv_num_blocks) ||
+      !take_lists(c, names[1], indices, &of_entries, &entries, full ? &c->args.full_kv_indices : &c->args.kv_indices) ||
+      !check_counts(c, names[0], full ? c->args.full_kv_num_blocks : c->args.kv_num_blocks, &of_counts, entries))
+    return false;
+  if (full && (memcmp(&of_counts, &p->kv_num_blocks_stride, sizeof of_counts) != 0 ||
+               memcmp(&of_entries, &p->kv_indices_stride, sizeof of_entries) != 0))
+    return refuse(PyExc_ValueError,
+                  "key_blocks.full_kv_num_blocks and full_kv_indices must have the shapes of "
+                  "kv_num_blocks and kv_indices");
+  p->kv_num_blocks_stride = of_counts;
+  p->kv_indices_stride = of_entries;
+  p->uses |= full ? ATTN_USE_FULL_KEY_BLOCKS : ATTN_USE_KEY_BLOCKS;
+  return true;
+}
+
+static bool take_key_blocks(call *c) {
+  attn_problem *p = &c->wanted.problem;
+  int64_t size[2];
+  if (!c->given[KEY_key_blocks]) return true;
+  if (!read_block_size(c, size)) return false;
+  p->block_queries = size[0];
+  p->block_keys = size[1];
+  PyObject *counts = attribute_of(c, "kv_num_blocks", false);
+  PyObject *indices = counts ? attribute_of(c, "kv_indices", false) : NULL;
+  if (!indices || !take_kind(c, false, counts, indices)) return false;
+  counts = attribute_of(c, "full_kv_num_blocks", true);
+  if (!counts) return !PyErr_Occurred();
+  indices = attribute_of(c, "full_kv_indices", false);
+  return indices && take_kind(c, true, counts, indices);
+}
+
 static bool take_options(call *c) {
   attn_problem *p = &c->wanted.problem;
   const int64_t sizes[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
@@ -792,7 +907,7 @@ static bool take_options(call *c) {
          take_numbers(c, KEY_row_len, true, p->batch * p->seq_q, ATTN_USE_ROW_LEN, &c->args.row_len) &&
          take_numbers(c, KEY_alibi, false, p->heads_q, ATTN_USE_ALIBI, &c->args.alibi_slopes) &&
          take_numbers(c, KEY_sinks, false, p->heads_q, ATTN_USE_SINKS, &c->args.sinks) && take_offsets(c) &&
-         take_score_weight(c) && take_scales(c);
+         take_score_weight(c) && take_scales(c) && take_key_blocks(c);
 }
 
 /* ---- Outputs --------------------------------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #define ATTN_KEYWORDS(K) \
   K(mask) K(bias) K(alibi) K(sinks) K(kv_len) K(q_len) K(row_len) \
   K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(k_scale) K(v_scale) \
-  K(state) K(out) K(lse) \
+  K(key_blocks) K(state) K(out) K(lse) \
   K(causal) K(align) K(window) K(window_first) K(keys) K(shared_prefix) K(scale) K(softcap) \
   K(layout) K(score) \
   K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(kv_format) \

@@ -85,9 +85,21 @@ static void release_bound(PyObject *capsule) {
 
 /* The arrays of the bits of attn_problem.uses, by their keywords. */
 static void list_uses(uint32_t uses, char *text, size_t bytes) {
-  static const char *const names[] = {
-      "lse",   "bias",  "mask",         "kv_len",     "q_len", "row_len",         "cu_seqlens_q",
-      "alibi", "sinks", "score_weight", "page_table", "state", "k_scale, v_scale"};
+  static const char *const names[] = {"lse",
+                                      "bias",
+                                      "mask",
+                                      "kv_len",
+                                      "q_len",
+                                      "row_len",
+                                      "cu_seqlens_q",
+                                      "alibi",
+                                      "sinks",
+                                      "score_weight",
+                                      "page_table",
+                                      "state",
+                                      "k_scale, v_scale",
+                                      "key_blocks",
+                                      "full_kv_num_blocks and full_kv_indices of key_blocks"};
   size_t used = 0;
   snprintf(text, bytes, "none");
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)

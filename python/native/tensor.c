@@ -201,7 +201,7 @@ void *holdings_alloc(holdings *held, size_t bytes) {
 }
 
 /* Takes the reference over. */
-static bool hold(holdings *held, PyObject *object) {
+bool holdings_keep(holdings *held, PyObject *object) {
   if (held->objects == MOST_HELD) {
     Py_DecRef(object);
     PyErr_NoMemory();
@@ -379,7 +379,7 @@ static bool read_array_struct(arrays *of, PyObject *object, const char *name, te
  * the deleter, because it is not renamed to "used_dltensor". */
 static bool read_dlpack(PyObject *object, const char *name, holdings *held, tensor *out) {
   PyObject *capsule = PyObject_CallMethodObjArgs(object, held->of->name[DLPACK], NULL);
-  if (!capsule || !hold(held, capsule)) return false;
+  if (!capsule || !holdings_keep(held, capsule)) return false;
   const dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
   return managed && take_dl(&managed->tensor, name, out);
 }
@@ -469,7 +469,7 @@ static PyObject *resolve(PyObject *object, holdings *held, tensor *out) {
   Py_DecRef(answer);
   if (!out->is_copy) return object;
   PyObject *copy = PyObject_CallMethodObjArgs(object, held->of->name[RESOLVE_NEG], NULL);
-  return copy && hold(held, copy) ? copy : NULL;
+  return copy && holdings_keep(held, copy) ? copy : NULL;
 }
 
 static bool is_empty(const tensor *t) {

@@ -66,6 +66,9 @@ typedef struct holdings {
 
 void holdings_release(holdings *held);
 
+/* Takes over a reference until the call ends. False with an exception; then it has been given back. */
+bool holdings_keep(holdings *held, PyObject *object);
+
 /* Memory until the call ends; NULL with an exception. */
 void *holdings_alloc(holdings *held, size_t bytes);
 

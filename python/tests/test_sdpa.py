@@ -193,6 +193,70 @@ def test_values_that_are_columns_of_keys(heads):
     assert_close(out, attention(q, latent, values)[0])
 
 
+class TestKeyBlocks:
+    """Two blocks of 64 queries and three of 128 keys; entries behind a list's number hold anything."""
+
+    counts = np.int32([[[1, 2], [2, 0]]])
+    indices = np.int32([[[[2, -1, 9], [2, 0, -1]], [[1, 0, -1], [7, 7, 7]]]])
+    full_counts = np.int32([[[1, 0], [1, 1]]])
+    full_indices = np.int32([[[[1, -1, -1], [-1, -1, -1]], [[2, -1, -1], [0, -1, -1]]]])
+
+    def blocks(self, **changes):
+        fields = {"kv_num_blocks": self.counts, "kv_indices": self.indices, "full_kv_num_blocks": self.full_counts,
+                  "full_kv_indices": self.full_indices, "BLOCK_SIZE": (64, 128), **changes}
+        return libattn.KeyBlocks(**fields)
+
+    def mask(self, given):
+        """The mask that lists and the given mask are together, [1, HKV, queries, keys]."""
+        said = np.zeros((1, HKV, 100, 300), bool)
+        for h, n in np.ndindex(HKV, 2):
+            rows = np.s_[0, h, 64 * n:64 * n + 64]
+            for block in self.indices[0, h, n, :self.counts[0, h, n]]:
+                said[rows][:, 128 * block:128 * block + 128] = given[64 * n:64 * n + 64, 128 * block:128 * block + 128]
+            for block in self.full_indices[0, h, n, :self.full_counts[0, h, n]]:
+                said[rows][:, 128 * block:128 * block + 128] = True
+        return said.repeat(H // HKV, 1)
+
+    def test_answers_are_those_of_a_mask(self):
+        q, k, v = draw(sq=100, sk=300)
+        given = np.random.default_rng(1).random((100, 300)) > 0.5
+        out = libattn.sdpa(q, k, v, key_blocks=self.blocks(), mask=given)
+        assert_close(out, attention(q, k, v, mask=self.mask(given))[0])
+        wide = self.blocks(kv_indices=self.indices.astype(np.int64), kv_num_blocks=np.asfortranarray(self.counts))
+        assert np.array_equal(out, libattn.sdpa(q, k, v, key_blocks=wide, mask=given))
+        plain = libattn.KeyBlocks(self.counts, self.indices, BLOCK_SIZE=(64, 128))
+        self_alone = type("Alone", (TestKeyBlocks,), {"full_counts": 0 * self.full_counts})()
+        assert_close(libattn.sdpa(q, k, v, key_blocks=plain), attention(q, k, v, mask=self_alone.mask(given | True))[0])
+
+    def test_plans_take_them(self):
+        q, k, v = draw(sq=100, sk=300)
+        plan = libattn.Plan(q, k, v, key_blocks=self.blocks())
+        assert np.array_equal(plan.run(q, k, v, key_blocks=self.blocks()), libattn.sdpa(q, k, v, key_blocks=self.blocks()))
+        with pytest.raises(ValueError, match="key_blocks"):
+            plan.run(q, k, v)
+
+    @pytest.mark.parametrize("changes, error, words", [
+        ({"BLOCK_SIZE": (64, 100)}, ValueError, "block_keys is 100; .* multiple of 64"),
+        ({"BLOCK_SIZE": 64}, ValueError, r"BLOCK_SIZE must be \(queries, keys\)"),
+        ({"kv_num_blocks": None}, TypeError, "key_blocks.kv_num_blocks is None"),
+        ({"kv_num_blocks": counts.astype(np.float32)}, TypeError, "key_blocks.kv_num_blocks is float32; it must be int32"),
+        ({"kv_indices": indices[0]}, ValueError, "key_blocks.kv_indices has 3 dimensions"),
+        ({"kv_indices": indices[:, :, :1]}, ValueError, "kv_indices has 1 blocks of queries; it must have 2"),
+        ({"kv_indices": indices[..., :1]}, ValueError, "kv_num_blocks has a 2; its lists have room for 1 entries"),
+        ({"kv_indices": indices.repeat(3, 1)}, ValueError, "kv_indices has 6 KV heads; it must have 2, or 1"),
+        ({"kv_indices": indices + 3}, ValueError, r"kv_indices\[0\]\[0\]\[0\]\[0\] is 5; it must be in 0..2"),
+        ({"full_kv_indices": None}, TypeError, "full_kv_indices is None"),
+        ({"full_kv_indices": full_indices[:, :1]}, ValueError, "must have the shapes of"),
+    ])
+    def test_what_does_not_fit_is_refused(self, changes, error, words):
+        with pytest.raises(error, match=words):
+            libattn.sdpa(*draw(sq=100, sk=300), key_blocks=self.blocks(**changes))
+
+    def test_what_is_no_block_mask_is_refused(self):
+        with pytest.raises(TypeError, match="key_blocks has no BLOCK_SIZE; it must be a libattn.KeyBlocks"):
+            libattn.sdpa(*draw(), key_blocks=self.counts)
+
+
 def test_factors_of_keys_and_values():
     q, k, v = draw()
     batch, heads, keys = k.shape[:3]
