@@ -29,10 +29,10 @@ typedef struct npy_kind {
   size_t bytes;
 } npy_kind;
 
-/* In the order of npy_type, so that a type's own code can be looked up; types that are only read follow. */
+/* In the order of npy_type. */
 static const npy_kind npy_kinds[] = {
-    {"f2", NPY_F16, 2}, {"f4", NPY_F32, 4}, {"f8", NPY_F64, 8}, {"u1", NPY_U8, 1}, {"u2", NPY_U16, 2},
-    {"i4", NPY_I32, 4}, {"i8", NPY_I64, 8}, {"i1", NPY_I8, 1},  {"b1", NPY_U8, 1},
+    {"f2", NPY_F16, 2}, {"f4", NPY_F32, 4}, {"f8", NPY_F64, 8}, {"u1", NPY_U8, 1},   {"u2", NPY_U16, 2},
+    {"i4", NPY_I32, 4}, {"i8", NPY_I64, 8}, {"i1", NPY_I8, 1},  {"b1", NPY_BOOL, 1},
 };
 
 enum { NPY_KINDS = sizeof npy_kinds / sizeof *npy_kinds };

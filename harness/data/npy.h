@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Reading and writing NumPy .npy files (format 1.0-3.0): little and big endian, C and Fortran order, f2, f4, f8, i1,
- * u1/b1, u2, i4, i8. Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
+ * u1, b1, u2, i4, i8. Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
 #ifndef BENCH_NPY_H
 #define BENCH_NPY_H
 
 #include "attn/attn.h"
 
-typedef enum npy_type { NPY_F16, NPY_F32, NPY_F64, NPY_U8, NPY_U16, NPY_I32, NPY_I64, NPY_I8 } npy_type;
+typedef enum npy_type { NPY_F16, NPY_F32, NPY_F64, NPY_U8, NPY_U16, NPY_I32, NPY_I64, NPY_I8, NPY_BOOL } npy_type;
 
 /* The type that stores elements of a dtype in a file. bf16 is stored as u2. */
 npy_type npy_type_of(attn_dtype dtype);

@@ -39,8 +39,8 @@ bool eval_fail_shape(eval_loader *loader, eval_file which, const char *wanted) {
 
 static bool fail_type(eval_loader *loader, eval_file which, const char *wanted) {
   static const char *const names[] = {
-      [NPY_F16] = "float16", [NPY_F32] = "float32", [NPY_F64] = "float64", [NPY_U8] = "bool or uint8",
-      [NPY_U16] = "uint16",  [NPY_I32] = "int32",   [NPY_I64] = "int64",   [NPY_I8] = "int8",
+      [NPY_F16] = "float16", [NPY_F32] = "float32", [NPY_F64] = "float64", [NPY_U8] = "uint8",  [NPY_U16] = "uint16",
+      [NPY_I32] = "int32",   [NPY_I64] = "int64",   [NPY_I8] = "int8",     [NPY_BOOL] = "bool",
   };
   return eval_fail(loader, "%s %s holds %s; %s", eval_option(which), loader->options->path[which],
                    names[loader->file[which].type], wanted);
@@ -79,7 +79,8 @@ static double load_value(const npy_array *array, int64_t index) {
     case NPY_I32: return ((const int32_t *)array->data)[index];
     case NPY_I64: return (double)((const int64_t *)array->data)[index];
     case NPY_I8: return ((const int8_t *)array->data)[index];
-    case NPY_U8: break;
+    case NPY_U8:
+    case NPY_BOOL: break;
   }
   return ((const uint8_t *)array->data)[index];
 }

@@ -40,7 +40,7 @@ static bool broadcast(eval_loader *l, eval_file which) {
 
 static bool load_pairs(eval_loader *l, eval_file which) {
   if (which != EVAL_MASK) return eval_to_dtype(l, which, ATTN_F32) && broadcast(l, which);
-  if (l->file[EVAL_MASK].type == NPY_U8) return broadcast(l, which);
+  if (l->file[EVAL_MASK].type == NPY_U8 || l->file[EVAL_MASK].type == NPY_BOOL) return broadcast(l, which);
   return eval_fail(l, "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
                    l->options->path[EVAL_MASK]);
 }

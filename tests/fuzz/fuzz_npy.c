@@ -9,7 +9,8 @@
 #include "fuzz.h"
 
 static const size_t element_bytes[] = {
-    [NPY_F16] = 2, [NPY_F32] = 4, [NPY_F64] = 8, [NPY_U8] = 1, [NPY_U16] = 2, [NPY_I32] = 4, [NPY_I64] = 8,
+    [NPY_F16] = 2, [NPY_F32] = 4, [NPY_F64] = 8, [NPY_U8] = 1,   [NPY_U16] = 2,
+    [NPY_I32] = 4, [NPY_I64] = 8, [NPY_I8] = 1,  [NPY_BOOL] = 1,
 };
 
 static void check_round_trip(const npy_array *array) {

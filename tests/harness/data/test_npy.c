@@ -74,8 +74,8 @@ TEST(reads_every_version_and_type) {
     const char *descr;
     npy_type type;
     size_t bytes;
-  } types[] = {{"<f2", NPY_F16, 2}, {"<f4", NPY_F32, 4}, {"<f8", NPY_F64, 8}, {"|b1", NPY_U8, 1}, {"|u1", NPY_U8, 1},
-               {"<u2", NPY_U16, 2}, {"<i4", NPY_I32, 4}, {"<i8", NPY_I64, 8}, {">f4", NPY_F32, 4}};
+  } types[] = {{"<f2", NPY_F16, 2}, {"<f4", NPY_F32, 4}, {"<f8", NPY_F64, 8}, {"|b1", NPY_BOOL, 1}, {"|u1", NPY_U8, 1},
+               {"<u2", NPY_U16, 2}, {"<i4", NPY_I32, 4}, {"<i8", NPY_I64, 8}, {"|i1", NPY_I8, 1},   {">f4", NPY_F32, 4}};
   for (int version = 1; version <= 3; version++)
     for (size_t t = 0; t < COUNT(types); t++) {
       char header[128];

@@ -364,6 +364,7 @@ def check_bytes(evals):
                     allowed=["PASS"])
         evals.check(f"{name}, short blocks", {**problem, "k": stored["k"][..., 1:]}, 2, f"blocks, {stored['k'].shape[-1]}]")
         evals.check(f"{name}, floats", {**problem, "k": values["k"]}, 2, f"--kv-format {name} it must hold uint8")
+        evals.check(f"{name}, bool", {**problem, "k": stored["k"].view(bool)}, 2, "holds bool; with --kv-format")
         evals.check(f"{name}, too few", {**problem, "k": stored["k"][..., :1, :]}, 2, "head dimension 32")
         bare = {x: problem[x] for x in "qkv"}
         evals.check(f"{name} without --kv-format", bare, 2, "--kv-format must say what the bytes are")
