@@ -132,16 +132,36 @@ static void copy_v(const unit_keys *unit, attn_key_range keys, float *rows, int6
   }
 }
 
+static bool is_listed(const unit_keys *unit, int64_t key) {
+  const attn_problem *p = unit->problem;
+  return attn_key_listed(p, unit->args, true, unit->b, unit->head, 0, key) ||
+         attn_key_listed(p, unit->args, false, unit->b, unit->head, 0, key);
+}
+
+/* The first keys from `key` on that tiles may read, before `end`: all, but where all rows have one list of key blocks.
+ * Several lists mostly name each block. */
+static attn_key_range next_to_pack(const unit_keys *unit, int64_t key, int64_t end) {
+  const attn_problem *p = unit->problem;
+  if (!attn_lists_keys(p) || unit->seq.len_q > p->block_queries) return (attn_key_range){key, end};
+  while (key < end && !is_listed(unit, key)) key = round_down(key, p->block_keys) + p->block_keys;
+  attn_key_range keys = {key, key};
+  while (keys.end < end && is_listed(unit, keys.end)) keys.end = round_down(keys.end, p->block_keys) + p->block_keys;
+  keys.end = min64(keys.end, end);
+  return keys;
+}
+
 /* Task `item` packs keys [item, item + 1) x PACK_KEYS of the unit's KV head. */
 static inline void pack_unit(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory) {
   const attn_problem *p = &schedule->problem;
   const unit_keys unit = keys_of_unit(p, args, task.unit);
-  const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
+  const attn_key_range item = keys_of_item(&unit, task.item, PACK_KEYS);
   assert(task.phase == 0 && task.item < schedule->items[0]);
   const packed_layout *at = packed_layout_in(schedule);
-  if (keys.begin >= keys.end) return;
-  if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at->k));
-  if (at->v_stride) copy_v(&unit, keys, floats_at(unit_memory, at->v), at->v_stride);
+  for (attn_key_range keys = next_to_pack(&unit, item.begin, item.end); keys.begin < keys.end;
+       keys = next_to_pack(&unit, keys.end, item.end)) {
+    if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at->k));
+    if (at->v_stride) copy_v(&unit, keys, floats_at(unit_memory, at->v), at->v_stride);
+  }
 }
 
 #endif
