@@ -19,6 +19,7 @@ typedef struct attn_peak_loop {
   const char *dtype; /* type of its inputs: "f32", "bf16" */
   const char *what;  /* "fma, 512 bit" */
   double flops;      /* per iteration; a multiply-add counts 2 */
+  double f32_share;  /* kernels of the tier may make float32 products of these: so much of the rate; 0 = none do */
   void (*run)(int64_t iterations);
   /* Loads `bytes` of data and as many of `beside` (NULL: nothing), both in turns, with the tier's widest loads, and
    * prefetches both `ahead` bytes ahead into level 2 (0: no prefetch). Returns the bitwise or of it all, folded to 64 bits.

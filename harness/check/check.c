@@ -156,8 +156,8 @@ static int alike(const attn_kernel_info *a, const attn_kernel_info *b) {
 static bool may_refer(const bench_reference *r, int index) {
   const attn_kernel_info *kernel = attn_kernel_get(index);
   const attn_numerics *n = &kernel->numerics;
-  return !(r->wrong >> index & 1) && !kernel->library[0] && !(n->p_rounding > 0) && n->exp_error <= 0x1p-21 &&
-         strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
+  return !(r->wrong >> index & 1) && !kernel->library[0] && !(n->p_rounding > 0) && !(n->input_rounding > 0) &&
+         n->exp_error <= 0x1p-21 && strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
 }
 
 /* The kernel that shares least code with the one to check; of several the first, which is the fastest, but naive_c for small

@@ -185,8 +185,8 @@ static int64_t count_keys(const bench_view *v, int64_t h, int64_t i) {
 
 static double probe_limit(const bench_structure *s, const bench_view *v, int64_t count) {
   const attn_numerics *numerics = s->subject->numerics;
-  return 2 * (numerics->exp_error + bench_p_rounding(&v->problem, numerics)) + attn_dtype_of(v->problem.dtype_o).roundoff +
-         0x1p-24 * (double)(count + 8);
+  return 2 * (numerics->exp_error + bench_p_rounding(&v->problem, numerics) + numerics->input_rounding) +
+         attn_dtype_of(v->problem.dtype_o).roundoff + 0x1p-24 * (double)(count + 8);
 }
 
 static bench_outcome weights_are_right(bench_structure *s, const bench_view *v, int64_t h, int64_t i) {

@@ -158,6 +158,7 @@ typedef struct row_terms {
   double n, terms;       /* allowed keys; terms of a score */
   double scaled;         /* 1 with factors of K and V, each of which rounds once, else 0 */
   double rescales, bend; /* how often the sum is rescaled; error of tanh */
+  double pair;           /* error of two rounded inputs in a product */
   double vanish;         /* most that flushed inputs and results take from a score */
 } row_terms;
 
@@ -178,6 +179,7 @@ static row_terms terms_of(const attn_problem *problem, const attn_numerics *nume
   const double tanhs = (problem->score == ATTN_SCORE_ADDITIVE) + (problem->softcap > 0);
   return (row_terms){.u = u,
                      .u_p = bench_p_rounding(problem, numerics),
+                     .pair = 2 * numerics->input_rounding,
                      .eps = eps,
                      .f = f,
                      .tiny = f > 0 ? 0x1p-126 : 0x1p-149,
@@ -190,12 +192,12 @@ static row_terms terms_of(const attn_problem *problem, const attn_numerics *nume
 }
 
 static double proven_error(const row_terms *t, double abs_sum) {
-  return (t->u * (t->terms + 16 + t->scaled) + t->bend) * abs_sum + t->vanish + t->eps * (1 + t->rescales) + t->u_p +
-         t->u * (t->n + t->rescales + 4 + t->scaled);
+  return (t->u * (t->terms + 16 + t->scaled) + t->bend + t->pair) * abs_sum + t->vanish + t->eps * (1 + t->rescales) +
+         t->u_p + t->pair + t->u * (t->n + t->rescales + 4 + t->scaled);
 }
 
 static double sharp_error(const row_terms *t, double abs_sum) {
-  return (t->u * (4 + sqrt(t->terms) + t->scaled) + t->bend) * abs_sum + t->vanish + t->eps +
+  return (t->u * (4 + sqrt(t->terms) + t->scaled) + t->bend + t->pair) * abs_sum + t->vanish + t->eps + t->pair +
          t->u * (sqrt(t->n) + 4 + t->scaled);
 }
 
@@ -228,11 +230,13 @@ bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits othe
 const char *bench_beyond_cap(const attn_numerics *numerics) {
   if (!(numerics->exp_error <= 0x1p-8)) return "an exp error";
   if (!(numerics->p_rounding <= 0x1p-8)) return "a rounding of P";
+  if (!(numerics->input_rounding <= 0x1p-8)) return "a rounding of inputs";
   return numerics->input_flush <= 0x1p-126 ? NULL : "flushed inputs";
 }
 
 bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics) {
-  return numerics->exp_error > fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
+  const double exact = fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
+  return numerics->exp_error > exact || numerics->input_rounding > exact;
 }
 
 /* INFINITY where the error is infinite or one of the two is a NaN. */

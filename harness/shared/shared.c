@@ -164,13 +164,16 @@ void attnbench_expected_destroy(attnbench_expected *expected) {
   free(expected);
 }
 
-double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse, const double arithmetic[4],
+double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse, const double arithmetic[5],
                          double *abs_error, int64_t where[5]) {
-  const attn_numerics numerics = {.exp_error = arithmetic[0], .p_rounding = arithmetic[1], .input_flush = arithmetic[2]};
+  const attn_numerics numerics = {.exp_error = arithmetic[0],
+                                  .p_rounding = arithmetic[1],
+                                  .input_flush = arithmetic[2],
+                                  .input_rounding = arithmetic[3]};
   attn_args args = expected->args;
   args.o = (void *)(uintptr_t)o; /* only read here */
   args.lse = (float *)(uintptr_t)lse;
-  const bench_verdict verdict = bench_check_stored_values(expected->rows, &args, &numerics, arithmetic[3]);
+  const bench_verdict verdict = bench_check_stored_values(expected->rows, &args, &numerics, arithmetic[4]);
   *abs_error = verdict.max_abs_err;
   memcpy(where, verdict.err_index, sizeof verdict.err_index);
   where[4] = verdict.rows_checked;

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -29,6 +30,14 @@ bench_read_loop bench_widest_read(void) { return last_loop(true) ? last_loop(tru
 const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype) {
   if (!kernel->library[0]) return attn_peak_for(kernel->isa, dtype);
   return attn_peak_for(bench_highest_tier(), kernel->numerics.p_rounding > 0 ? dtype : "f32");
+}
+
+const attn_peak_loop *bench_parts_peak_of(const attn_kernel_info *kernel, const attn_peak_loop *loop) {
+  const attn_peak_loop *by_parts;
+  if (kernel->library[0] || !loop || strcmp(loop->dtype, "f32") != 0) return NULL;
+  for (int i = 0; (by_parts = attn_peak_get(i)); i++)
+    if (by_parts->f32_share > 0 && strcmp(by_parts->isa, kernel->isa) == 0) return by_parts;
+  return NULL;
 }
 
 static const double WARM_UP_NS = 2e6; /* clocks and vector units of present CPUs need well under a millisecond to wake */

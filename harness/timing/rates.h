@@ -36,6 +36,9 @@ typedef struct bench_peak_slice {
  * multiply f32. */
 const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype);
 
+/* The loop whose products the kernel may make float32 ones of, which may be quicker than its f32 loop; NULL = none. */
+const attn_peak_loop *bench_parts_peak_of(const attn_kernel_info *kernel, const attn_peak_loop *loop);
+
 /* Warms the loop up and finds the iterations for slices of about slice_ns. As many of `threads` as there really are run it
  * at once: slice.threads. */
 bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns);

@@ -40,6 +40,7 @@ static void widen(attn_numerics *to, const attn_numerics *by) {
   to->exp_error = fmax(to->exp_error, by->exp_error);
   to->p_rounding = fmax(to->p_rounding, by->p_rounding);
   to->input_flush = fmax(to->input_flush, by->input_flush);
+  to->input_rounding = fmax(to->input_rounding, by->input_rounding);
 }
 
 void bench_trial_declare(bench_trial *t) {

@@ -561,7 +561,9 @@ typedef struct attn_numerics {
   double exp_error;  /**< Largest relative error of its exp. */
   double p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8
                         = narrowed to their type; with f16 that is 2^-11. With float32 K and V, P stays float32. */
-  double input_flush; /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
+  double input_flush;    /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
+  double input_rounding; /**< Unit roundoff of Q, K, P and V in the products, where these round float32 values; 0 = they take
+                            them exactly. The automatic choice has no kernel that rounds them. */
 } attn_numerics;
 
 /** Facts about a kernel that are known without running it. */

@@ -16,6 +16,7 @@
 typedef struct operands {
   const char *left, *right;
   int64_t left_stride, left_step; /* bytes from row to row, from step to step */
+  int64_t part;                   /* bytes from part to part, on both sides */
 } operands;
 
 /* Stores a tile of the group before, and starts one of this group: from what `sums` holds, or from 0. A macro, because tiles
@@ -43,9 +44,11 @@ typedef struct softmax_pace {
   bool too_many, masked, biased;
 } softmax_pace;
 
-/* Runs the share of softmax that comes before product `slot` of a step: 0 to 3. */
+enum { SLOTS = 4 * PART_PRODUCTS }; /* tile products of a step */
+
+/* Runs the share of softmax that comes before product `slot` of a step. */
 static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
-  for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
+  for (int i = (pace.pairs * slot + SLOTS - 1) / SLOTS; i < (pace.pairs * (slot + 1) + SLOTS - 1) / SLOTS; i++)
     if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked, pace.biased);
 }
 
@@ -61,29 +64,49 @@ typedef struct tile_group {
   operands at;
 } tile_group;
 
-/* One step of a group: four products; the first step starts the sums. Softmax comes before the product, and an operand is
- * loaded just before its first product, so that the data for the tile unit has more time to arrive. */
-static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool starts, softmax *x, const softmax_pace pace) {
-  operands *at = &g->at;
-  softmax_share(x, pace, 0);
+/* Product i of the parts of a step: four tile products. The first one of a group starts its sums. Softmax comes before the
+ * product, and an operand is loaded just before its first product, so that the data for the tile unit has more time to
+ * arrive. */
+static ALWAYS_INLINE void multiply_parts(const tile_group *g, const int i, const bool first, const bool starts, softmax *x,
+                                         const softmax_pace pace) {
+  const bool load_left = i == 0 || left_part[i] != left_part[i - 1];
+  const bool load_right = i == 0 || right_part[i] != right_part[i - 1];
+  const char *left = g->at.left + left_part[i] * g->at.part, *right = g->at.right + right_part[i] * g->at.part;
+  const int64_t stride = g->at.left_stride;
+  softmax_share(x, pace, 4 * i);
   if (first) START_TILE(0, g->before + SUMS_0, g->in + SUMS_0, starts);
   tiles_see_stores();
-  _tile_stream_loadd(4, at->left, at->left_stride);
-  _tile_loadd(6, at->right, 128);
+  if (load_left) _tile_stream_loadd(4, left, stride);
+  if (load_right) _tile_loadd(6, right, 128);
   _tile_dpbf16ps(0, 4, 6);
-  softmax_share(x, pace, 1);
+  softmax_share(x, pace, 4 * i + 1);
   if (first) START_TILE(1, g->before + SUMS_1, g->in + SUMS_1, starts);
-  _tile_loadd(7, at->right + 64, 128);
+  if (load_right) _tile_loadd(7, right + 64, 128);
   _tile_dpbf16ps(1, 4, 7);
-  softmax_share(x, pace, 2);
+  softmax_share(x, pace, 4 * i + 2);
   if (first) START_TILE(2, g->before + SUMS_2, g->in + SUMS_2, starts);
-  _tile_stream_loadd(5, at->left + HALF * at->left_stride, at->left_stride);
+  if (load_left) _tile_stream_loadd(5, left + HALF * stride, stride);
   _tile_dpbf16ps(2, 5, 6);
-  softmax_share(x, pace, 3);
+  softmax_share(x, pace, 4 * i + 3);
   if (first) START_TILE(3, g->before + SUMS_3, g->in + SUMS_3, starts);
   _tile_dpbf16ps(3, 5, 7);
-  at->left += at->left_step;
-  at->right += STEP * sizeof(uint16_t);
+}
+
+/* One step of a group. The products are no loop, so that compilers see early which shares of softmax are empty: unrolling
+ * takes them minutes. */
+static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool starts, softmax *x, const softmax_pace pace) {
+  multiply_parts(g, 0, first, starts, x, pace);
+#if PARTS > 1
+  multiply_parts(g, 1, false, starts, x, pace);
+  multiply_parts(g, 2, false, starts, x, pace);
+#endif
+#if PARTS > 2
+  multiply_parts(g, 3, false, starts, x, pace);
+  multiply_parts(g, 4, false, starts, x, pace);
+  multiply_parts(g, 5, false, starts, x, pace);
+#endif
+  g->at.left += g->at.left_step;
+  g->at.right += STEP * sizeof(uint16_t);
 }
 
 /* One group of `steps` steps: out = in, or 0 if it starts, + left right. `in` may be `out`. */
@@ -135,10 +158,11 @@ typedef struct score_work {
 static ALWAYS_INLINE void output_groups(pending_sums *pending, const output_work *w, const int depth_v, softmax *x,
                                         const softmax_pace pace) {
   for (int d = 0; d < depth_v; d++) {
-    const operands at = {.left = (const char *)(w->v + d * GROUPS * STEP),
+    const operands at = {.left = (const char *)(w->v + d * PARTS * GROUPS * STEP),
                          .right = (const char *)w->p,
                          .left_stride = 64,
-                         .left_step = STEP * sizeof(uint16_t)};
+                         .left_step = STEP * sizeof(uint16_t),
+                         .part = GROUPS * STEP * sizeof(uint16_t)};
     run_group(pending, (group_work){w->o + d * SUMS, w->starts, w->o + d * SUMS, at, GROUPS}, x, pace);
   }
 }
@@ -149,7 +173,8 @@ static ALWAYS_INLINE void score_groups(pending_sums *pending, const score_work *
     const operands at = {.left = (const char *)w->k + g * w->k_group,
                          .right = (const char *)w->q,
                          .left_stride = w->k_stride,
-                         .left_step = w->k_step};
+                         .left_step = w->k_step,
+                         .part = depth_qk * STEP * (int64_t)sizeof(uint16_t)};
     run_group(pending, (group_work){w->s, true, w->s + g * SUMS, at, depth_qk}, x, pace);
   }
 }

@@ -5,14 +5,13 @@
 #define ATTN_PACK_AMX_H
 
 #include "body_amx.h"
-#include "kernels/avx512bf16/values_bf16.h"
 
 /* ---- Memory of a unit: V^T, then K ---- */
 
-/* Whole blocks of K lie at one stride, in steps of adjacent values. */
+/* Whole blocks of K lie at one stride, in steps of adjacent bfloat16 values. */
 static bool k_in_place(const attn_problem *p) {
   const bool whole = !attn_uses(p, ATTN_USE_PAGES) || p->page_tokens % KEY_BLOCK == 0;
-  return whole && p->k_stride.d == 1 && p->dim_qk % DEPTH == 0;
+  return PARTS == 1 && whole && p->k_stride.d == 1 && p->dim_qk % DEPTH == 0;
 }
 
 static int64_t packed_values(const attn_problem *p) {
@@ -44,24 +43,34 @@ static attn_key_run run_at(const key_source *s, int64_t key) {
   return attn_key_run_at(s->p, s->args, &s->seq, s->head, key);
 }
 
-static __m512i load_k(const key_source *s, int64_t key, int64_t d) {
-  if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
-  const uint16_t *k = s->args->k;
-  return load_values(k + run_at(s, key).k + d * s->p->k_stride.d, s->p->k_stride.d, s->p->dim_qk - d);
+static void load_k(const key_source *s, int64_t key, int64_t d, __m512i part[PARTS]) {
+  const input_value *k = s->args->k;
+  const bool used = s->used.begin <= key && key < s->used.end;
+  load_parts(used ? k + run_at(s, key).k + d * s->p->k_stride.d : k, s->p->k_stride.d, used ? s->p->dim_qk - d : 0, part);
 }
 
-static __m512i load_v(const key_source *s, int64_t key, int64_t d) {
-  if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
-  const uint16_t *v = s->args->v;
-  return load_values(v + run_at(s, key).v + d * s->p->v_stride.d, s->p->v_stride.d, s->p->dim_v - d);
+static void load_v(const key_source *s, int64_t key, int64_t d, __m512i part[PARTS]) {
+  const input_value *v = s->args->v;
+  const bool used = s->used.begin <= key && key < s->used.end;
+  load_parts(used ? v + run_at(s, key).v + d * s->p->v_stride.d : v, s->p->v_stride.d, used ? s->p->dim_v - d : 0, part);
 }
 
 /* ---- Blocks ---- */
 
+static void store_parts(const __m512i part[PARTS], uint16_t *to, int64_t distance) {
+  UNROLL
+  for (int i = 0; i < PARTS; i++) _mm512_storeu_si512(to + i * distance, part[i]);
+}
+
 static void pack_k_block(const key_source *s, int64_t key, uint16_t *to) {
-  for (int64_t group = key; group < key + KEY_BLOCK; group += 32)
+  const int64_t distance = depth_of(s->p->dim_qk) * STEP;
+  for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += (PARTS - 1) * distance)
     for (int64_t d = 0; d < s->p->dim_qk; d += DEPTH, to += STEP)
-      for (int64_t i = 0; i < 32; i++) _mm512_storeu_si512(to + i * DEPTH, load_k(s, group + i, d));
+      for (int64_t i = 0; i < 32; i++) {
+        __m512i part[PARTS];
+        load_k(s, group + i, d, part);
+        store_parts(part, to + i * DEPTH, distance);
+      }
 }
 
 /* Eight values of each of four rows, `stride` bytes apart: by masked broadcasts, which need no shuffle. */
@@ -100,18 +109,23 @@ static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
 
 static void pack_v_block(const key_source *s, int64_t key, uint16_t *to) {
   const attn_problem *p = s->p;
-  for (int64_t d = 0; d < p->dim_v; d += DEPTH)
+  for (int64_t d = 0; d < p->dim_v; d += DEPTH, to += (PARTS - 1) * GROUPS * STEP)
     for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += STEP) {
       const bool whole = s->used.begin <= group && group + 32 <= s->used.end;
       const attn_key_run run = whole ? run_at(s, group) : (attn_key_run){0};
-      if (p->v_stride.d == 1 && d + DEPTH <= p->dim_v && run.keys >= 32) {
+      if (PARTS == 1 && p->v_stride.d == 1 && d + DEPTH <= p->dim_v && run.keys >= 32) {
         const uint16_t *v = (const uint16_t *)s->args->v + run.v + d;
         transpose_values((const char *)v, p->v_stride.s * (int64_t)sizeof *v, to);
-      } else {
-        uint16_t copy[STEP];
-        for (int64_t i = 0; i < 32; i++) _mm512_storeu_si512(copy + i * DEPTH, load_v(s, group + i, d));
-        transpose_values((const char *)copy, DEPTH * sizeof *copy, to);
+        continue;
       }
+      uint16_t copy[PARTS * STEP];
+      for (int64_t i = 0; i < 32; i++) {
+        __m512i part[PARTS];
+        load_v(s, group + i, d, part);
+        store_parts(part, copy + i * DEPTH, STEP);
+      }
+      for (int i = 0; i < PARTS; i++)
+        transpose_values((const char *)(copy + i * STEP), DEPTH * sizeof *copy, to + i * GROUPS * STEP);
     }
 }
 
@@ -133,21 +147,30 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
 static void pack_queries(const row_block *block, int64_t row, const attn_key_range *range, uint16_t *to) {
   const attn_problem *p = block->problem;
   const problem_row first = problem_row_of(block, row);
-  const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, first.head, first.query);
-  const uint16_t *from[TILE_QUERIES];
+  const int64_t distance = depth_of(p->dim_qk) * STEP;
+  const input_value *q =
+      (const input_value *)block->args->q + attn_q_offset(p, block->seq, block->b, first.head, first.query);
+  const input_value *from[TILE_QUERIES];
   for (int64_t i = 0; i < TILE_QUERIES; i++)
     from[i] = row + i < block->rows && range[i].begin < range[i].end ? q + i * p->q_stride.s : NULL;
   for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP)
     for (int half = 0; half < 2; half++) {
-      vec r[HALF];
+      vec r[PARTS][HALF];
       UNROLL
       for (int i = 0; i < HALF; i++) {
-        const uint16_t *at = from[half * HALF + i];
-        r[i] = at ? _mm512_castsi512_ps(load_values(at + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d)) : vec_zero();
+        const input_value *at = from[half * HALF + i];
+        __m512i part[PARTS];
+        load_parts(at ? at + d * p->q_stride.d : q, p->q_stride.d, at ? p->dim_qk - d : 0, part);
+        UNROLL
+        for (int n = 0; n < PARTS; n++) r[n][i] = _mm512_castsi512_ps(part[n]);
       }
-      vec_transpose(r);
       UNROLL
-      for (int i = 0; i < HALF; i++) vec_store((float *)(void *)(to + i * 2 * DEPTH + half * DEPTH), r[i]);
+      for (int n = 0; n < PARTS; n++) {
+        vec_transpose(r[n]);
+        UNROLL
+        for (int i = 0; i < HALF; i++)
+          vec_store((float *)(void *)(to + n * distance + i * 2 * DEPTH + half * DEPTH), r[n][i]);
+      }
     }
 }
 

@@ -31,6 +31,7 @@ const attn_peak_loop attn_peak_amx[] = {
      .dtype = "bf16",
      .what = "tdpbf16ps, 16x32 by 32x16",
      .flops = 2.0 * TILES * TILE_ROWS * DEPTH * COLUMNS,
+     .f32_share = 1.0 / 3, /* flash_amx_x3 */
      .run = tile_loop},
     {.isa = NULL},
 };

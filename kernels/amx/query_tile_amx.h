@@ -12,9 +12,11 @@ typedef struct query_tile {
   int64_t all_begin, all_end;     /* keys that every query sees, as far as ranges tell */
   int64_t first_block, end_block; /* blocks that some query sees */
   float minus_ref[TILE_QUERIES], sum[TILE_QUERIES];
-  float *o;     /* O^T */
-  bool started; /* o is in use */
-  bool again;   /* some rows are not finite */
+  float *o;       /* O^T */
+  bool started;   /* o is in use */
+  bool again;     /* some rows are not finite */
+  uint32_t alone; /* bit i: query i is to be computed once more, without keys that other queries see */
+  int64_t only;   /* the query that is, -1 = all are */
 } query_tile;
 
 /* Rows beyond the last one repeat its range, so that they never make a block an edge. */
@@ -59,6 +61,8 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
   t->row = row;
   t->o = o;
   t->started = t->again = false;
+  t->alone = 0;
+  t->only = -1;
   t->first_block = t->end_block = t->all_begin = 0;
   t->all_end = INT64_MAX;
   find_ranges(block, t);
@@ -150,6 +154,7 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
   if (t->all_begin > key || key + KEY_BLOCK > t->all_end)
     for (int64_t i = 0; i < TILE_QUERIES; i++)
       bits[i] &= low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
+  for (int64_t i = 0; t->only >= 0 && i < TILE_QUERIES; i++) bits[i] = i == t->only ? bits[i] : 0;
   for (int64_t i = 0; block->careful && attn_uses(p, ATTN_USE_BIAS) && i < TILE_QUERIES; i++)
     bits[i] &= unbiased_keys(block, t->row + i, key);
   __m512i any = _mm512_setzero_si512();
@@ -376,8 +381,8 @@ static void store_empty(const row_block *block, const query_tile *t, int64_t i) 
 
 /* Settles the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may
  * have met NaN or infinity in V of a key that no query of the tile sees, whose weight is 0: `again` asks for a careful
- * second try without those. What is not finite then either (another query's key, an input, an overflow) is computed on its
- * own in double precision, from its allowed keys alone. */
+ * second try without those, `alone` for a third one without those that another query sees. What is not finite then either
+ * (an input, an overflow) is computed in double precision. */
 static void settle_rows_left(const row_block *block, query_tile *t, int half, __mmask16 good, __mmask16 weighted) {
   for (int64_t i = 0; i < HALF && t->row + half * HALF + i < block->rows; i++) {
     const int64_t lane = half * HALF + i;
@@ -388,6 +393,8 @@ static void settle_rows_left(const row_block *block, query_tile *t, int half, __
       continue;
     else if (weighted >> i & 1 && block->first_try)
       t->again = true;
+    else if (weighted >> i & 1)
+      t->alone |= 1u << lane;
     else
       attn_exact_row(block->problem, block->args, block->b, at.head, at.query);
   }
@@ -433,6 +440,32 @@ static NO_INLINE void finish_tile_states(const row_block *block, query_tile *t) 
   for (int64_t i = 0; !t->again && i < queries; i++) finish_state(block, t, i);
 }
 
+/* Denominators of the rows of a half. */
+static vec row_denominators(const row_block *block, const query_tile *t, int half) {
+  const vec sum = vec_load(t->sum + half * HALF), minus_ref = vec_load(t->minus_ref + half * HALF);
+  if (!attn_uses(block->problem, ATTN_USE_SINKS)) return sum;
+  const float sink = block->args->sinks[problem_row_of(block, t->row).head] * LOG2_E;
+  return vec_add(sum, vec_exp2(vec_add(vec_set1(sink), minus_ref)));
+}
+
+/* The row of the query that was alone. */
+static void finish_row_alone(const row_block *block, const query_tile *t) {
+  const attn_problem *p = block->problem;
+  const int half = (int)(t->only / HALF), lane = (int)(t->only % HALF);
+  const problem_row at = problem_row_of(block, t->row + t->only);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  const vec inverse = vec_div(vec_set1(1), row_denominators(block, t, half));
+  vec poison = vec_zero();
+  float x[HALF];
+  for (int64_t d = 0; d < p->dim_v; d++) {
+    vec_store(x, divided(t->o + d * TILE_QUERIES + half * HALF, inverse, &poison));
+    attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, x[lane]);
+  }
+  vec_store(x, poison);
+  store_lse_half(block, t, half, (__mmask16)(1u << lane));
+  if (isnan(x[lane])) attn_exact_row(p, block->args, block->b, at.head, at.query);
+}
+
 /* O = O^T / sum and LSE = reference + log(sum). A row without keys gives 0 and -inf. */
 static NO_INLINE void finish_tile(const row_block *block, query_tile *t) {
   const attn_problem *p = block->problem;
@@ -440,14 +473,13 @@ static NO_INLINE void finish_tile(const row_block *block, query_tile *t) {
     finish_tile_states(block, t);
     return;
   }
+  if (t->only >= 0) {
+    finish_row_alone(block, t);
+    return;
+  }
   for (int half = 0; half < 2 && t->row + half * HALF < block->rows; half++) {
     const int64_t rows = min64(block->rows - t->row - half * HALF, HALF);
-    const vec sum = vec_load(t->sum + half * HALF), minus_ref = vec_load(t->minus_ref + half * HALF);
-    vec denominator = sum;
-    if (attn_uses(p, ATTN_USE_SINKS)) {
-      const float sink = block->args->sinks[problem_row_of(block, t->row).head] * LOG2_E;
-      denominator = vec_add(sum, vec_exp2(vec_add(vec_set1(sink), minus_ref)));
-    }
+    const vec sum = vec_load(t->sum + half * HALF), denominator = row_denominators(block, t, half);
     const vec inverse = vec_div(vec_set1(1), denominator);
     const __mmask16 weighted = first_lanes(rows) & _mm512_cmp_ps_mask(sum, vec_zero(), _CMP_GT_OQ) &
                                _mm512_cmp_ps_mask(denominator, vec_set1(INFINITY), _CMP_LT_OQ);

@@ -13,7 +13,7 @@ typedef struct softmax_work {
   uint16_t *p;
   const uint32_t *visible; /* [KEY_BLOCK / 32][TILE_QUERIES]: bit j of a query's word is its key j; read if masked */
   const float *minus_ref;  /* [TILE_QUERIES]: minus the reference of each query */
-  float *sum;              /* [TILE_QUERIES]: receives the sum of P as rounded */
+  float *sum;              /* [TILE_QUERIES]: receives the sum of P, as rounded if it is one bfloat16 */
   float scale;             /* factor of the scores, to log2 units */
   const float *bias[2];    /* bias of the first query and key of this block and of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
@@ -25,7 +25,7 @@ typedef struct softmax_work {
 /* Where softmax of a block stands; all of it in registers. */
 typedef struct softmax {
   const float *s, *end; /* the next two keys of S^T */
-  uint16_t *p;          /* their row of P^T */
+  uint16_t *p;          /* their row of P^T, of its first part */
   const uint32_t *visible;
   int key; /* place in the block, counted if masked or biased */
   const float *bias[2];
@@ -33,8 +33,8 @@ typedef struct softmax {
   float *turned;
   uintptr_t wanted, wanted_step;
   vec scale, minus_ref[2], sum[2];
-  exp_lines lines;
-  __m512i odd_words, high_words;
+  exp_lines lines; /* where P is one bfloat16 */
+  __m512i odd_words;
 } softmax;
 
 static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
@@ -55,8 +55,7 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .minus_ref = {vec_load(w->minus_ref), vec_load(w->minus_ref + HALF)},
                    .sum = {vec_zero(), vec_zero()},
                    .lines = load_exp_lines(exp_tables),
-                   .odd_words = _mm512_loadu_si512(odd_words),
-                   .high_words = _mm512_set1_epi32((int)0xffff0000)};
+                   .odd_words = _mm512_loadu_si512(odd_words)};
 }
 
 /* Goes on with the next block: its S^T has replaced that of this block. */
@@ -156,34 +155,51 @@ static ALWAYS_INLINE void ask_for_lines(softmax *x, const int lines) {
   x->wanted += x->wanted_step;
 }
 
-/* Two keys of all queries: four vectors side by side, because one alone would wait for each of its steps. P is 2^t for t <=
- * 127, 0 for -inf. */
-static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool biased) {
-  vec t[4], e[4]; /* queries 0-15 and 16-31 of the first key, then of the second */
-  __m512i p[4];
-  UNROLL
-  for (int i = 0; i < 4; i++) {
-    const vec s = vec_load(x->s + i * HALF);
-    if (biased) /* rounded as adjust_block rounds, so that a row's bits do not tell whose block it shared */
-      t[i] = vec_add(vec_fma(vec_set1(LOG2_E), vec_load(x->turned + x->key * TILE_QUERIES + i * HALF), vec_mul(s, x->scale)),
-                     x->minus_ref[i % 2]);
-    else
-      t[i] = vec_fma(s, x->scale, x->minus_ref[i % 2]);
-  }
+/* Weights of four vectors of scores in log2 units: 2^(t - reference) up to 2^127, 0 for -inf. As one bfloat16 they are cut,
+ * which rounds them. Float32 weights take the fraction from t alone: beside the first reference it would lose five bits. */
+static ALWAYS_INLINE void weights_of(const softmax *x, vec t[4], vec e[4]) {
+#if PARTS == 1
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = exp_fraction(&x->lines, t[i]);
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = _mm512_scalef_ps(e[i], t[i]);
   UNROLL
-  for (int i = 0; i < 4; i++)
-    if (masked) /* keys that a query does not see get 0, whatever their scores are */
-      p[i] = _mm512_maskz_and_epi32(sees_key(x->visible, i % 2, x->key + i / 2), _mm512_castps_si512(e[i]), x->high_words);
+  for (int i = 0; i < 4; i++) e[i] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(e[i]), high_words()));
+#else
+  UNROLL
+  for (int i = 0; i < 4; i++) e[i] = vec_exp2(_mm512_reduce_ps(t[i], 0x09));
+  UNROLL
+  for (int i = 0; i < 4; i++) e[i] = _mm512_scalef_ps(e[i], vec_add(_mm512_roundscale_ps(t[i], 0x09), x->minus_ref[i % 2]));
+#endif
+}
+
+/* Two keys of all queries: four vectors side by side, because one alone would wait for each of its steps. */
+static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool biased) {
+  vec t[4], e[4]; /* queries 0-15 and 16-31 of the first key, then of the second */
+  __m512i p[4][PARTS];
+  UNROLL
+  for (int i = 0; i < 4; i++) {
+    const vec s = vec_load(x->s + i * HALF);
+    if (biased) /* rounded as adjust_block rounds, so that a row's bits do not tell whose block it shared */
+      t[i] = vec_fma(vec_set1(LOG2_E), vec_load(x->turned + x->key * TILE_QUERIES + i * HALF), vec_mul(s, x->scale));
     else
-      p[i] = _mm512_and_si512(_mm512_castps_si512(e[i]), x->high_words);
+      t[i] = PARTS == 1 ? vec_fma(s, x->scale, x->minus_ref[i % 2]) : vec_mul(s, x->scale);
+    if (PARTS == 1 && biased) t[i] = vec_add(t[i], x->minus_ref[i % 2]);
+  }
+  weights_of(x, t, e);
+  UNROLL
+  for (int i = 0; i < 4; i++) {
+    if (masked) /* keys that a query does not see get 0, whatever their scores are */
+      e[i] = _mm512_mask_mov_ps(vec_zero(), sees_key(x->visible, i % 2, x->key + i / 2), e[i]);
+    split(e[i], p[i]);
+  }
   UNROLL
   for (int i = 0; i < 2; i++) {
-    _mm512_storeu_si512(x->p + i * DEPTH, _mm512_mask_shuffle_epi8(p[2 + i], 0x3333333333333333, p[i], x->odd_words));
-    x->sum[i] = vec_add(x->sum[i], vec_add(_mm512_castsi512_ps(p[i]), _mm512_castsi512_ps(p[2 + i])));
+    UNROLL
+    for (int n = 0; n < PARTS; n++)
+      _mm512_storeu_si512(x->p + n * (KEY_BLOCK * TILE_QUERIES) + i * DEPTH,
+                          _mm512_mask_shuffle_epi8(p[2 + i][n], 0x3333333333333333, p[i][n], x->odd_words));
+    x->sum[i] = vec_add(x->sum[i], vec_add(e[i], e[2 + i]));
   }
   x->s += 2 * TILE_QUERIES;
   x->p += 2 * DEPTH;

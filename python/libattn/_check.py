@@ -90,7 +90,7 @@ class _Case:
     def error(self, kernel):
         """Largest error over its limit: 1 and less passes."""
         narrowing = 0.0 if self.dtype == "ATTN_F32" else kernel.p_rounding
-        arithmetic = (ctypes.c_double * 4)(kernel.exp_error, narrowing, kernel.input_flush, 0)
+        arithmetic = (ctypes.c_double * 5)(kernel.exp_error, narrowing, kernel.input_flush, kernel.input_rounding, 0)
         absolute, where = ctypes.c_double(), (ctypes.c_int64 * 5)()
         return bench_library().attnbench_compare(self.expected, _address(self.o), _address(self.lse), arithmetic,
                                                  ctypes.byref(absolute), where)

@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's properties. The error limits of docs/numerics.md are computed from the last three."""
+    """A kernel's properties. The error limits of docs/numerics.md are computed from the last four."""
 
     name: str
     algorithm: str
@@ -66,12 +66,13 @@ class Kernel:
     exp_error: float
     p_rounding: float
     input_flush: float
+    input_rounding: float
     unusable: str | None  # why this CPU cannot run it
 
 
 def _kernel(info):
     texts = (getattr(info, name).decode() for name in ("name", "algorithm", "isa", "library", "summary"))
-    numerics = (getattr(info.numerics, name) for name in ("exp_error", "p_rounding", "input_flush"))
+    numerics = (getattr(info.numerics, name) for name in ("exp_error", "p_rounding", "input_flush", "input_rounding"))
     reason = F.attn_kernel_unusable(ctypes.addressof(info))
     return Kernel(*texts, *numerics, reason.decode() if reason else None)
 

@@ -33,6 +33,9 @@ typedef struct attn_choice {
   double margin;             /* times as long as the kernel the second takes */
 } attn_choice;
 
+/* Whether the automatic choice and attn_tune() may take the kernel: others run only where they are named. */
+bool attn_is_automatic(const attn_kernel_info *kernel);
+
 /* NULL = the kernel can run the problem here; else why not. Thread-local or static text. */
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap);
 

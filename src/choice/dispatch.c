@@ -43,6 +43,8 @@ static const char *unusable(const attn_kernel *kernel, const char *cap) {
   return reason || !attn_hooks_of(kernel)->unusable ? reason : kernel->library->unusable(cap);
 }
 
+bool attn_is_automatic(const attn_kernel_info *kernel) { return !(kernel->numerics.input_rounding > 0); }
+
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];
   const char *reason = unusable(kernel, cap);
@@ -53,6 +55,12 @@ const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem,
 static const char *unsteady(const attn_kernel *kernel, bool steady) {
   if (!steady || kernel->steady) return NULL;
   return "it does not promise the same bits of a row for any number of queries (attn_options.steady)";
+}
+
+/* Why the automatic choice leaves the kernel out; NULL if it does not. */
+static const char *not_automatic(const attn_kernel *kernel, bool steady) {
+  if (!attn_is_automatic(&kernel->info)) return "it rounds Q, K, P and V in its products, so it runs only where it is named";
+  return unsteady(kernel, steady);
 }
 
 static void list_usable(const attn_problem *problem, const attn_choice *choice, char *names, size_t bytes) {
@@ -99,7 +107,7 @@ typedef struct question {
 
 static bool can_run(const attn_kernel *kernel, void *context) {
   const question *a = context;
-  if (unsteady(kernel, a->steady)) return false;
+  if (not_automatic(kernel, a->steady)) return false;
   return !(a->denied && strcmp(kernel->info.isa, a->denied) == 0) && !attn_refusal(kernel, a->problem, a->cap);
 }
 
@@ -171,7 +179,7 @@ static attn_status choose_by_rank(const attn_problem *problem, attn_choice *choi
   char refused[1850] = "", line[360];
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
-    const char *reason = unsteady(kernel, choice->steady);
+    const char *reason = not_automatic(kernel, choice->steady);
     if (!reason) reason = attn_refusal(kernel, problem, choice->cap);
     if (!reason) reason = attn_dispatch_claim(kernel);
     if (!reason) break;

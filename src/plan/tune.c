@@ -141,7 +141,8 @@ static void add_kernel(session *s, const attn_kernel_info *kernel, int threads) 
 static void add_kernels(session *s, bool named, int threads) {
   const attn_kernel_info *only = named ? s->candidates[0].kernel : NULL;
   for (int i = 0; i < attn_kernel_count(); i++)
-    if (!only || attn_kernel_get(i) == only) add_kernel(s, attn_kernel_get(i), threads);
+    if (only ? attn_kernel_get(i) == only : attn_is_automatic(attn_kernel_get(i)))
+      add_kernel(s, attn_kernel_get(i), threads);
 }
 
 /* Orders candidates: fewer threads first; among these the automatic choice's kernel, then the quickest by guess, so that

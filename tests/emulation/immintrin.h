@@ -416,11 +416,11 @@ EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
     emulated_cvtps_ph_nearest(x);                                                                                     \
   })
 
-#define emulated_roundscale_ps(x, imm)                                                        \
-  __extension__({                                                                             \
-    _Static_assert((imm) == 0x0a, "only the rounding up to whole numbers is emulated");       \
-    (emulated_ps){{_mm256_round_ps((x).half[0], _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC),   \
-                   _mm256_round_ps((x).half[1], _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}}; \
+#define emulated_roundscale_ps(x, imm)                                                   \
+  __extension__({                                                                        \
+    _Static_assert((imm) == 0x09 || (imm) == 0x0a, "only to whole numbers, down or up"); \
+    (emulated_ps){{_mm256_round_ps((x).half[0], ((imm)&3) | _MM_FROUND_NO_EXC),          \
+                   _mm256_round_ps((x).half[1], ((imm)&3) | _MM_FROUND_NO_EXC)}};        \
   })
 
 /* x 2^floor(y), rounded once from the exact double; the exponent is limited to a range beyond which results are 0 or

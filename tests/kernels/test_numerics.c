@@ -89,10 +89,21 @@ static bool takes(const attn_kernel_info *info, attn_dtype dtype) {
   return !attn_kernel_rejects(info, &p);
 }
 
+/* Where products round their inputs: scores of at most 2, and two weights, err by that as well. */
+static void check_rounded_inputs(const attn_kernel_info *info, const attn_problem *p) {
+  const double measured = measure_weights(info->name, p), rounding = info->numerics.input_rounding;
+  print_message("%-16s %-10s declared %.3g, measured %.3g\n", info->name, "inputs", rounding, measured);
+  if (!(measured <= info->numerics.exp_error + 4 * rounding + NOISE) || !(measured >= rounding / 16))
+    fail_msg("%s declares a rounding of inputs of %.3g, but weights are off by %.3g", info->name, rounding, measured);
+}
+
 /* For kernels that do not round P: the error of the weights is that of exp. */
 static void check_exp(const attn_kernel_info *info, attn_dtype dtype) {
   const attn_problem p = probe_problem(dtype);
-  if (takes(info, dtype)) compare(info->name, "exp error", info->numerics.exp_error, measure_weights(info->name, &p));
+  if (takes(info, dtype) && info->numerics.input_rounding > 0)
+    check_rounded_inputs(info, &p);
+  else if (takes(info, dtype))
+    compare(info->name, "exp error", info->numerics.exp_error, measure_weights(info->name, &p));
 }
 
 /* For kernels that round P. Libraries divide by the sum before they round, so both weights of a quotient are rounded. */

@@ -352,6 +352,12 @@ TEST(a_named_kernel_is_alone) {
   assert_string_equal(report.entry[0].kernel, "blocked_c");
 }
 
+TEST(kernels_that_round_their_inputs_are_not_timed) {
+  const attn_tune_report report = tune(&ATTN_STRUCT(attn_options, .threads = 1), 0.1, ATTN_OK);
+  for (int i = 0; i < attn_kernel_count(); i++)
+    if (attn_kernel_get(i)->numerics.input_rounding > 0) assert_null(entry_of(&report, attn_kernel_get(i)->name, 1));
+}
+
 /* ---- Mistakes ---- */
 
 TEST(mistakes_are_sentences) {

@@ -26,6 +26,8 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
   m->proven +=
       (u * (terms + 16) + bend) * f->abs_sum + vanish + eps * (1 + rescales) + u_p_of(p, k) + u * (n + rescales + 4);
   m->sharp += (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n) + 4);
+  m->proven += 2 * k->input_rounding * (f->abs_sum + 1);
+  m->sharp += 2 * k->input_rounding * (f->abs_sum + 1);
   m->u_p += u_p_of(p, k);
   m->lost += n * 0x1p-125 * f->max_v + (2 * n + 4) * (k->input_flush > 0 ? 0x1p-126 : 0x1p-149) + k->input_flush;
   m->store += p->dtype_o == ATTN_F32 ? 0x1p-24 : p->dtype_o == ATTN_F16 ? 0x1p-11 : 0x1p-8;

@@ -156,6 +156,7 @@ class Rounding:
     exp_error: float
     p_rounding: float = 0.0
     input_flush: float = 0.0
+    input_rounding: float = 0.0
     store_error: float = 0.0
 
 
@@ -194,7 +195,8 @@ class Reference:
         q = self.inputs[0]
         if output.shape != q.shape or output.dtype != q.dtype:
             raise ValueError(f"output is {output.dtype} {output.shape}; {q.dtype} {q.shape} is right")
-        arithmetic = doubles([rounding.exp_error, rounding.p_rounding, rounding.input_flush, rounding.store_error])
+        arithmetic = doubles([rounding.exp_error, rounding.p_rounding, rounding.input_flush, rounding.input_rounding,
+                              rounding.store_error])
         abs_error, where = doubles([0.0]), (c_int64 * 5)()
         dense = [x if x is None or x.flags.c_contiguous else x.copy() for x in (output, lse)]
         addresses = (x if x is None else x.ctypes.data for x in dense)

@@ -60,6 +60,13 @@ TEST(what_vanishes_is_part_of_the_limits) {
   expect_formulas(&r);
 }
 
+/* Rounded inputs, of a size that other terms do not hide. */
+TEST(rounded_inputs_are_part_of_the_limits) {
+  row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
+  r.numerics.input_rounding = 0x1p-10;
+  expect_formulas(&r);
+}
+
 /* The limit is exactly that of 24 results and of the flushed values. */
 TEST(the_smallest_results_are_lost) {
   row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
@@ -150,13 +157,14 @@ TEST(outputs_round_to_the_smallest_numbers) {
 /* The largest declared errors that are not refused, and the largest that are not marked as approximate. */
 TEST(the_caps_are_those_of_numerics_md) {
   attn_problem problem = row_of(ATTN_SCORE_DOT, ATTN_F32).problem;
-  const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126};
-  attn_numerics over[] = {edge, edge, edge};
-  over[0].exp_error *= 1.01, over[1].p_rounding *= 1.01, over[2].input_flush *= 1.01;
+  const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126, .input_rounding = 0x1p-8};
+  attn_numerics over[] = {edge, edge, edge, edge};
+  over[0].exp_error *= 1.01, over[1].p_rounding *= 1.01, over[2].input_flush *= 1.01, over[3].input_rounding *= 1.01;
   assert_null(bench_beyond_cap(&edge));
-  for (int i = 0; i < 3; i++) assert_non_null(bench_beyond_cap(&over[i]));
+  for (int i = 0; i < 4; i++) assert_non_null(bench_beyond_cap(&over[i]));
   assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-21, .p_rounding = 0x1p-8}));
   assert_true(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1.1p-21}));
+  assert_true(bench_is_approximate(&problem, &(attn_numerics){.input_rounding = 0x1p-17}));
   problem.dtype_kv = ATTN_F16;
   assert_true(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1.1p-11}));
   assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-11, .p_rounding = 0x1p-11}));

@@ -140,7 +140,7 @@ static void expect_mark(const sample *s) {
 
 static attn_numerics draw_numerics(void) {
   static const double exp_error[] = {0x1p-22, 0x1p-15, 0}, p_rounding[] = {0, 0x1p-8, 0x1p-12}, flush[] = {0, 0x1p-126};
-  return (attn_numerics){exp_error[draw(3)], p_rounding[draw(3)], flush[draw(2)]};
+  return (attn_numerics){exp_error[draw(3)], p_rounding[draw(3)], flush[draw(2)], p_rounding[draw(3)]};
 }
 
 /* One number of V. */

@@ -398,7 +398,7 @@ TEST(near_kernels_are_timed_longer) {
   }
 }
 
-/* This machine times the kernel of the set, whichever it is, and the automatic choice. */
+/* This machine times the kernel of the set, whichever may be chosen, and the automatic choice. */
 TEST(the_machine_times_the_kernels_of_the_set) {
   const bench_tune_shape s = sized(2, 1, 3, 20);
   attn_problem problem;
@@ -415,8 +415,8 @@ TEST(the_machine_times_the_kernels_of_the_set) {
       assert_true(named || strcmp(report.entry[i].kernel, report.automatic) == 0);
       found += named;
     }
-    assert_int_equal(found, 1);
-    timed++;
+    assert_int_equal(found, !(kernel->numerics.input_rounding > 0));
+    timed += found;
   }
   assert_true(timed > 3);
 }
