@@ -20,6 +20,9 @@ endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES) # part of a project that chooses none
   target_compile_options(attn_warnings INTERFACE -O3)
 endif()
+if(ATTN_SANITIZE OR ATTN_EMULATE_AVX512)
+  target_compile_definitions(attn_warnings INTERFACE ATTN_FEW_INLINED)
+endif()
 if(ATTN_SANITIZE)
   target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all
                                                  -fno-omit-frame-pointer -g1)

@@ -3,8 +3,14 @@
 #ifndef ATTN_COMMON_UNROLL_H
 #define ATTN_COMMON_UNROLL_H
 
+/* Tests alone run code that is not optimised, or instrumented or emulated (ATTN_FEW_INLINED): there it takes compilers
+ * minutes to inline everything. */
+#if !defined __OPTIMIZE__ || defined ATTN_FEW_INLINED
+#define ALWAYS_INLINE inline
+#else
 #define ALWAYS_INLINE inline __attribute__((always_inline))
-#define NO_INLINE     __attribute__((noinline, unused))
+#endif
+#define NO_INLINE __attribute__((noinline, unused))
 #ifdef __clang__
 #define UNROLL    _Pragma("clang loop unroll(full)")
 #define UNROLL_4  _Pragma("clang loop unroll_count(4)")
