@@ -146,16 +146,9 @@ EMULATED emulated_si emulated_cvtne2ps_pbh(emulated_ps high, emulated_ps low) {
 
 /* VDPBF16PS: the odd product is added first. Unlike the instruction it keeps denormals. */
 EMULATED emulated_ps emulated_dpbf16_ps(emulated_ps sum, emulated_si a, emulated_si b) {
-  uint32_t x[16], y[16];
-  float s[16];
-  memcpy(x, &a, sizeof x);
-  memcpy(y, &b, sizeof y);
-  memcpy(s, &sum, sizeof s);
-  for (int i = 0; i < 16; i++) {
-    s[i] = fmaf(emulated_float(x[i] & 0xffff0000u), emulated_float(y[i] & 0xffff0000u), s[i]);
-    s[i] = fmaf(emulated_float(x[i] << 16), emulated_float(y[i] << 16), s[i]);
-  }
-  memcpy(&sum, s, sizeof s);
+  for (int i = 0; i < 2; i++)
+    for (int odd = 1; odd >= 0; odd--)
+      sum.half[i] = _mm256_fmadd_ps(emulated_values(a.half[i], odd), emulated_values(b.half[i], odd), sum.half[i]);
   return sum;
 }
 

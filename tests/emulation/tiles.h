@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The tile unit (AMX), element by element: eight tiles of 16 x 64 bytes per thread, as kernels/amx configures them.
+/* The tile unit (AMX): eight tiles of 16 x 64 bytes per thread, as kernels/amx configures them.
  *
  * TDPBF16PS follows vol. 2 of Intel's SDM and was compared with an Emerald Rapids bit by bit: the products at even and at
  * odd places have separate sums, which begin at 0 and are then added to the tile. Denormals count as 0 in inputs and
@@ -7,7 +7,6 @@
 #ifndef ATTN_EMULATED_TILES_H
 #define ATTN_EMULATED_TILES_H
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,26 +14,37 @@ enum { EMULATED_TILES = 8, EMULATED_ROWS = 16, EMULATED_PAIRS = 16 };
 
 static __thread uint32_t emulated_tile[EMULATED_TILES][EMULATED_ROWS][EMULATED_PAIRS] __attribute__((unused));
 
-static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
-
-static inline float emulated_float(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return emulated_flush(x);
+/* Denormals become 0 with their sign. */
+static inline __m256 emulated_flush(__m256 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f), tiny = _mm256_set1_ps(0x1p-126f);
+  return _mm256_blendv_ps(x, _mm256_and_ps(x, sign), _mm256_cmp_ps(_mm256_andnot_ps(sign, x), tiny, _CMP_LT_OQ));
 }
 
+/* The even or odd values of pairs, as floats. */
+static inline __m256 emulated_values(__m256i pairs, int odd) {
+  const __m256i bits = odd ? _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(pairs, 16);
+  return emulated_flush(_mm256_castsi256_ps(bits));
+}
+
+/* Eight columns at a time. */
 static inline void emulated_tile_dpbf16ps(int c, int a, int b) {
-  for (int m = 0; m < EMULATED_ROWS; m++)
-    for (int n = 0; n < EMULATED_ROWS; n++) {
-      float even = 0, odd = 0, sum = emulated_float(emulated_tile[c][m][n]);
-      for (int k = 0; k < EMULATED_PAIRS; k++) {
-        const uint32_t x = emulated_tile[a][m][k], y = emulated_tile[b][k][n];
-        even = emulated_flush(fmaf(emulated_float(x << 16), emulated_float(y << 16), even));
-        odd = emulated_flush(fmaf(emulated_float(x & 0xffff0000u), emulated_float(y & 0xffff0000u), odd));
-      }
-      sum = emulated_flush(sum + emulated_flush(even + odd));
-      memcpy(&emulated_tile[c][m][n], &sum, sizeof sum);
+  for (int n = 0; n < EMULATED_PAIRS; n += 8) {
+    __m256 y[EMULATED_PAIRS][2];
+    for (int k = 0; k < EMULATED_PAIRS; k++)
+      for (int odd = 0; odd < 2; odd++)
+        y[k][odd] = emulated_values(_mm256_loadu_si256((const __m256i *)(const void *)&emulated_tile[b][k][n]), odd);
+    for (int m = 0; m < EMULATED_ROWS; m++) {
+      __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+      for (int k = 0; k < EMULATED_PAIRS; k++)
+        for (int odd = 0; odd < 2; odd++) {
+          const __m256 x = emulated_values(_mm256_set1_epi32((int)emulated_tile[a][m][k]), odd);
+          sum[odd] = emulated_flush(_mm256_fmadd_ps(x, y[k][odd], sum[odd]));
+        }
+      float *to = (float *)(void *)&emulated_tile[c][m][n];
+      const __m256 before = emulated_flush(_mm256_loadu_ps(to)), both = emulated_flush(_mm256_add_ps(sum[0], sum[1]));
+      _mm256_storeu_ps(to, emulated_flush(_mm256_add_ps(before, both)));
     }
+  }
 }
 
 static inline void emulated_tile_loadd(int t, const void *from, long stride) {
