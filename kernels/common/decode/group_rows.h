@@ -199,12 +199,12 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
 }
 
 /* acc += P V for `vecs` vectors of columns from *column on, and moves that, if there are as many. `part`: values of the last
- * load of all columns. */
+ * load of all columns; `before`: vectors of the steps before. */
 static ALWAYS_INLINE bool accumulate_columns_of_group(const wide_work w, int64_t part, const few_kind kind, const int vecs,
-                                                      int64_t *column, prefetch_lines *next) {
+                                                      const int before, int64_t *column, prefetch_lines *next) {
   const int64_t from = *column, end = from + vecs * VEC_LANES;
   if (vecs < LANE_VALUES || end > w.acc_stride) return false;
-  accumulate_wide(w, from, end == w.acc_stride ? part : VEC_VALUES, kind, vecs, 4, next);
+  accumulate_wide(w, from, end == w.acc_stride ? part : VEC_VALUES, kind, vecs, vecs | before, 4, next);
   *column = end;
   return true;
 }
@@ -214,10 +214,10 @@ static ALWAYS_INLINE void accumulate_group(const wide_work w, int64_t part, cons
   const int vecs = wide_vecs(kind.rows), rest = fixed > 0 ? fixed / VEC_LANES % vecs : vecs - 1; /* at most */
   int64_t column = 0;
   NO_UNROLL
-  while (accumulate_columns_of_group(w, part, kind, vecs, &column, next)) continue;
-  if (rest >= 4) accumulate_columns_of_group(w, part, kind, 4, &column, next);
-  if (rest % 4 >= 2) accumulate_columns_of_group(w, part, kind, 2, &column, next);
-  if (rest % 2 == 1 || (fixed <= 0 && rest > 0)) accumulate_columns_of_group(w, part, kind, 1, &column, next);
+  while (accumulate_columns_of_group(w, part, kind, vecs, vecs, &column, next)) continue;
+  if (rest >= 4) accumulate_columns_of_group(w, part, kind, 4, vecs, &column, next);
+  if (rest % 4 >= 2) accumulate_columns_of_group(w, part, kind, 2, vecs, &column, next);
+  if (rest % 2 == 1 || (fixed <= 0 && rest > 0)) accumulate_columns_of_group(w, part, kind, 1, vecs, &column, next);
 }
 
 /* The blocks from key `key` up to `end`. `fixed`: both head dimensions, or one of the above. */

@@ -19,9 +19,9 @@ static ALWAYS_INLINE void accumulate_keys(const few_rows *t, const few_kind kind
   prefetch_lines next = *t->next;
 #ifdef ATTN_COMMON_DECODE_WIDE_SUMS_H
   if (DECODE_KNOBS.wide_sums && kind.rows >= DECODE_KNOBS.group_rows) {
-    accumulate_wide_vecs(left, &column, kind, 3, &next);
-    accumulate_wide_vecs(left, &column, kind, 2, &next);
-    accumulate_wide_vecs(left, &column, kind, 1, &next);
+    accumulate_wide_vecs(left, &column, kind, 3, 3, &next);
+    accumulate_wide_vecs(left, &column, kind, 2, 3 | 2, &next);
+    accumulate_wide_vecs(left, &column, kind, 1, 3 | 2 | 1, &next);
     *t->next = next;
     return;
   }

@@ -34,14 +34,14 @@ static ALWAYS_INLINE int wide_vecs(const int rows) {
 }
 
 /* acc += P V for `vecs`, at most wide_vecs(), vectors of columns from `column` on. `last`: columns of the last load;
- * `at_once`: lanes between two looks at what is to be prefetched, a divisor of `lanes`. All tiles together prefetch as many
- * lines as they read. */
+ * `steps`: vectors of the steps up to this one (columns_before); `at_once`: lanes between two looks at what is to be
+ * prefetched, a divisor of `lanes`. All tiles together prefetch as many lines as they read. */
 static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int64_t last, const few_kind kind,
-                                          const int vecs, const int at_once, prefetch_lines *next) {
+                                          const int vecs, const int steps, const int at_once, prefetch_lines *next) {
   enum { PARTS = 16 };
   const int tile = wide_rows(kind.rows), two_lines = 2 * line_elements(kind.dtype);
   const int share = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* part of a pair of lines for each lane */
-  const int64_t whole = columns_before(kind.dtype, column, vecs), rest = column - whole;
+  const int64_t whole = columns_before(kind.dtype, column, steps), rest = column - whole;
   int due = 0;
   NO_UNROLL
   for (int row = 0; row < kind.rows; row += tile) {
@@ -91,12 +91,12 @@ static ALWAYS_INLINE void accumulate_wide(const wide_work w, int64_t column, int
 
 /* accumulate_vecs() in wide tiles. */
 static ALWAYS_INLINE void accumulate_wide_vecs(const few_rows t, int64_t *column, const few_kind kind, const int vecs,
-                                               prefetch_lines *next) {
+                                               const int steps, prefetch_lines *next) {
   const wide_work w = {{t.keys, 0}, t.lanes * LANE_VALUES, t.score, DECODE_SCORE_STRIDE, 1, t.acc, t.acc_stride};
   for (; *column + vecs * VEC_LANES <= t.acc_stride; *column += vecs * VEC_LANES) {
     const int64_t last =
         LOADS_PARTS_OF(kind.dtype) ? min64(t.columns - *column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
-    accumulate_wide(w, *column, last, kind, vecs, 1, next);
+    accumulate_wide(w, *column, last, kind, vecs, steps, 1, next);
   }
 }
 

@@ -96,8 +96,9 @@ static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int
   return vec_zero(); /* not reached */
 }
 
-/* The columns before `column` that count as part of a row's place in load_elements(), where vectors of `vecs` adjoin: all,
- * if those are whole blocks; else none. */
+/* The columns before `column` that count as part of a row's place in load_elements(): all, if those are whole blocks; else
+ * none. `vecs`: how many vectors each step had up to this one; several numbers are joined by |, because blocks have powers
+ * of 2. */
 static ALWAYS_INLINE int64_t columns_before(const attn_dtype dtype, int64_t column, const int vecs) {
   return vecs * VEC_LANES % attn_dtype_of(dtype).values == 0 ? column : 0;
 }
