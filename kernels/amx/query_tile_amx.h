@@ -36,13 +36,14 @@ static float *state_of_query(const row_block *block, const query_tile *t, int64_
   return block->args->state + attn_state_offset(block->problem, block->seq, block->b, at.head, at.query);
 }
 
-/* Query i goes on from its state, as load_state() of rows_io.h does. */
+/* Query i goes on from its state, as load_state() of rows_io.h does, but from a reference that is a whole number: states of
+ * other kernels may have any. */
 static void load_query_state(const row_block *block, query_tile *t, int64_t i) {
   const int64_t dim_v = block->problem->dim_v;
   const float *state = state_of_query(block, t, i);
   const double reference = kept_reference(state, dim_v);
   if (reference == -INFINITY) return;
-  const float near = isnan(reference) ? 0.0f : (float)reference, factor = exp2f((float)(reference - (double)near));
+  const float near = isnan(reference) ? 0.0f : ceilf((float)reference), factor = exp2f((float)(reference - (double)near));
   const float weight = isnan(factor) ? 1.0f : factor;
   t->minus_ref[i] = -near;
   kept_sums(state, dim_v, 1, &t->sum[i]);
@@ -426,18 +427,24 @@ static void finish_state(const row_block *block, const query_tile *t, int64_t i)
     store_lse(block, t->row + i, sum == 0 ? -INFINITY : log((double)sum) - LN_2 * (double)t->minus_ref[i]);
 }
 
-static bool tile_is_finite(const query_tile *t, int64_t queries, int64_t dim_v) {
+static bool query_is_finite(const query_tile *t, int64_t i, int64_t dim_v) {
   float poison = 0;
-  for (int64_t d = 0; d < dim_v; d++)
-    for (int64_t i = 0; i < queries; i++) poison += 0 * t->o[d * TILE_QUERIES + i];
+  for (int64_t d = 0; d < dim_v; d++) poison += 0 * t->o[d * TILE_QUERIES + i];
   return poison == 0;
 }
 
-/* finish_tile where keys come in pieces: what is not finite after the second try stays as the arithmetic gave it. */
+/* finish_tile where keys come in pieces: what is not finite when its query is alone stays as the arithmetic gave it. */
 static NO_INLINE void finish_tile_states(const row_block *block, query_tile *t) {
-  const int64_t queries = min64(TILE_QUERIES, block->rows - t->row);
-  t->again = block->first_try && !tile_is_finite(t, queries, block->problem->dim_v);
-  for (int64_t i = 0; !t->again && i < queries; i++) finish_state(block, t, i);
+  const int64_t queries = min64(TILE_QUERIES, block->rows - t->row), dim_v = block->problem->dim_v;
+  if (t->only >= 0) {
+    finish_state(block, t, t->only);
+    return;
+  }
+  for (int64_t i = 0; i < queries; i++)
+    if (t->first_block < t->end_block && !query_is_finite(t, i, dim_v)) t->alone |= 1u << i;
+  t->again = block->first_try && t->alone;
+  for (int64_t i = 0; !t->again && i < queries; i++)
+    if (!(t->alone >> i & 1)) finish_state(block, t, i);
 }
 
 /* Denominators of the rows of a half. */

@@ -40,12 +40,13 @@ typedef struct place {
 } place;
 
 /* No answer is promised where scores may overflow float32. Where keys come in pieces, no row is computed again in double
- * precision: then values and slopes may not overflow either. */
+ * precision: then values, slopes and products of queries and keys may not overflow either. */
 static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h) {
   if (!(facts->abs_sum < 1e30)) return false;
   if (!(f->problem.uses & ATTN_USE_STATE)) return true;
   const double slope = f->problem.uses & ATTN_USE_ALIBI ? fabs((double)f->args.alibi_slopes[h]) : 0;
-  return !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30;
+  const double products = facts->max_q * facts->max_k * (double)f->problem.dim_qk;
+  return !(isfinite(facts->max_v) && facts->max_v > 1e30) && !(isfinite(products) && products > 1e30) && slope < 1e30;
 }
 
 /* Where keys come in pieces, a row that is not finite need not be infinite with the same sign, or NaN. */
