@@ -146,25 +146,18 @@ static products start_products(const row_block *block, const products_layout *at
 
 /* ---- Keys ---- */
 
-/* Whether any row may see the key. */
-static bool some_row_sees(const row_block *block, int64_t key) {
-  for (int64_t i = 0; i < block->rows; i++)
-    if (row_sees(block, i, key)) return true;
-  return false;
-}
-
 /* A group's first key that is in [begin, end). */
 static int64_t first_of_group(const products *work, int group) {
   return max64(work->first + group * GROUP_KEYS, work->begin);
 }
 
 /* The group from key `first` on, of `dim` values a key, 0 up to a multiple of 32 and where no key is: outside [begin, end),
- * or not seen by any row. from: the rows of its keys that are there. */
+ * or not seen by `row`, if that is not -1. from: the rows of its keys that are there. */
 static value_rows copy_group(const products *work, const row_block *block, value_rows from, int64_t first, int64_t dim,
-                             bool picks, uint16_t *to) {
+                             int64_t row, uint16_t *to) {
   const int64_t padded = round_up(dim, ROW_VALUES);
   for (int64_t key = first; key < first + GROUP_KEYS; key++) {
-    const bool there = key >= work->begin && key < work->end && (!picks || some_row_sees(block, key));
+    const bool there = key >= work->begin && key < work->end && (row < 0 || row_sees(block, row, key));
     for (int64_t d = 0; d < padded; d += ROW_VALUES)
       _mm512_storeu_si512(to + (key - first) * padded + d,
                           there ? load_values(from.at + (key - max64(first, work->begin)) * from.stride + d, 1, dim - d)
@@ -175,11 +168,11 @@ static value_rows copy_group(const products *work, const row_block *block, value
 
 /* One of the block's groups of rows: `values` if they can be read in place, else a copy in `copy`. */
 static value_rows take_group(const products *work, const row_block *block, int group, value_rows values, int64_t dim,
-                             bool picks, uint16_t *copy) {
+                             int64_t row, uint16_t *copy) {
   const int64_t first = work->first + group * GROUP_KEYS;
   const bool whole = first >= work->begin && first + GROUP_KEYS <= work->end;
-  if (whole && !picks && dim % ROW_VALUES == 0) return values;
-  return copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, ROW_VALUES));
+  if (whole && row < 0 && dim % ROW_VALUES == 0) return values;
+  return copy_group(work, block, values, first, dim, row, copy + group * GROUP_KEYS * round_up(dim, ROW_VALUES));
 }
 
 /* Rows of `dim` values of K or V. */
@@ -187,9 +180,10 @@ static line_rows lines_of(const uint16_t *at, int64_t dim, int64_t stride) {
   return (line_rows){at, dim * (int64_t)sizeof *at, stride * (int64_t)sizeof *at, LINE_BYTES};
 }
 
-/* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that no row may see must not touch them. */
+/* Before the rows of a block meet the keys [begin, end). */
 static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
   const attn_problem *p = block->problem;
+  (void)picks; /* accumulate_carefully() does */
   const uint16_t *k = block->args->k, *v = block->args->v;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, begin);
   work->first = round_down(begin, DECODE_KEYS);
@@ -202,12 +196,12 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
                            DECODE_KEYS, PREFETCH_ONCE, false);
   work->k[0] = (value_rows){k + run.k, p->k_stride.s};
   work->v[0] = (value_rows){v + run.v, p->v_stride.s};
-  if (work->whole && !picks && (p->dim_qk | p->dim_v) % ROW_VALUES == 0) return; /* the first group says it all */
+  if (work->whole && (p->dim_qk | p->dim_v) % ROW_VALUES == 0) return; /* the first group says it all */
   for (int group = work->from; group < work->to; group++) {
     const attn_key_run at = attn_key_run_at(p, block->args, block->seq, block->head, first_of_group(work, group));
     const value_rows k_rows = {k + at.k, p->k_stride.s}, v_rows = {v + at.v, p->v_stride.s};
-    work->k[group] = take_group(work, block, group, k_rows, p->dim_qk, false, work->k_copy);
-    work->v[group] = take_group(work, block, group, v_rows, p->dim_v, picks, work->v_copy);
+    work->k[group] = take_group(work, block, group, k_rows, p->dim_qk, -1, work->k_copy);
+    work->v[group] = take_group(work, block, group, v_rows, p->dim_v, -1, work->v_copy);
   }
 }
 
@@ -356,12 +350,50 @@ static void pair_p(uint32_t *even, const float *p, int64_t p_stride, int64_t row
       _mm512_storeu_si512(even + j, _mm512_srli_epi32(_mm512_loadu_si512(p + j), 16));
 }
 
+/* Leaves of the pairs of columns in V's copies the first one, or the second. */
+static void leave_columns(products *work, const row_block *block, int second) {
+  const __m512i column = _mm512_set1_epi32((int)(second ? 0xffff0000u : 0xffffu));
+  const int64_t padded = round_up(block->problem->dim_v, ROW_VALUES), end = work->to * GROUP_KEYS * padded;
+  for (int64_t i = work->from * GROUP_KEYS * padded; i < end; i += ROW_VALUES)
+    _mm512_storeu_si512(work->v_copy + i, _mm512_and_si512(_mm512_loadu_si512(work->v_copy + i), column));
+}
+
+/* accumulate_rows() where V is not finite: for one row after the other, from the keys alone that it may see, and without the
+ * other column of each pair, which the unit multiplies by 0. What else that does to acc is taken back. */
+static NO_INLINE void accumulate_carefully(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
+  enum { HALF = ROW_VALUES / 2 }; /* even columns, then odd ones */
+  const attn_problem *p = block->problem;
+  float *acc = block->acc + tile_row * block->acc_stride;
+  for (int64_t n = 0; n < 2 * rows; n++) {
+    for (int group = work->from; group < work->to; group++) {
+      const attn_key_run at = attn_key_run_at(p, block->args, block->seq, block->head, first_of_group(work, group));
+      const value_rows values = {(const uint16_t *)block->args->v + at.v, p->v_stride.s};
+      work->v[group] = take_group(work, block, group, values, p->dim_v, tile_row + n / 2, work->v_copy);
+    }
+    leave_columns(work, block, (int)(n % 2));
+    for (int64_t column = 0; column < block->acc_stride; column += ROW_VALUES) {
+      float before[2 * DECODE_TILE_ROWS][HALF];
+      for (int64_t i = 0; i < 2 * rows; i++)
+        memcpy(before[i], acc + i / 2 * block->acc_stride + column + i % 2 * HALF, sizeof before[i]);
+      tiles_see_stores();
+      one_column(work, block, acc, column, false);
+      tiles_see_stores();
+      for (int64_t i = 0; i < 2 * rows; i++)
+        if (i != n) memcpy(acc + i / 2 * block->acc_stride + column + i % 2 * HALF, before[i], sizeof before[i]);
+    }
+  }
+}
+
 /* acc += P V for the same rows. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   float *acc = block->acc + tile_row * block->acc_stride;
   const bool ahead = prefetches(work, tile_row);
   int64_t column = 0;
   pair_p(work->even, block->score, block->score_stride, rows);
+  if (block->careful) {
+    accumulate_carefully(work, block, tile_row, rows);
+    return;
+  }
   tiles_see_stores();
   for (; column + 2 * ROW_VALUES <= block->acc_stride; column += 2 * ROW_VALUES)
     two_columns(work, block, acc, column, ahead);

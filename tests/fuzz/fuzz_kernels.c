@@ -39,14 +39,17 @@ typedef struct place {
   int64_t b, h, i;
 } place;
 
-/* No answer is promised where scores may overflow float32. Where keys come in pieces, no row is computed again in double
- * precision: then values, slopes and products of queries and keys may not overflow either. */
+/* No answer is promised where scores may overflow float32, or beside a softcap, which hides that, products of queries and
+ * keys. Where keys come in pieces, no row is computed again in double precision: then values, slopes and products may not
+ * overflow either, nor weights, by the rounding of scores. */
 static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h) {
-  if (!(facts->abs_sum < 1e30)) return false;
-  if (!(f->problem.uses & ATTN_USE_STATE)) return true;
+  const double scaled = facts->max_q * fmax(fabs((double)f->problem.scale), 1);
+  const double products = scaled * fmax(facts->max_k * (double)f->problem.dim_qk, 1);
+  const bool in_pieces = f->problem.uses & ATTN_USE_STATE, multiply = !(isfinite(products) && products > 1e30);
+  if (!(facts->abs_sum < (in_pieces ? 0x1p30 : 1e30))) return false;
+  if (!in_pieces) return multiply || !(f->problem.softcap > 0);
   const double slope = f->problem.uses & ATTN_USE_ALIBI ? fabs((double)f->args.alibi_slopes[h]) : 0;
-  const double products = facts->max_q * facts->max_k * (double)f->problem.dim_qk;
-  return !(isfinite(facts->max_v) && facts->max_v > 1e30) && !(isfinite(products) && products > 1e30) && slope < 1e30;
+  return multiply && !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30;
 }
 
 /* Where keys come in pieces, a row that is not finite need not be infinite with the same sign, or NaN. */
