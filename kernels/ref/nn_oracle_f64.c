@@ -230,6 +230,11 @@ typedef struct head {
   double exp_variance;              /* variance of the relative error of one weight. With float32 */
 } head;
 
+/* variance_of() a sum whose products may round both factors (attn_numerics.input_rounding). */
+static double product_variance(const head *c, const sum *s, double value) {
+  return variance_of(s, value) + 2 * square(c->a->numerics.input_rounding) * s->squares;
+}
+
 static double score_variance(const head *c, int64_t j) {
   const attn_problem *p = &c->a->problem;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return square(c->a->scores->error[c->q_at + j]);
@@ -250,7 +255,7 @@ static double score_variance(const head *c, int64_t j) {
       add_product(&s, -0.5 * difference, 0, difference, 2 * (w * together + unit * fabs(difference)));
     }
   }
-  return square(p->score == ATTN_SCORE_DOT ? (double)p->scale : 1) * variance_of(&s, s.value);
+  return square(p->score == ATTN_SCORE_DOT ? (double)p->scale : 1) * product_variance(c, &s, s.value);
 }
 
 /* Variance that softcap, bias and ALiBi add: none of their results exceeds `magnitude`, and none amplifies an error. */
@@ -274,7 +279,7 @@ static double output_error(const head *c, int64_t d, double o) {
       rest -= c->p[j];
     }
   if (p->uses & ATTN_USE_SINKS) moved += square(rest * o) * c->exp_variance;
-  return sqrt(variance_of(&s, o) + moved);
+  return sqrt(product_variance(c, &s, o) + moved);
 }
 
 /* The relative error of the sum of all weights. Errors of scores may be one and the same, such as that of q, so they count

@@ -47,7 +47,7 @@ attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t widt
 typedef struct attn_nn_attention {
   attn_problem problem;   /* types and strides of q, k, v and scores are not read */
   const attn_args *args;  /* lengths, masks and the like; NULL: none */
-  attn_numerics numerics; /* error of exp that the kernel declares */
+  attn_numerics numerics; /* errors of exp and of rounded inputs that the kernel declares */
   const int64_t *row;     /* which queries of the only sequence q holds, `rows` of them; NULL: all */
   int64_t rows;
   const attn_nn_field *scores; /* for PRECOMPUTED: [batch][heads_q][queries] rows of at least seq_k */

@@ -67,8 +67,8 @@ static float *output_at(const cut_case *c, int64_t b, int64_t h, int64_t i) {
 
 static bool may_refer(const attn_kernel_info *kernel, const attn_problem *p) {
   const attn_numerics *n = &kernel->numerics;
-  return !kernel->library[0] && !(n->p_rounding > 0) && n->exp_error <= 0x1p-21 && strcmp(kernel->algorithm, "decode") &&
-         !attn_kernel_rejects(kernel, p);
+  const bool exact = !(n->p_rounding > 0) && !(n->input_rounding > 0) && n->exp_error <= 0x1p-21;
+  return !kernel->library[0] && exact && strcmp(kernel->algorithm, "decode") && !attn_kernel_rejects(kernel, p);
 }
 
 /* Counts the properties that two kernels share: 1 for the tier, 1 for the algorithm. */
