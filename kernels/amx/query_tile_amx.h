@@ -419,7 +419,8 @@ static void finish_state(const row_block *block, const query_tile *t, int64_t i)
   keep_reference(state, p->dim_v, isnan(sum) ? (double)NAN : sum == 0 ? -INFINITY : -(double)t->minus_ref[i]);
   vec_store(lanes, vec_exp2(vec_set1(sink + t->minus_ref[i])));
   const float denominator = attn_uses(p, ATTN_USE_SINKS) ? sum + lanes[0] : sum;
-  const double exact = (double)sum + exp2((double)sink + (double)t->minus_ref[i]); /* beside a sink that exceeds float */
+  double exact = 1; /* beside a sink that exceeds float */
+  if (isinf(denominator)) exact = (double)sum + exp2((double)sink + (double)t->minus_ref[i]);
   vec_store(lanes, vec_div(vec_set1(1), vec_set1(denominator)));
   for (int64_t d = 0; block->args->o && d < p->dim_v; d++) {
     const float o = isinf(denominator) ? (float)((double)state[d] / exact) : fmaf(state[d], lanes[0], 0.0f);

@@ -139,8 +139,7 @@ static inline bool keys_listed(const row_block *t, int64_t key) {
   _Static_assert(LEAST_BLOCK_KEYS % KEYS == 0, "a list has all of these keys or none");
   bool listed = !attn_lists_keys(t->problem);
   for (int64_t i = t->first_row; !listed && i < min64(t->first_row + t->rows, t->seq.len_q); i++)
-    listed = attn_key_listed(t->problem, t->args, true, t->b, t->head, i, key) ||
-             attn_key_listed(t->problem, t->args, false, t->b, t->head, i, key);
+    listed = attn_key_visited(t->problem, t->args, t->b, t->head, i, key);
   return listed;
 }
 

@@ -2,8 +2,8 @@
 /* Which rows and keys a task is about, and where their elements are: what every kernel asks of a problem, answered once.
  *
  * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal) comes
- * from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval, and so does the gap
- * between first keys that stay and a window, which kernels never meet (pieces.h), and lists of key blocks. Row and key
+ * from attn_allowed_keys(). The bool mask, a bias of -inf and lists of key blocks can only take keys away from that
+ * interval; so does the gap between a window and first keys that stay, but kernels never meet it (pieces.h). Row and key
  * indices count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow,
  * however extreme windows and alignment offsets are.
  */
@@ -276,8 +276,13 @@ static inline bool attn_key_listed(const attn_problem *problem, const attn_args 
   return false;
 }
 
-/* Whether lists of blocks, the bool mask and a bias of -inf leave key j to row i. Always true for a problem that uses none
- * of them. */
+/* Whether either list of the row has the block of key j. */
+static inline bool attn_key_visited(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
+                                    int64_t j) {
+  return attn_key_listed(problem, args, true, b, h, i, j) || attn_key_listed(problem, args, false, b, h, i, j);
+}
+
+/* Whether lists of blocks, the bool mask and a bias of -inf leave key j to row i. Without any of them it is always true. */
 static inline bool attn_key_selected(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
                                      int64_t j) {
   const bool full = attn_lists_keys(problem) && attn_key_listed(problem, args, true, b, h, i, j);

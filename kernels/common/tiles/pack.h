@@ -133,9 +133,7 @@ static void copy_v(const unit_keys *unit, attn_key_range keys, float *rows, int6
 }
 
 static bool is_listed(const unit_keys *unit, int64_t key) {
-  const attn_problem *p = unit->problem;
-  return attn_key_listed(p, unit->args, true, unit->b, unit->head, 0, key) ||
-         attn_key_listed(p, unit->args, false, unit->b, unit->head, 0, key);
+  return attn_key_visited(unit->problem, unit->args, unit->b, unit->head, 0, key);
 }
 
 /* The first keys from `key` on that tiles may read, before `end`: all, but where all rows have one list of key blocks.

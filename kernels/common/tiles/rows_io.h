@@ -97,8 +97,8 @@ static ALWAYS_INLINE vec load_elements(attn_storage elements, int64_t index, int
 }
 
 /* The columns before `column` that count as part of a row's place in load_elements(): all, if those are whole blocks; else
- * none. `vecs`: how many vectors each step had up to this one; several numbers are joined by |, because blocks have powers
- * of 2. */
+ * none. `vecs`: how many vectors each step had up to this one. Several numbers are joined by |: blocks are a power of 2
+ * vectors long, so all steps are whole blocks if that is. */
 static ALWAYS_INLINE int64_t columns_before(const attn_dtype dtype, int64_t column, const int vecs) {
   return vecs * VEC_LANES % attn_dtype_of(dtype).values == 0 ? column : 0;
 }
