@@ -25,6 +25,7 @@ const attn_kernel attn_decode_amx = {
                  "few queries on bf16 inputs in the tile unit, P rounded to bf16: keys split and merged, K and V read "
                  "once per KV head, in place",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
+    .key_blocks = true,
     .rejects = decode_rejects_all_but_bf16,
     .plan = decode_plan,
     .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},

@@ -30,6 +30,7 @@ const attn_kernel attn_decode_avx512bf16 = {
              .summary = "few queries on bf16 inputs by VDPBF16PS, P rounded to bf16: keys split and merged, K and V read "
                         "once per KV head, in place; 16 pairs wide",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
+    .key_blocks = true,
     .rejects = decode_rejects_all_but_bf16,
     .plan = decode_plan,
     .terms = DECODE_KERNEL_TERMS,

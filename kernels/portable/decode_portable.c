@@ -15,6 +15,7 @@ const attn_kernel attn_decode_portable = {
              .library = "",
              .summary = "few queries: keys split and merged, K and V read once per KV head, in place; 4 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
+    .key_blocks = true,
     .rejects = decode_rejects,
     .plan = decode_plan,
     .terms = DECODE_KERNEL_TERMS,

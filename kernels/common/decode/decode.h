@@ -22,15 +22,33 @@ static attn_key_range keys_of_split(const row_block *block, int64_t split) {
   return (attn_key_range){max64(keys.begin, first), min64(keys.end, first + SPLIT_KEYS)};
 }
 
+/* The state of a split none of whose keys is listed. The merge reads O of the first one alone. */
+static void leave_nothing(const row_block *block, int64_t split) {
+  if (split == 0) memset(block->acc, 0, (size_t)(block->rows * block->acc_stride) * sizeof(float));
+  memset(block->row_sum, 0, (size_t)(block->rows * VEC_LANES) * sizeof(float));
+  for (int64_t i = 0; i < block->rows; i++) block->row_max[i] = -INFINITY;
+}
+
 static void decode_split(const decode_task *t, int64_t split, bool careful) {
   row_block block = decode_rows(t, split);
+  const bool lists = attn_lists_keys(t->problem);
+  listed_keys listed; /* not initialised before it is needed */
   if (block.rows == 0) return;
   block.careful = careful;
   block.q = FLOAT_QUERIES ? floats_at(t->scratch, t->at->q) : NULL;
   block.score = floats_at(t->scratch, t->at->score);
+  if (lists) {
+    start_ranges(&block, padded_rows(block.rows));
+    if (!read_lists(&block, keys_of_split(&block, split), &listed)) {
+      leave_nothing(&block, split);
+      return;
+    }
+  }
   start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at->products, (char *)t->scratch + t->at->own);
-  attend_keys(&block, &work, keys_of_split(&block, split));
+  decode_visit visit = {.block = &block, .keys = keys_of_split(&block, split)};
+  for (bool any = !lists || next_listed(&listed, &visit); any; any = lists && next_listed(&listed, &visit))
+    attend_keys(&visit, &work);
   end_products(&work, &block);
 }
 

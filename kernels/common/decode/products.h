@@ -106,7 +106,8 @@ typedef struct products {
   key_rows k, v; /* rows of the keys from `begin` on that lie in one run, or a copy of V of all keys */
   prefetch_lines next;
   int64_t begin, end;
-  bool picks; /* V of a key is read only for rows that may see it */
+  int64_t behind; /* a block of keys that comes soon, maybe beyond the last, or -1; here for other products */
+  bool picks;     /* V of a key is read only for rows that may see it */
   prefetch_policy policy;
   bool nearer; /* distances of prefetch_of() */
   float factor;

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_DECODE_SPLIT_H
 #define ATTN_COMMON_DECODE_SPLIT_H
 
-#include "plan.h"
+#include "listed_keys.h"
 #include "scales.h"
 #include "softmax.h"
 
@@ -103,41 +103,82 @@ static void store_groups(row_stream *streams, int64_t count) {
 #endif
 }
 
+/* `runs`: NULL where keys lie at one stride, else of them, with `key` and `end` counted from their begin. */
+static void stream_keys(row_stream *streams, int64_t count, const key_runs *runs, int64_t key, int64_t end) {
+  const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
+  start_groups(streams, count);
+  for (; key < end; key += step)
+    for (row_stream *s = streams; s < streams + count; s++) (runs ? s->run->paged : s->run->dense)(s, runs, key, key + step);
+  store_groups(streams, count);
+}
+
+/* Where listed keys lie: their runs side by side, as if they were pages. */
+static NO_INLINE void stream_listed(const row_block *block, row_stream *streams, int64_t count, const listed_keys *listed,
+                                    int64_t key, int64_t end) {
+  const int64_t seen = block->range[0].end - DECODE_KEYS,
+                behind = min64(key_of_part(listed, LIST_PARTS) - DECODE_KEYS, seen);
+  run_tables tables;
+  key_runs runs;
+  start_runs(block, 0, &tables, &runs);
+  int64_t found = 0, used = 0;
+  for (; key <= behind && found < MOST_RUNS; key += DECODE_KEYS) {
+    if (key == end) used = found;
+    if (!all_rows_visit(listed, key)) continue;
+    look_up_runs(block, key, BLOCK_RUNS, INT64_MAX, found, &tables);
+    found += BLOCK_RUNS;
+  }
+  if (key <= end) used = found;
+  for (; found < MOST_RUNS; found++) tables.k[found] = tables.k[found - 1], tables.v[found] = tables.v[found - 1];
+  stream_keys(streams, count, &runs, 0, used * RUN_KEYS);
+}
+
+/* The first key from `key` on, before `end`, that the visit leaves out. */
+static int64_t first_gap(const decode_visit *visit, int64_t key, int64_t end) {
+  while (visit->gaps && key < end && all_rows_visit(visit->lists, key)) key += DECODE_KEYS;
+  return visit->gaps ? min64(key, end) : end;
+}
+
 /* All whole blocks from `key` on that all rows see, up to `end`. Returns the first key that is left. */
-static int64_t run_streams(const row_block *block, row_stream *streams, int64_t count, int64_t key, int64_t end) {
+static int64_t run_streams(const decode_visit *visit, row_stream *streams, int64_t count, int64_t key, int64_t end) {
+  const row_block *block = visit->block;
   for (int64_t i = 0; i < block->rows; i++) {
     if (count == 0 || block->range[i].begin > key) return key;
     end = min64(end, block->range[i].end);
   }
   end -= (end - key) % DECODE_KEYS;
   if (end <= key) return key;
+  const int64_t together = first_gap(visit, key, end);
+  if (together < end && !streams->scaled) {
+    stream_listed(block, streams, count, visit->lists, key, end);
+    return end;
+  }
   run_tables tables;
   key_runs runs;
-  const bool paged = attn_run_keys(block->problem, block->seq, key) < end - key;
-  if (paged) find_pages(block, key, end, block->range[0].end, &tables, &runs);
-  start_groups(streams, count);
-  const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
-  for (; key < end; key += step)
-    for (row_stream *s = streams; s < streams + count; s++)
-      (paged ? s->run->paged : s->run->dense)(s, &runs, key, key + step);
-  store_groups(streams, count);
-  return key;
+  const bool paged = attn_run_keys(block->problem, block->seq, key) < together - key;
+  if (paged) find_pages(block, key, together, block->range[0].end, &tables, &runs);
+  stream_keys(streams, count, paged ? &runs : NULL, key, together);
+  return together;
 }
 #endif
 
 /* ---- All keys ---- */
 
 /* Inline, because as a call it takes 10 ns of those that attend to a few keys. */
-static ALWAYS_INLINE void attend_keys(const row_block *block, products *work, attn_key_range keys) {
+static ALWAYS_INLINE void attend_keys(const decode_visit *visit, products *work) {
+  const row_block *block = visit->block;
+  const attn_key_range keys = visit->keys;
 #ifdef ATTN_COMMON_DECODE_STREAM_H
   row_stream streams[STREAMS];
   const int64_t count = streams_of(block, work, streams);
 #endif
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
+    if (visit->gaps && !all_rows_visit(visit->lists, key)) continue;
 #ifdef ATTN_COMMON_DECODE_STREAM_H
-    if (key >= keys.begin) key = run_streams(block, streams, count, key, keys.end);
+    if (key >= keys.begin) key = run_streams(visit, streams, count, key, keys.end);
+    if (key >= keys.end || (visit->gaps && !all_rows_visit(visit->lists, key))) continue;
 #endif
-    if (key < keys.end) decode_block(block, work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
+    work->behind = visit->lists ? key_behind(visit->lists, key) : key + DECODE_KEYS;
+    decode_block(block, work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
   }
 }
 

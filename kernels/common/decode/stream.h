@@ -41,11 +41,11 @@ static int64_t runs_ahead(int64_t block_bytes) {
   return blocks * BLOCK_RUNS;
 }
 
-/* Where `count` runs from key `key` on lie. No row sees keys from `seen` on. */
-static void look_up_runs(const row_block *block, int64_t key, int64_t count, int64_t seen, run_tables *tables) {
+/* Where `count` runs from key `key` on lie, from entry `to` of the tables on. No row sees keys from `seen` on. */
+static void look_up_runs(const row_block *block, int64_t key, int64_t count, int64_t seen, int64_t to, run_tables *tables) {
   const attn_problem *p = block->problem;
   attn_key_run at = {0};
-  for (int64_t i = 0; i < count; i++, key += RUN_KEYS) {
+  for (int64_t i = to; i < to + count; i++, key += RUN_KEYS) {
     if (at.keys <= 0 && key < seen) at = attn_key_run_at(p, block->args, block->seq, block->head, key);
     tables->k[i] = at.k;
     tables->v[i] = at.v;
@@ -55,16 +55,21 @@ static void look_up_runs(const row_block *block, int64_t key, int64_t count, int
   }
 }
 
-/* The same from `key` up to `end`, with the runs to prefetch behind them. */
-static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables,
-                                 key_runs *runs) {
+/* Tables whose first run is that of key `key`. */
+static void start_runs(const row_block *block, int64_t key, const run_tables *tables, key_runs *runs) {
   const attn_problem *p = block->problem;
   runs->begin = key;
   runs->k.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->k_stride.s));
   runs->v.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->v_stride.s));
-  look_up_runs(block, key, (end - key) / RUN_KEYS + max64(runs->k.ahead, runs->v.ahead), seen, tables);
   runs->k.table = tables->k;
   runs->v.table = tables->v;
+}
+
+/* The same from `key` up to `end`, with the runs to prefetch behind them. */
+static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t end, int64_t seen, run_tables *tables,
+                                 key_runs *runs) {
+  start_runs(block, key, tables, runs);
+  look_up_runs(block, key, (end - key) / RUN_KEYS + max64(runs->k.ahead, runs->v.ahead), seen, 0, tables);
 }
 
 /* K and V from key `key` on; of pages, wherever. */

@@ -28,14 +28,26 @@ typedef struct key_visits {
   attn_problem without_mask;
 } key_visits;
 
-static void mark_blocks(const row_block *block, bool full) {
+/* The kind of the blocks that the lists for args.mask (`full` = false), or without it, name. */
+static inline uint8_t kind_of_list(const attn_problem *p, bool full) {
+  return attn_uses(p, ATTN_USE_MASK) && !full ? BLOCK_MASKED : BLOCK_FULL;
+}
+
+static inline void start_kinds(const row_block *block, key_visits *visits) {
+  visits->masked = block;
+  visits->without_mask = *block->problem;
+  visits->without_mask.uses &= ~(uint32_t)ATTN_USE_MASK;
+  visits->full = *block;
+  visits->full.problem = &visits->without_mask;
+}
+
+static inline void mark_blocks(const row_block *block, bool full) {
   const attn_key_list list = attn_key_list_of(block->problem, block->args, full, block->b, block->head, block->first_row);
-  const bool masked = attn_uses(block->problem, ATTN_USE_MASK) && !full;
-  for (int64_t n = 0; n < list.count; n++) block->listed[list.at[n * list.step]] = masked ? BLOCK_MASKED : BLOCK_FULL;
+  for (int64_t n = 0; n < list.count; n++) block->listed[list.at[n * list.step]] = kind_of_list(block->problem, full);
 }
 
 /* Before a row block visits its keys. */
-static void start_visits(const row_block *block, key_visits *visits) {
+static inline void start_visits(const row_block *block, key_visits *visits) {
   const attn_problem *p = block->problem;
   visits->masked = block;
   if (!attn_lists_keys(p)) return;
@@ -46,16 +58,13 @@ static void start_visits(const row_block *block, key_visits *visits) {
     mark_blocks(block, false);
     mark_blocks(block, true);
   }
-  visits->without_mask = *p;
-  visits->without_mask.uses &= ~(uint32_t)ATTN_USE_MASK;
-  visits->full = *block;
-  visits->full.problem = &visits->without_mask;
+  start_kinds(block, visits);
   visits->full.adjusted = scores_adjusted(&visits->without_mask);
   visits->full.shifted = scores_shifted(&visits->without_mask);
 }
 
 /* The first keys from `key` on that are visited together, before `end`; begin >= end where there are none. */
-static key_visit next_visit(const key_visits *visits, int64_t key, int64_t end) {
+static inline key_visit next_visit(const key_visits *visits, int64_t key, int64_t end) {
   const row_block *block = visits->masked;
   if (!attn_lists_keys(block->problem)) return (key_visit){key, end, false};
   const int64_t size = block->problem->block_keys;
