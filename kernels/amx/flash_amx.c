@@ -11,6 +11,7 @@ const attn_kernel attn_flash_amx = {
              .summary = "flash attention on bf16 inputs in the tile unit, P rounded to bf16; 32 queries x 64 keys at a time",
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_bf16,
     .plan = flash_amx_plan,
     .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},

@@ -25,6 +25,7 @@
 
 enum {
   MOST_ROWS = 1024, /* tiles of a task, which share a super-block of keys */
+  MOST_LISTED = 1 << 16,
   BLOCKS_AHEAD = 3, /* from the block at work to that whose bias or mask is prefetched */
   JOBS = 3          /* before, now, next */
 };
@@ -53,9 +54,9 @@ static int64_t blocks_of_super(const attn_problem *p, const attn_machine *machin
 
 /* Plan data. */
 typedef struct thread_layout {
-  int64_t s, again, turned, nowhere, p, q, v, o, tiles, total; /* offsets in bytes, and the size */
-  int64_t per_super;                                           /* blocks of keys in a super-block */
-  bool cold;                                                   /* the call prefetches for the next tasks (cold_lines.h) */
+  int64_t s, again, turned, nowhere, p, q, v, o, tiles, listed, total; /* offsets in bytes, and the size */
+  int64_t per_super;                                                   /* blocks of keys in a super-block */
+  bool cold; /* the call prefetches for the next tasks (cold_lines.h) */
 } thread_layout;
 _Static_assert(sizeof(thread_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
@@ -80,6 +81,7 @@ static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout 
       {&at->turned, SCORES, sizeof(float)},
       {&at->v, PARTS * GROUPS * STEP * depth_v, sizeof(uint16_t)},
       {&at->tiles, tiles, sizeof(query_tile)},
+      {&at->listed, attn_lists_keys(p) ? lists_of(tiles * TILE_QUERIES) : 0, blocks_of(p->seq_k)},
   };
   at->total = 0;
   return LAY_OUT(parts, &at->total);
@@ -88,12 +90,13 @@ static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout 
 static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
 
 /* Rows of a task: as many as may share a super-block of keys, unless threads would idle. O^T of their tiles waits in a
- * quarter of level 2 if there are several super-blocks. */
+ * quarter of level 2 if there are several super-blocks, and what their lists say of blocks in 64 KiB. */
 static int64_t rows_of_task(const attn_problem *p, const attn_machine *machine) {
   const int64_t heads = max64(1, p->batch * p->heads_q), output_row = depth_of(p->dim_v) * DEPTH * (int64_t)sizeof(float);
   const int64_t threads = machine->threads, output_bytes = machine->caches().level2 / 4;
   int64_t rows = MOST_ROWS;
   while (rows > 4 * TILE_QUERIES && rows * output_row > output_bytes) rows /= 2;
+  while (attn_lists_keys(p) && rows > TILE_QUERIES && lists_of(rows) * blocks_of(p->seq_k) > MOST_LISTED) rows /= 2;
   while (threads > 1 && rows > 4 * TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 8 * threads) rows /= 2;
   while (threads > 1 && rows > TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 2 * threads) rows /= 2;
   return min64(rows, round_up(max64(p->seq_q, 1), TILE_QUERIES));
@@ -188,8 +191,9 @@ static void fill_in_job(const attention *a, walk *w, job *next) {
 static bool block_matters(const attention *a, const walk *w, job *next) {
   const query_tile *t = &a->tiles[w->tile];
   const int64_t key = w->block * KEY_BLOCK;
-  next->masked =
-      t->all_begin > key || key + KEY_BLOCK > t->all_end || attn_uses(a->block->problem, ATTN_USE_MASK) || a->block->careful;
+  if (attn_lists_keys(a->block->problem) && both_halves_are(a->block, t, w->block, BLOCK_UNLISTED)) return false;
+  next->masked = t->all_begin > key || key + KEY_BLOCK > t->all_end || a->block->careful ||
+                 !both_halves_are(a->block, t, w->block, BLOCK_FULL);
   if (w->block + 1 == t->end_block) { /* a tile's last block is its job in any case */
     if (next->masked) visible_keys(a->block, t, key, next->visible);
     return true;
@@ -323,7 +327,7 @@ static void ask_for_super(const attention *a, const walk *w, const job *now, sof
   const int64_t next = super + w->per_super < w->end_block ? super + w->per_super : a->first_again ? 0 : -1;
   const int64_t tiles = round_up(max64(a->depth_qk, a->depth_v), 2), left = w->end_tile - 1 - now->tile->row / TILE_QUERIES;
   const int64_t part = left % tiles;
-  if (next < 0 || left >= 2 * tiles || w->per_super >= w->end_block) return;
+  if (next < 0 || left >= 2 * tiles || w->per_super >= w->end_block || attn_lists_keys(a->block->problem)) return;
   if (left < tiles) {
     x->wanted_step = 2 * LINE_BYTES;
     x->wanted = (uintptr_t)packed_v(a->block->problem, a->unit, next) +
@@ -382,6 +386,12 @@ static void settle_job(attention *a, const job *j, uint16_t *p, float *sum) {
 
 /* ---- The pipeline ---- */
 
+/* The first block from `key_block` on that not all rows of the tile visit without mask. */
+static int64_t end_of_full(const row_block *block, const query_tile *t, int64_t key_block) {
+  while (key_block < t->end_block && both_halves_are(block, t, key_block, BLOCK_FULL)) key_block++;
+  return key_block;
+}
+
 /* How many jobs behind `now` differ from it in nothing but their block, and have a next one that does not either: the body
  * goes through them without a look at each. */
 static int64_t jobs_alike(const attention *a, const walk *w, const job *before, const job *now, const job *next) {
@@ -389,7 +399,8 @@ static int64_t jobs_alike(const attention *a, const walk *w, const job *before, 
   if (!before->exists || before->tile != t || !next->exists || next->tile != t || a->adjusted) return 0;
   if (before->masked || now->masked || next->masked) return 0;
   if (before->block + 1 != now->block || now->block + 1 != next->block) return 0;
-  const int64_t seen = min64(min64(t->end_block, t->all_end / KEY_BLOCK), w->super + w->per_super);
+  int64_t seen = min64(min64(t->end_block, t->all_end / KEY_BLOCK), w->super + w->per_super);
+  if (attn_lists_keys(a->block->problem)) seen = min64(seen, end_of_full(a->block, t, next->block));
   const int64_t run = attn_run_keys(a->block->problem, a->block->seq, next->block * KEY_BLOCK) / KEY_BLOCK;
   return max64(0, min64(seen, a->in_place_blocks > 0 ? next->block + run : seen) - 1 - next->block);
 }
@@ -483,7 +494,9 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                      .head = rows.head,
                      .first_row = rows.first_row,
                      .rows = rows.rows,
-                     .rows_per_head = rows.rows};
+                     .rows_per_head = rows.rows,
+                     .listed = (uint8_t *)(void *)floats_at(scratch, at->listed)};
+  if (attn_lists_keys(p)) mark_lists(&block);
   attention a = {.unit = unit,
                  .tiles = (query_tile *)(void *)floats_at(scratch, at->tiles),
                  .s = floats_at(scratch, at->s),

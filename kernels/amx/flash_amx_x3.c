@@ -13,6 +13,7 @@ const attn_kernel attn_flash_amx_x3 = {
                         "products of these",
              .numerics = {.exp_error = 0x1p-22, .input_flush = 0x1p-126, .input_rounding = 0x1.9p-16}},
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_f32,
     .plan = flash_amx_plan,
     .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},

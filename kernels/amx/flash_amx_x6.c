@@ -12,6 +12,7 @@ const attn_kernel attn_flash_amx_x6 = {
                  "flash attention on float32 inputs in the tile unit: values are sums of three bf16, six products of these",
              .numerics = {.exp_error = 0x1p-22, .input_flush = 0x1p-126}},
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_f32,
     .plan = flash_amx_plan,
     .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},

@@ -30,29 +30,18 @@ static uint16_t *packed_k(const attn_problem *p, uint16_t *unit, int64_t block) 
 
 /* ---- Rows in ---- */
 
-/* The keys of a sequence that any row may see, and the head they belong to. */
-typedef struct key_source {
-  const attn_problem *p;
-  const attn_args *args;
-  attn_sequence seq;
-  int64_t b, head;
-  attn_key_range used;
-} key_source;
-
-static attn_key_run run_at(const key_source *s, int64_t key) {
-  return attn_key_run_at(s->p, s->args, &s->seq, s->head, key);
-}
-
-static void load_k(const key_source *s, int64_t key, int64_t d, __m512i part[PARTS]) {
+static void load_k(const unit_keys *s, int64_t key, int64_t d, __m512i part[PARTS]) {
   const input_value *k = s->args->k;
   const bool used = s->used.begin <= key && key < s->used.end;
-  load_parts(used ? k + run_at(s, key).k + d * s->p->k_stride.d : k, s->p->k_stride.d, used ? s->p->dim_qk - d : 0, part);
+  load_parts(used ? k + run_of_unit(s, key).k + d * s->problem->k_stride.d : k, s->problem->k_stride.d,
+             used ? s->problem->dim_qk - d : 0, part);
 }
 
-static void load_v(const key_source *s, int64_t key, int64_t d, __m512i part[PARTS]) {
+static void load_v(const unit_keys *s, int64_t key, int64_t d, __m512i part[PARTS]) {
   const input_value *v = s->args->v;
   const bool used = s->used.begin <= key && key < s->used.end;
-  load_parts(used ? v + run_at(s, key).v + d * s->p->v_stride.d : v, s->p->v_stride.d, used ? s->p->dim_v - d : 0, part);
+  load_parts(used ? v + run_of_unit(s, key).v + d * s->problem->v_stride.d : v, s->problem->v_stride.d,
+             used ? s->problem->dim_v - d : 0, part);
 }
 
 /* ---- Blocks ---- */
@@ -62,10 +51,10 @@ static void store_parts(const __m512i part[PARTS], uint16_t *to, int64_t distanc
   for (int i = 0; i < PARTS; i++) _mm512_storeu_si512(to + i * distance, part[i]);
 }
 
-static void pack_k_block(const key_source *s, int64_t key, uint16_t *to) {
-  const int64_t distance = depth_of(s->p->dim_qk) * STEP;
+static void pack_k_block(const unit_keys *s, int64_t key, uint16_t *to) {
+  const int64_t distance = depth_of(s->problem->dim_qk) * STEP;
   for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += (PARTS - 1) * distance)
-    for (int64_t d = 0; d < s->p->dim_qk; d += DEPTH, to += STEP)
+    for (int64_t d = 0; d < s->problem->dim_qk; d += DEPTH, to += STEP)
       for (int64_t i = 0; i < 32; i++) {
         __m512i part[PARTS];
         load_k(s, group + i, d, part);
@@ -107,12 +96,12 @@ static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
   }
 }
 
-static void pack_v_block(const key_source *s, int64_t key, uint16_t *to) {
-  const attn_problem *p = s->p;
+static void pack_v_block(const unit_keys *s, int64_t key, uint16_t *to) {
+  const attn_problem *p = s->problem;
   for (int64_t d = 0; d < p->dim_v; d += DEPTH, to += (PARTS - 1) * GROUPS * STEP)
     for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += STEP) {
       const bool whole = s->used.begin <= group && group + 32 <= s->used.end;
-      const attn_key_run run = whole ? run_at(s, group) : (attn_key_run){0};
+      const attn_key_run run = whole ? run_of_unit(s, group) : (attn_key_run){0};
       if (PARTS == 1 && p->v_stride.d == 1 && d + DEPTH <= p->dim_v && run.keys >= 32) {
         const uint16_t *v = (const uint16_t *)s->args->v + run.v + d;
         transpose_values((const char *)v, p->v_stride.s * (int64_t)sizeof *v, to);
@@ -132,15 +121,14 @@ static void pack_v_block(const key_source *s, int64_t key, uint16_t *to) {
 /* The blocks of one packing task. */
 static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, uint16_t *unit) {
   const attn_problem *p = &schedule->problem;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
-  key_source s = {.p = p, .args = args, .seq = attn_sequence_of(p, args, b), .b = b, .head = head};
-  s.used = attn_keys_of_sequence(p, args, &s.seq, b);
-  const int64_t begin = max64(round_down(s.used.begin, KEY_BLOCK), task.item * PACK_KEYS);
-  const int64_t end = min64(s.used.end, (task.item + 1) * PACK_KEYS);
-  for (int64_t key = begin; key < end; key += KEY_BLOCK) {
-    pack_v_block(&s, key, packed_v(p, unit, key / KEY_BLOCK));
-    if (!k_in_place(p) || key + KEY_BLOCK > s.seq.len_k) pack_k_block(&s, key, packed_k(p, unit, key / KEY_BLOCK));
-  }
+  const unit_keys s = keys_of_unit(p, args, task.unit);
+  const attn_key_range item = keys_of_item(&s, task.item, PACK_KEYS);
+  for (attn_key_range keys = next_to_pack(&s, item.begin, item.end); keys.begin < keys.end;
+       keys = next_to_pack(&s, keys.end, item.end))
+    for (int64_t key = round_down(keys.begin, KEY_BLOCK); key < keys.end; key += KEY_BLOCK) {
+      pack_v_block(&s, key, packed_v(p, unit, key / KEY_BLOCK));
+      if (!k_in_place(p) || key + KEY_BLOCK > s.seq.len_k) pack_k_block(&s, key, packed_k(p, unit, key / KEY_BLOCK));
+    }
 }
 
 /* Up to 32 queries. Queries that see no key may hold anything and count as zeros. */

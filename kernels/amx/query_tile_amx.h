@@ -6,6 +6,8 @@
 
 #include "pack_amx.h"
 
+#include "kernels/common/tiles/key_blocks.h"
+
 typedef struct query_tile {
   int64_t row; /* in the task */
   attn_key_range range[TILE_QUERIES];
@@ -30,6 +32,51 @@ static void find_ranges(const row_block *block, query_tile *t) {
     t->range[i] = range;
   }
 }
+
+/* ---- Lists of key blocks ---- */
+
+/* Lists that rows of one task may have: a list has 16 rows or more. */
+static int64_t lists_of(int64_t rows) { return rows / HALF; }
+_Static_assert((int)LEAST_BLOCK_QUERIES == (int)HALF && (int)LEAST_BLOCK_KEYS == (int)KEY_BLOCK, "half a tile has one list");
+
+/* block->listed: [list][block of 64 keys], of which kind it is. */
+static void mark_lists(const row_block *block) {
+  const attn_problem *p = block->problem;
+  const int64_t blocks = blocks_of(p->seq_k), size = p->block_keys / KEY_BLOCK;
+  const int64_t first = block->first_row / p->block_queries, end = min64(block->first_row + block->rows, block->seq->len_q);
+  for (int64_t list = first; list * p->block_queries < end && block->seq->len_k > 0; list++) {
+    uint8_t *kinds = block->listed + (list - first) * blocks;
+    memset(kinds, BLOCK_UNLISTED, (size_t)blocks);
+    for (int full = 0; full < 2; full++) {
+      const attn_key_list at = attn_key_list_of(p, block->args, full, block->b, block->head, list * p->block_queries);
+      for (int64_t n = 0; n < at.count; n++) {
+        const int64_t begin = at.at[n * at.step] * size;
+        memset(kinds + begin, kind_of_list(p, full), (size_t)(min64(begin + size, blocks) - begin));
+      }
+    }
+  }
+}
+
+/* The kind of a block of keys for a half of the tile; without lists it is that of the mask. */
+static int kind_of_half(const row_block *block, const query_tile *t, int half, int64_t key_block) {
+  const attn_problem *p = block->problem;
+  if (!attn_lists_keys(p)) return kind_of_list(p, false);
+  const int64_t query = problem_row_of(block, t->row + half * HALF).query;
+  const int64_t list = query / p->block_queries - block->first_row / p->block_queries;
+  return block->listed[list * blocks_of(p->seq_k) + key_block];
+}
+
+static bool both_halves_are(const row_block *block, const query_tile *t, int64_t key_block, int kind) {
+  return kind_of_half(block, t, 0, key_block) == kind && kind_of_half(block, t, 1, key_block) == kind;
+}
+
+/* Leaves out blocks at both ends that no row of the tile visits. */
+static void trim_blocks(const row_block *block, query_tile *t) {
+  while (t->first_block < t->end_block && both_halves_are(block, t, t->end_block - 1, BLOCK_UNLISTED)) t->end_block--;
+  while (t->first_block < t->end_block && both_halves_are(block, t, t->first_block, BLOCK_UNLISTED)) t->first_block++;
+}
+
+/* ---- Before the first key ---- */
 
 static float *state_of_query(const row_block *block, const query_tile *t, int64_t i) {
   const problem_row at = problem_row_of(block, t->row + i);
@@ -80,6 +127,7 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
   if (any.begin >= any.end) return;
   t->first_block = any.begin / KEY_BLOCK;
   t->end_block = blocks_of(any.end);
+  if (attn_lists_keys(block->problem)) trim_blocks(block, t);
 }
 
 /* ---- Keys that a query sees ---- */
@@ -152,6 +200,10 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
                 block->rows - t->row, block->seq->len_k - key, bits);
   else
     memset(bits, 0xff, sizeof bits);
+  for (int half = 0; half < 2; half++) {
+    const int kind = kind_of_half(block, t, half, key / KEY_BLOCK);
+    if (kind != BLOCK_MASKED) memset(bits + half * HALF, kind == BLOCK_FULL ? 0xff : 0, HALF * sizeof *bits);
+  }
   if (t->all_begin > key || key + KEY_BLOCK > t->all_end)
     for (int64_t i = 0; i < TILE_QUERIES; i++)
       bits[i] &= low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);

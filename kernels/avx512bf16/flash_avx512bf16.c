@@ -100,22 +100,27 @@ static void pack_v_pairs(const unit_keys *unit, const row_source *v, int64_t fir
   }
 }
 
-static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory) {
-  const attn_problem *p = &schedule->problem;
-  const packed_keys to = packed_pairs_at(schedule, unit_memory);
-  const unit_keys unit = keys_of_unit(p, args, task.unit);
-  const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
+static void pack_key_pairs(const unit_keys *unit, attn_key_range keys, packed_keys to) {
+  const attn_problem *p = unit->problem;
   for (int64_t first = round_down(keys.begin, VEC_LANES), end; first < keys.end; first = end) {
-    const attn_key_run run = run_of_unit(&unit, first);
-    const row_source k = k_rows(&unit, run), v = v_rows(&unit, run);
+    const attn_key_run run = run_of_unit(unit, first);
+    const row_source k = k_rows(unit, run), v = v_rows(unit, run);
     end = min64(first + run.keys, keys.end);
     for (int64_t key = first; key < end; key += VEC_LANES) {
       const int64_t column = key % PANEL_KEYS;
-      pack_k_pairs(&unit, &k, first, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
+      pack_k_pairs(unit, &k, first, key, (float *)(uintptr_t)to.k + (key - column) * pairs(p->dim_qk) + column);
       for (int64_t i = key; i < key + VEC_LANES; i += 2)
-        pack_v_pairs(&unit, &v, first, i, (float *)(uintptr_t)to.v + i / 2 * to.v_stride);
+        pack_v_pairs(unit, &v, first, i, (float *)(uintptr_t)to.v + i / 2 * to.v_stride);
     }
   }
+}
+
+static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory) {
+  const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
+  const attn_key_range item = keys_of_item(&unit, task.item, PACK_KEYS);
+  for (attn_key_range keys = next_to_pack(&unit, item.begin, item.end); keys.begin < keys.end;
+       keys = next_to_pack(&unit, keys.end, item.end))
+    pack_key_pairs(&unit, keys, packed_pairs_at(schedule, unit_memory));
 }
 
 /* Over the floats that start_rows has loaded. */
@@ -307,22 +312,31 @@ static void accumulate_seen(const row_block *block, int64_t i, int64_t begin, in
   }
 }
 
-/* A tile whose P of the keys [begin, end) acc has not seen yet. */
-typedef struct unseen_tile {
-  bool exists;
-  int64_t row, begin, end;
+/* A tile's P of the keys [begin, end) of a visit. */
+typedef struct unseen_keys {
+  const row_block *block;
+  int64_t begin, end;
   const float *p;
+} unseen_keys;
+
+/* A tile whose P of these keys acc has not seen yet. */
+typedef struct unseen_tile {
+  int64_t row, visits;
+  unseen_keys keys[MOST_VISITS];
 } unseen_tile;
 
-static void accumulate_unseen(const row_block *block, unseen_tile *t) {
-  if (!t->exists) return;
-  t->exists = false;
-  if (!block->careful) {
-    accumulate_tile(block, t->row, t->begin / 2, t->end / 2, t->p);
+static void accumulate_keys(const unseen_keys *u, int64_t row) {
+  if (!u->block->careful) {
+    accumulate_tile(u->block, row, u->begin / 2, u->end / 2, u->p);
     return;
   }
-  for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - t->row); i++)
-    accumulate_seen(block, t->row + i, t->begin, t->end, t->p + i * block->score_stride);
+  for (int64_t i = 0; i < min64(TILE_ROWS, u->block->rows - row); i++)
+    accumulate_seen(u->block, row + i, u->begin, u->end, u->p + i * u->block->score_stride);
+}
+
+static void accumulate_unseen(unseen_tile *t) {
+  for (int64_t i = 0; i < t->visits; i++) accumulate_keys(&t->keys[i], t->row);
+  t->visits = 0;
 }
 
 /* ---- The loop ---- */
@@ -333,9 +347,9 @@ typedef struct left_over {
   unseen_tile tile;
 } left_over;
 
-static void finish_left_over(const row_block *block, left_over *left) {
+static void finish_left_over(left_over *left) {
   weigh_waiting(&left->waiting);
-  accumulate_unseen(block, &left->tile);
+  accumulate_unseen(&left->tile);
 }
 
 /* Computes the scores of a panel, which then waits. Everything that an earlier tile has left is done before any of it is
@@ -351,10 +365,10 @@ static void panel_pairs(const pair_work *work, const tile_keys *keys, left_over 
     left->waiting.vecs = 0;
   } else {
     weigh_waiting(&left->waiting);
-    if (kind != PLAIN_PAIRS) accumulate_unseen(block, &left->tile); /* before references move */
+    if (kind != PLAIN_PAIRS) accumulate_unseen(&left->tile); /* before references move */
     fits = score_alone(work, kind, vecs);
   }
-  accumulate_unseen(block, &left->tile);
+  accumulate_unseen(&left->tile);
   if (!fits) relative_rows(w, vecs);
   left->waiting = (waiting_panel){.s = w->score,
                                   .p = block->score + w->pending / 2,
@@ -368,19 +382,34 @@ static bool tile_settled(const row_block *block, int64_t tile_row) {
   return _mm512_cmp_ps_mask(row_max, vec_set1(-INFINITY), _CMP_EQ_OQ) == 0;
 }
 
-static void tile_pairs(const row_block *block, int64_t tile_row, tile_keys keys, left_over *left) {
-  if (keys.class == TILE_SKIP) return;
+/* P of the tile's keys, of which `pending` have P in the same key block already. Returns where it will stand. */
+static unseen_keys tile_pairs(const row_block *block, int64_t tile_row, tile_keys keys, int64_t pending, left_over *left) {
   pair_work work = {.panel = {.block = block, .tile_row = tile_row, .settled = tile_settled(block, tile_row)},
                     .waiting = &left->waiting};
   work.panel.score = block->score + TILE_ROWS * block->score_stride;
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
     work.panel.key = key;
-    work.panel.pending = key - keys.first;
+    work.panel.pending = pending + key - keys.first;
     panel_pairs(&work, &keys, left);
     if (!work.panel.settled) work.panel.settled = tile_settled(block, tile_row);
   }
   const int64_t first = round_down(keys.begin, 2);
-  left->tile = (unseen_tile){true, tile_row, first, round_up(keys.end, 2), block->score + (first - keys.first) / 2};
+  return (unseen_keys){block, first, round_up(keys.end, 2), block->score + (pending + first - keys.first) / 2};
+}
+
+/* The same for the keys of a key block that are visited; O takes in all of their P at once (flash_visited_tile()). */
+static void visited_pairs(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, left_over *left) {
+  unseen_tile tile = {.row = tile_row};
+  int64_t pending = 0;
+  for (key_visit visit = next_visit(visits, begin, end); visit.begin < visit.end;
+       visit = next_visit(visits, visit.end, end)) {
+    const row_block *block = block_of_visit(visits, visit);
+    const tile_keys keys = keys_of_tile(block, tile_row, visit.begin, visit.end);
+    if (keys.class == TILE_SKIP) continue;
+    tile.keys[tile.visits++] = tile_pairs(block, tile_row, keys, pending, left);
+    pending += round_up(keys.end, PANEL_KEYS) - keys.first;
+  }
+  if (tile.visits > 0) left->tile = tile;
 }
 
 static bool ranges_alike(const row_block *block, int64_t capacity) {
@@ -397,14 +426,24 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   block.q_stride = pairs(block.problem->dim_qk);
   pack_queries(&block, capacity);
   const attn_key_range keys = keys_of_block(&block);
-  const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity);
+  const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity), listed = attn_lists_keys(block.problem);
+  key_visits visits;
+  if (listed) start_visits(&block, &visits);
   tile_keys tile;
-  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
+  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block) {
+    const int64_t end = min64(key + schedule->key_block, keys.end);
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
-      if (tile_row == 0 || !alike) tile = keys_of_tile(&block, tile_row, key, min64(key + schedule->key_block, keys.end));
-      tile_pairs(&block, tile_row, tile, &left);
+      if (listed) {
+        visited_pairs(&visits, tile_row, key, end, &left);
+        continue;
+      }
+      if (tile_row == 0 || !alike) tile = keys_of_tile(&block, tile_row, key, end);
+      if (tile.class == TILE_SKIP) continue;
+      const unseen_keys unseen = tile_pairs(&block, tile_row, tile, 0, &left);
+      left.tile = (unseen_tile){.row = tile_row, .visits = 1, .keys = {unseen}};
     }
-  finish_left_over(&block, &left);
+  }
+  finish_left_over(&left);
   return finish_rows(&block);
 }
 
@@ -429,6 +468,7 @@ const attn_kernel attn_flash_avx512bf16 = {
              .summary = "flash attention on bf16 inputs by VDPBF16PS, P rounded to bf16; tiles of 6 rows, 16 pairs wide",
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_bf16,
     .plan = flash_avx512bf16_plan,
     .terms = ANY_ROWS_KERNEL_TERMS,

@@ -17,7 +17,7 @@ enum {
   MOST_LISTS = DECODE_ROWS / LEAST_BLOCK_QUERIES
 };
 
-/* What the lists say of a split. */
+/* The lists of a split's rows. */
 typedef struct listed_keys {
   key_visits kinds;
   row_block some; /* a kind whose keys some rows do not see */
@@ -35,7 +35,7 @@ typedef struct decode_visit {
   const row_block *block;
   attn_key_range keys;
   const listed_keys *lists; /* NULL: none */
-  bool gaps;                /* of these keys, those alone that all lists name without mask */
+  bool gaps;                /* only keys that all lists name without mask */
 } decode_visit;
 
 static bool all_lists_full(const listed_keys *l, int64_t part) { return l->of_all[part] == 1 << BLOCK_FULL; }
