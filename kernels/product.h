@@ -8,21 +8,39 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "attn/attn.h"
+
 /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are
  * written. The sum is one chain of multiply-adds from `start` on, in the order of k. */
 typedef struct attn_product_block {
-  int64_t rows, columns, depth;   /* rows: a multiple of tile_rows; depth: at most depth_block */
-  const float *x, *panel, *start; /* start may be out */
+  int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block */
+  const float *x, *start;       /* start may be out */
+  const void *panel;            /* float32, [depth][panel_columns], or steps of the kernel's form */
   float *out;
   int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
+
+  /* For kernels with a form. */
+  attn_dtype weights; /* type of W before it was packed */
+  void *memory;       /* this thread's, memory_bytes() of it */
 } attn_product_block;
 
+/* The form that a tier gives to W when it packs it, and to X before it multiplies: in parts, say. */
+typedef struct attn_product_form {
+  int64_t block_rows; /* rows of one call at most, a multiple of tile_rows: W is read once for these */
+  int64_t depth_step; /* W is packed in steps of so many elements of depth, the last filled with 0; divides depth_block */
+  int64_t (*step_bytes)(attn_dtype weights);                              /* bytes of one panel's step */
+  void (*pack_step)(const float *step, attn_dtype weights, void *packed); /* step: [depth_step][panel_columns] */
+  int64_t (*memory_bytes)(int64_t rows, int64_t depth);                   /* for blocks up to this size */
+  void (*pack_x)(const attn_product_block *block); /* into its memory; run() then meets this X with several panels */
+} attn_product_form;
+
 typedef struct attn_product_kernel {
-  const char *name, *isa; /* "product_avx2", "avx2" */
-  int64_t tile_rows;      /* rows come in multiples of this */
-  int64_t panel_columns;  /* columns of W side by side in a packed panel, [depth][panel_columns] */
-  int64_t depth_block;    /* depth of one call at most: its part of the panel stays in L1 */
+  const char *name, *isa;        /* "product_avx2", "avx2" */
+  int64_t tile_rows;             /* rows come in multiples of this; with a form, only the last block's do not */
+  int64_t panel_columns;         /* columns of W side by side in a packed panel, [depth][panel_columns] */
+  int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1 */
+  const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
   /* x[i] becomes x[i] times the normal distribution function at x[i], each element for itself. NULL: the tier's function is
    * used. */

@@ -216,11 +216,18 @@ static attn_status name_kernel(bench_layer_trial *trial) {
   return status;
 }
 
+/* The product of the kernel's tier, which may be one that is taken by name only; otherwise the best up to that tier. */
 static attn_status make_example(bench_layer_trial *trial) {
   attn_options products = trial->options;
-  products.kernel = NULL;
   const attn_product_weights one =
       ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .weight = trial->data->weights);
+  if (trial->data->functions->names_product && trial->options.max_isa) {
+    snprintf(trial->product, sizeof trial->product, "product_%s", trial->options.max_isa);
+    products.kernel = trial->product;
+    if (attn_product_create(&one, &products, &trial->example) == ATTN_OK) return ATTN_OK;
+    trial->product[0] = 0; /* the tier has none */
+  }
+  products.kernel = NULL;
   return attn_product_create(&one, &products, &trial->example);
 }
 

@@ -111,6 +111,7 @@ struct bench_layer_trial {
   bool wrong;            /* gives the wrong answer of its functions */
   void *layer;           /* made by `create` */
   char kernel[64];       /* kernel of attention; for feed-forward, which has none, the kernel that attention would run */
+  char product[40];      /* "" = the layer chooses */
   attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
   attn_mha_profile time; /* where it went, over all calls; whoever times the layer sets it to 0 before */
   uint64_t hash[BENCH_LAYER_INPUTS]; /* hash of the output on each input, from the check */
@@ -128,6 +129,7 @@ struct bench_layer_functions {
   bench_layer_shape (*shape)(const bench_case *bench);
   double (*flops)(const bench_case *bench); /* without attention; NULL: two per weight and row, if it has dense layers */
   void (*prepare)(bench_layer_data *data);  /* gives numbers another size, where the layer needs it; or NULL */
+  bool names_product;                       /* the layer takes a product's name */
   const char *wrong; /* the wrong answer that every case must tell from the right one; NULL: keys that count alike */
   attn_status (*create)(
       bench_layer_trial *trial); /* sets layer and, where it runs attention, kernel; NULL: nothing outlives a call */

@@ -43,7 +43,8 @@ static attn_status mha_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   const attn_mha_weights weights = bench_mha_weights_of(data);
-  const attn_mha_options options = ATTN_STRUCT(attn_mha_options, .attention = &trial->options);
+  const attn_mha_options options =
+      ATTN_STRUCT(attn_mha_options, .attention = &trial->options, .product = trial->product[0] ? trial->product : NULL);
   attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
   if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
@@ -62,8 +63,9 @@ static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t byt
 }
 
 /* Self-attention and cross-attention differ in their expected answers only. */
-#define MHA_FUNCTIONS \
-  .shape = mha_shape, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, .run = mha_run
+#define MHA_FUNCTIONS                                                                                                  \
+  .shape = mha_shape, .names_product = true, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, \
+  .run = mha_run
 
 attn_nn_field bench_mha_expect(const bench_chosen *c) {
   attn_mha_problem problem = problem_of(c->data);

@@ -32,7 +32,7 @@ typedef struct attn_product_weights {
   const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
   int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
   int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
-  attn_dtype dtype;      /**< Type of weight. f16 and bf16 are widened to float32 when packed. */
+  attn_dtype dtype;      /**< Type of weight. f16 and bf16 are widened to float32 when packed; product_amx keeps bf16. */
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
@@ -59,7 +59,9 @@ typedef struct attn_product_args {
 
 /** Packs W. options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name()), or
  * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and
- * ATTN_MAX_ISA allow, never another library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
+ * ATTN_MAX_ISA allow, never another library's. product_amx packs bf16 weights into 2 bytes each, others into 6: with these
+ * it is slower for few rows, and taken by name only. ATTN_KERNEL is about attention and not read. On failure *product is
+ * NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
@@ -68,8 +70,9 @@ ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows
 
 /** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is
  * one chain of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other
- * rows or threads. Exception: product_openblas sums in an order of its own, so there bits also depend on the row's place
- * in its sequence.
+ * rows or threads. Exceptions: product_amx adds in an order of its own, the same for every row, and takes parts of values
+ * below 2^-126 for 0 (docs/numerics.md); product_openblas does so in one that depends on the row's place in its sequence,
+ * and so do its bits.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -71,16 +71,21 @@ static ALWAYS_INLINE vec load_floats(const float *from, int64_t stride, int64_t 
   return vec_load(lanes);
 }
 
-/* The parts of the first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
-static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, int64_t n, __m512i part[PARTS]) {
+/* The parts of 32 floats. */
+static ALWAYS_INLINE void split_row(vec first, vec second, __m512i part[PARTS]) {
   __m512i low[PARTS], high[PARTS];
-  split(load_floats(from, stride, n), low);
-  split(load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES), high);
+  split(first, low);
+  split(second, high);
   UNROLL
   for (int i = 0; i < PARTS; i++) { /* exact: parts are bfloat16 already */
     const __m512bh values = _mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high[i]), _mm512_castsi512_ps(low[i]));
     memcpy(&part[i], &values, sizeof values);
   }
+}
+
+/* The parts of the first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
+static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, int64_t n, __m512i part[PARTS]) {
+  split_row(load_floats(from, stride, n), load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES), part);
 }
 
 #endif

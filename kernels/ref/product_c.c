@@ -19,7 +19,7 @@ static void product_tile(const attn_product_block *b, int64_t first, four sum[RO
   const float *x = b->x + first * x_row;
   for (int64_t k = 0; k < b->depth; k++) {
     four row[FOURS];
-    memcpy(row, b->panel + k * COLUMNS, sizeof row);
+    memcpy(row, (const float *)b->panel + k * COLUMNS, sizeof row);
     for (int i = 0; i < ROWS; i++)
       for (int v = 0; v < FOURS; v++) sum[i][v] += x[i * x_row + k * x_step] * row[v];
   }

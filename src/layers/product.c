@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Dense layers: Y = X W + bias (include/attn/product.h).
  *
- * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias
- * beside it. A task is a block of rows times a strip of columns:
+ * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns] or in the
+ * kernel's own form, with the bias beside it. A task is a block of rows times a strip of columns:
  *
  *     for each depth block: gather X of the rows (any strides become dense rows, or columns where those lie dense; in L2)
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
+ *
+ * Rows of X and Y that lie dense and at one distance are read and summed where they lie.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
@@ -43,7 +45,8 @@ enum {
   BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
   STRIP_COLUMNS = 512, /* X is gathered once per strip */
   MOST_COLUMNS = 256,  /* most columns of a panel */
-  PAD = 16             /* floats that keep rows off each other's cache sets */
+  MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
+  PAD = 16                 /* floats that keep rows off each other's cache sets */
 };
 
 struct attn_product {
@@ -53,12 +56,17 @@ struct attn_product {
   int64_t depth, columns, panels;
   bool has_bias, relu;
   void (*gelu)(float *x, int64_t count); /* NULL = none */
-  float *panel;                          /* [panels][depth][panel_columns]; columns beyond W are 0 */
-  float *bias;                           /* [columns] */
+  attn_dtype dtype;                      /* type of W as it was given */
+  char *packed;                          /* [panels][steps], a step as the kernel's form has it */
+  int64_t steps;                         /* in a panel; without a form a step is one element of depth */
+  int64_t step_bytes;
+  float *bias; /* [columns] */
 };
 
 /* Whole tiles. */
-static int64_t most_rows(const attn_product_kernel *kernel) { return BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows; }
+static int64_t most_rows(const attn_product_kernel *kernel) {
+  return kernel->form ? kernel->form->block_rows : BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows;
+}
 
 /* ---- Which product ---- */
 
@@ -81,6 +89,7 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   for (int i = 0; (k = attn_registry_product(i)); i++) {
     const char *unusable = unusable_below(k, cap);
     if (strcmp(k->name, name) == 0) {
+      if (!unusable) unusable = attn_tier_claim(attn_tier_find(k->isa));
       if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
       *kernel = k;
       return ATTN_OK;
@@ -90,21 +99,35 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'%s; those that run here: %s", name, hint_for(name), names);
 }
 
-/* Our own product of the highest tier: libraries' products come after those of the tiers and are only taken by name. The c
- * tier always runs. */
-static const attn_product_kernel *best_of_tiers(const char *cap) {
-  int best = 0;
-  while (unusable_below(attn_registry_product(best), cap)) best++;
-  return attn_registry_product(best);
+static int64_t depth_step(const attn_product_kernel *kernel) { return kernel->form ? kernel->form->depth_step : 1; }
+
+/* Bytes of a step of one panel. */
+static int64_t step_bytes(const attn_product_kernel *kernel, attn_dtype weights) {
+  return kernel->form ? kernel->form->step_bytes(weights) : kernel->panel_columns * (int64_t)sizeof(float);
 }
 
-static attn_status choose(const attn_options *options, const attn_product_kernel **kernel,
+/* Few rows take the time that W takes to come from memory. How many there will be is not known yet, so a form that needs
+ * more bytes than float32 is taken by name only. */
+static bool takes_more_bytes(const attn_product_kernel *kernel, attn_dtype weights) {
+  return step_bytes(kernel, weights) > depth_step(kernel) * kernel->panel_columns * (int64_t)sizeof(float);
+}
+
+/* Our own product of the highest tier: libraries' products come after those of the tiers and are only taken by name. The c
+ * tier always runs. */
+static const attn_product_kernel *best_of_tiers(const char *cap, attn_dtype weights) {
+  const attn_product_kernel *best;
+  for (int i = 0; (best = attn_registry_product(i)); i++)
+    if (!unusable_below(best, cap) && !takes_more_bytes(best, weights) && !attn_tier_claim(attn_tier_find(best->isa))) break;
+  return best;
+}
+
+static attn_status choose(const attn_options *options, attn_dtype weights, const attn_product_kernel **kernel,
                           const attn_product_kernel **best) {
   const char *cap;
   attn_status status = attn_plugins_check_named();
   if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
-  *kernel = *best = best_of_tiers(cap);
+  *kernel = *best = best_of_tiers(cap, weights);
   return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
 }
 
@@ -151,19 +174,35 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
   return status == ATTN_OK ? check_pitch(w) : status;
 }
 
-static void pack_panel(const attn_product_weights *w, int64_t first, int64_t width, float *panel) {
-  for (int64_t k = 0; k < w->depth; k++)
+/* Rows k .. of W, as many as a step has, [depth_step][width]; 0 beyond W. */
+static void load_step(const attn_product_weights *w, int64_t first_k, int64_t depth, int64_t first, int64_t width,
+                      float *step) {
+  for (int64_t i = 0; i < depth; i++)
     for (int64_t c = 0; c < width; c++) {
-      const int64_t column = first + c;
-      panel[k * width + c] = column < w->columns ? attn_load_f32((attn_storage){w->weight, w->dtype},
-                                                                 k * w->stride_depth + column * w->stride_column)
-                                                 : 0.0f;
+      const int64_t k = first_k + i, column = first + c;
+      const bool within = k < w->depth && column < w->columns;
+      step[i * width + c] =
+          within ? attn_load_f32((attn_storage){w->weight, w->dtype}, k * w->stride_depth + column * w->stride_column)
+                 : 0.0f;
     }
 }
 
+/* W from this step and panel on. */
+static char *packed_at(const attn_product *product, int64_t panel, int64_t step) {
+  return product->packed + (panel * product->steps + step) * product->step_bytes;
+}
+
 static void pack(const attn_product_weights *w, attn_product *product) {
-  const int64_t width = product->kernel->panel_columns;
-  for (int64_t p = 0; p < product->panels; p++) pack_panel(w, p * width, width, product->panel + p * width * w->depth);
+  const attn_product_kernel *kernel = product->kernel;
+  const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
+  float floats[MOST_STEP_FLOATS];
+  assert(!kernel->form || depth * width <= MOST_STEP_FLOATS);
+  for (int64_t p = 0; p < product->panels; p++)
+    for (int64_t step = 0; step < product->steps; step++) {
+      char *to = packed_at(product, p, step);
+      load_step(w, step * depth, depth, p * width, width, kernel->form ? floats : (float *)(void *)to);
+      if (kernel->form) kernel->form->pack_step(floats, w->dtype, to);
+    }
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
 
@@ -172,17 +211,27 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
   const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
   const size_t bias = (size_t)round_up(w->bias ? w->columns : 0, 16) * sizeof(float);
   const size_t head = (size_t)round_up(sizeof(attn_product), ATTN_MEMORY_ALIGN);
-  const size_t panel = (size_t)kernel->panel_columns * (size_t)panels * (size_t)w->depth; /* <= 2^63 */
+  const int64_t steps = ceil_div(w->depth, depth_step(kernel));
+  const int64_t bytes = step_bytes(kernel, w->dtype);
+  const size_t count = (size_t)panels * (size_t)steps; /* <= 2^62 */
   attn_product *product = NULL;
-  if (panel <= SIZE_MAX / 8 - head - bias)
-    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + panel * sizeof(float));
+  if (count <= (SIZE_MAX / 2 - head - bias) / (size_t)bytes)
+    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + count * (size_t)bytes);
   if (!product)
-    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu floats packed",
-                     w->depth, w->columns, panel);
-  *product = (attn_product){
-      .kernel = kernel, .depth = w->depth, .columns = w->columns, .panels = panels, .has_bias = w->bias, .relu = w->relu};
+    return attn_fail(ATTN_OUT_OF_MEMORY,
+                     "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu times %" PRId64 " bytes packed", w->depth,
+                     w->columns, count, bytes);
+  *product = (attn_product){.kernel = kernel,
+                            .depth = w->depth,
+                            .columns = w->columns,
+                            .panels = panels,
+                            .has_bias = w->bias,
+                            .relu = w->relu,
+                            .dtype = w->dtype,
+                            .steps = steps,
+                            .step_bytes = bytes};
   product->bias = (float *)(void *)((char *)product + head);
-  product->panel = (float *)(void *)((char *)product + head + bias);
+  product->packed = (char *)product + head + bias;
   *result = product;
   return ATTN_OK;
 }
@@ -198,7 +247,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   attn_status status = read_weights(weights, &own);
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
-  if (status == ATTN_OK) status = choose(&wanted, &kernel, &best);
+  if (status == ATTN_OK) status = choose(&wanted, own.dtype, &kernel, &best);
   if (status == ATTN_OK && wanted.threads == 0) status = attn_class_here(&class); /* whose costs say how many threads pay */
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
@@ -217,15 +266,19 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* The memory of one thread: [X of a depth block][sums], for blocks of `rows` and strips of `columns`. */
+/* The memory of one thread: [X of a depth block][sums][the form's], for blocks of `rows` and strips of `columns`. */
 typedef struct thread_memory {
-  int64_t x_at, sum_at, bytes;
+  int64_t x_at, sum_at, form_at, bytes;
   int64_t x_stride, sum_stride; /* floats from row to row */
 } thread_memory;
 
 static thread_memory memory_of(const attn_product *product, int64_t rows, int64_t columns) {
-  thread_memory m = {.x_stride = min64(product->depth, product->kernel->depth_block) + PAD, .sum_stride = columns + PAD};
-  const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)}, {&m.sum_at, rows, float_bytes(m.sum_stride)}};
+  const attn_product_form *form = product->kernel->form;
+  const int64_t depth = min64(product->depth, product->kernel->depth_block);
+  thread_memory m = {.x_stride = depth + PAD, .sum_stride = columns + PAD};
+  const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)},
+                               {&m.sum_at, rows, float_bytes(m.sum_stride)},
+                               {&m.form_at, 1, form ? form->memory_bytes(rows, depth) : 0}};
   const bool fits = LAY_OUT(parts, &m.bytes);
   assert(fits); /* blocks and strips are small */
   (void)fits;
@@ -338,7 +391,33 @@ typedef struct strip {
   int64_t first_row, rows, first_panel, panels, begin, end;
   int64_t capacity; /* rows up to whole tiles */
   float *x, *sum;   /* [capacity][stride]: X of the depth block, and the sums; X transposed is [depth][capacity] */
+  bool x_in_place, y_in_place; /* not in this memory but where the caller has them */
+  void *form;                  /* memory of the kernel's form */
 } strip;
+
+/* Floats from row to row, if it is the same for all rows of the block. */
+static bool even_rows(const attn_product_args *args, const attn_strides *stride, const strip *s, int64_t *step) {
+  *step = args->rows == 1 ? stride->b : stride->s;
+  return s->first_row / args->rows == (s->first_row + s->rows - 1) / args->rows || stride->b == args->rows * *step;
+}
+
+/* X of the depth block serves where it lies: whole tiles of dense rows. */
+static bool x_in_place(const run_context *c, const strip *s) {
+  const attn_strides *stride = &c->args->x_stride;
+  int64_t step;
+  return c->product->kernel->form && !c->args->x_head_dim && stride->d == 1 && s->capacity == s->rows &&
+         even_rows(c->args, stride, s, &step);
+}
+
+/* So does Y: the columns of every panel are dense and all there. */
+static bool y_in_place(const run_context *c, const strip *s) {
+  const attn_strides *stride = &c->args->y_stride;
+  const int64_t width = c->product->kernel->panel_columns;
+  int64_t step;
+  return c->product->kernel->form && c->args->y_head_dim % width == 0 &&
+         (s->first_panel + s->panels) * width <= c->product->columns && stride->d == 1 && s->capacity == s->rows &&
+         even_rows(c->args, stride, s, &step);
+}
 
 /* Column k of X at `to`. Rows of one sequence follow each other. */
 static void gather_column(const run_context *c, const strip *s, int64_t k, float *to) {
@@ -364,31 +443,61 @@ static void gather(const run_context *c, const strip *s) {
   }
 }
 
+/* X of the depth block for the kernel, which finds it where it lies or in the strip's memory. */
+static void set_x(const run_context *c, const strip *s, attn_product_block *block) {
+  block->x = s->x;
+  block->x_stride = c->x_transposed ? s->capacity : c->at.memory.x_stride;
+  if (!s->x_in_place) return gather(c, s);
+  block->x = c->args->x + row_offset(c->args, &c->args->x_stride, s->first_row) + s->begin;
+  (void)even_rows(c->args, &c->args->x_stride, s, &block->x_stride);
+}
+
+static float *y_at(const run_context *c, int64_t row, int64_t column) {
+  const attn_product_args *args = c->args;
+  return args->y + row_offset(args, &args->y_stride, row) +
+         segment_at(&args->y_stride, args->y_head_dim, column, column + 1).offset;
+}
+
 /* sum += X W over the depth block; the first one starts from 0. */
 static void multiply(const run_context *c, const strip *s) {
   static const float zeros[MOST_COLUMNS];
   const attn_product *product = c->product;
   const int64_t width = product->kernel->panel_columns;
+  attn_product_block block = {.rows = s->capacity,
+                              .depth = s->end - s->begin,
+                              .x_transposed = c->x_transposed,
+                              .out_stride = c->at.memory.sum_stride,
+                              .weights = product->dtype,
+                              .memory = s->form};
+  set_x(c, s, &block);
+  if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
+  block.start_stride = s->begin == 0 ? 0 : block.out_stride;
+  if (product->kernel->form) product->kernel->form->pack_x(&block);
   for (int64_t p = 0; p < s->panels; p++) {
     const int64_t column = (s->first_panel + p) * width;
-    float *out = s->sum + p * width;
-    product->kernel->run(&(attn_product_block){.rows = s->capacity,
-                                               .columns = min64(product->columns - column, width),
-                                               .depth = s->end - s->begin,
-                                               .x = s->x,
-                                               .panel = product->panel + column * product->depth + s->begin * width,
-                                               .start = s->begin == 0 ? zeros : out,
-                                               .out = out,
-                                               .x_transposed = c->x_transposed,
-                                               .x_stride = c->x_transposed ? s->capacity : c->at.memory.x_stride,
-                                               .start_stride = s->begin == 0 ? 0 : c->at.memory.sum_stride,
-                                               .out_stride = c->at.memory.sum_stride});
+    block.columns = min64(product->columns - column, width);
+    block.panel = packed_at(product, s->first_panel + p, s->begin / depth_step(product->kernel));
+    block.out = s->y_in_place ? y_at(c, s->first_row, column) : s->sum + p * width;
+    block.start = s->begin == 0 ? zeros : block.out;
+    product->kernel->run(&block);
   }
+}
+
+/* Rows of Y that were summed in place. */
+static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
+  const attn_product *product = c->product;
+  if (!product->has_bias && !product->relu && !product->gelu) return;
+  for (int64_t i = 0; i < s->rows; i++)
+    for (int64_t column = begin, count; column < end; column += count) {
+      count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;
+      finish_row(product, column, count, y_at(c, s->first_row + i, column));
+    }
 }
 
 static void scatter(const run_context *c, const strip *s) {
   const int64_t width = c->product->kernel->panel_columns, begin = s->first_panel * width;
   const int64_t end = min64((s->first_panel + s->panels) * width, c->product->columns);
+  if (s->y_in_place) return finish_rows(c, s, begin, end);
   for (int64_t i = 0; i < s->rows; i++) {
     float *row = s->sum + i * c->at.memory.sum_stride;
     finish_row(c->product, begin, end - begin, row);
@@ -415,13 +524,15 @@ static void run_task(void *pointer, int64_t task, int worker) {
   char *memory = c->workspace + worker * c->at.memory.bytes;
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
-  s.capacity = round_up(s.rows, product->kernel->tile_rows);
+  s.capacity = product->kernel->form ? s.rows : round_up(s.rows, product->kernel->tile_rows);
   s.x = floats_at(memory, c->at.memory.x_at);
   s.sum = floats_at(memory, c->at.memory.sum_at);
+  s.form = memory + c->at.memory.form_at;
+  s.x_in_place = x_in_place(c, &s);
+  s.y_in_place = y_in_place(c, &s);
   const uint64_t mode = attn_float_mode_enter();
   for (; s.begin < product->depth; s.begin = s.end) {
     s.end = s.begin + min64(product->kernel->depth_block, product->depth - s.begin);
-    gather(c, &s);
     multiply(c, &s);
   }
   scatter(c, &s);

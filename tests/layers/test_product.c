@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Dense layers against float64 sums, for every product that runs here; determinism; refusals. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,8 @@
 #include "tests/support/pool.h"
 #include "tests/support/support.h"
 
-static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon", "product_openblas"};
+static const char *const names[] = {"product_c",   "product_avx2", "product_avx512",
+                                    "product_amx", "product_neon", "product_openblas"};
 enum { NAMES = COUNT(names) };
 
 /* ---- One layer ---- */
@@ -143,6 +145,8 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 70, .bias = true},
+    {.batch = 2, .rows = 33, .depth = 530, .columns = 130, .dtype = ATTN_BF16, .gelu = true},
+    {.batch = 3, .rows = 1, .depth = 65, .columns = 128, .y_heads = 2, .bias = true, .x_step = 1},
     {.batch = 3, .rows = 37, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8},
 };
 enum { SHAPES = COUNT(shapes) };
@@ -216,15 +220,21 @@ TEST(test_transposed_x_has_the_same_bits) {
 }
 
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
-TEST(test_bits_depend_on_the_row_alone) {
-  layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
-  attn_product *alone = create(&l, &ATTN_STRUCT(attn_options, .threads = 1));
+static void check_bits_of_rows(const char *name, attn_dtype dtype) {
+  layer l =
+      make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .dtype = dtype, .bias = true, .x_step = 1});
+  attn_product *alone;
+  if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name, .threads = 1), &alone) != ATTN_OK) {
+    free_layer(&l);
+    return;
+  }
   run(alone, &l.args);
   float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
   memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
   test_pool pool = {.backwards = true};
-  const attn_options many[] = {ATTN_STRUCT(attn_options, .threads = 2), ATTN_STRUCT(attn_options, .threads = 5),
-                               ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
+  const attn_options many[] = {
+      ATTN_STRUCT(attn_options, .kernel = name, .threads = 2), ATTN_STRUCT(attn_options, .kernel = name, .threads = 5),
+      ATTN_STRUCT(attn_options, .kernel = name, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
   for (int i = 0; i < 3; i++) {
     attn_product *product = create(&l, &many[i]);
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
@@ -248,6 +258,12 @@ TEST(test_bits_depend_on_the_row_alone) {
   attn_product_destroy(alone);
   free(expected);
   free_layer(&l);
+}
+
+TEST(test_bits_depend_on_the_row_alone) {
+  for (int n = 0; n < NAMES; n++)
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
+      check_bits_of_rows(names[n], (attn_dtype)dtype);
 }
 
 /* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
@@ -313,6 +329,57 @@ TEST(test_nan_stays_in_its_row) {
     attn_product_destroy(product);
     free_layer(&l);
   }
+}
+
+static bool same_kind(float a, float b) {
+  if (isnan(a) || isnan(b)) return isnan(a) && isnan(b);
+  return isfinite(a) ? isfinite(b) : a == b;
+}
+
+/* Infinities, NaN and sums beyond the largest float reach the outputs that they reach in plain C, and no others. */
+TEST(test_outputs_that_are_not_finite) {
+  enum { ROWS = 70, DEPTH = 530, COLUMNS = 100 };
+  layer l = make_layer((shape){.batch = 1, .rows = ROWS, .depth = DEPTH, .columns = COLUMNS, .x_step = 1});
+  const uint32_t low_nan = 0x7f800001; /* its upper half is that of an infinity */
+  float *weight = l.weight, *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  l.x[3 * l.args.x_stride.s + 5] = INFINITY;
+  l.x[40 * l.args.x_stride.s + 520] = -INFINITY;
+  l.x[66 * l.args.x_stride.s] = NAN;
+  l.x[67 * l.args.x_stride.s + 1] = FLT_MAX;
+  weight[COLUMNS + 50] = 3; /* 3 FLT_MAX */
+  weight[9 * COLUMNS + 7] = INFINITY;
+  memcpy(&weight[9 * COLUMNS + 99], &low_nan, sizeof low_nan);
+  for (int n = 0; n < NAMES; n++) {
+    attn_product *product;
+    if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = names[n]), &product) != ATTN_OK) continue;
+    run(product, &l.args);
+    if (n == 0) memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
+      const int64_t at = i / COLUMNS * l.args.y_stride.s + i % COLUMNS;
+      assert_true(same_kind(l.y[at], expected[at]));
+    }
+    attn_product_destroy(product);
+  }
+  assert_true(isinf(expected[67 * l.args.y_stride.s + 50]) && isfinite(expected[65 * l.args.y_stride.s]));
+  assert_true(isnan(expected[99]) && isinf(expected[7]));
+  free(expected);
+  free_layer(&l);
+}
+
+/* Without a name, W never takes more bytes than float32. */
+TEST(test_choice_by_type_of_the_weights) {
+  layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 8, .columns = 8, .dtype = ATTN_F32, .x_step = 1});
+  for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
+    attn_product *product, *named;
+    l.weights.dtype = (attn_dtype)dtype;
+    const bool has_tiles =
+        attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = "product_amx"), &named) == ATTN_OK;
+    test_ok(attn_product_create(&l.weights, NULL, &product));
+    assert_int_equal(strcmp(attn_product_name(product), "product_amx") == 0, has_tiles && dtype == ATTN_BF16);
+    attn_product_destroy(product);
+    attn_product_destroy(named);
+  }
+  free_layer(&l);
 }
 
 /* ---- Bad input ---- */
