@@ -62,6 +62,19 @@ static const cli_option options[] = {
      CLI_WITHIN(&problem.window_left, -1, MOST_KEYS)},
     {CLI_INT, 0, "window-right", "N", "keys seen to the right; -1 = all (default -1)",
      CLI_WITHIN(&problem.window_right, -1, MOST_KEYS)},
+    {CLI_STRING, 0, "kv-num-blocks", "FILE",
+     "how many blocks of keys each block of queries visits: int32 or int64 that broadcast to [batch, heads_kv, blocks of "
+     "queries]",
+     &problem.path[EVAL_KV_NUM_BLOCKS]},
+    {CLI_STRING, 0, "kv-indices", "FILE", "which ones: [batch, heads_kv, blocks of queries, blocks of keys]",
+     &problem.path[EVAL_KV_INDICES]},
+    {CLI_STRING, 0, "full-kv-num-blocks", "FILE", "likewise of blocks in which --mask does not count",
+     &problem.path[EVAL_FULL_KV_NUM_BLOCKS]},
+    {CLI_STRING, 0, "full-kv-indices", "FILE", "which ones", &problem.path[EVAL_FULL_KV_INDICES]},
+    {CLI_INT, 0, "block-queries", "N", "queries that share a list, a multiple of 16 (default 128)",
+     CLI_WITHIN(&problem.block_queries, 16, MOST_KEYS)},
+    {CLI_INT, 0, "block-keys", "N", "keys of a block, a multiple of 64 (default 128)",
+     CLI_WITHIN(&problem.block_keys, 64, MOST_KEYS)},
     {CLI_STRING, 0, "cu-seqlens-q", "FILE", "[batch + 1] where sequences begin; then q is packed: [tokens, heads, dim]",
      &problem.path[EVAL_CU_SEQLENS_Q]},
     {CLI_STRING, 0, "cu-seqlens-k", "FILE", "likewise for k and v", &problem.path[EVAL_CU_SEQLENS_K]},
@@ -108,7 +121,13 @@ int bench_eval_main(int argc, char **argv) {
   bench_selection selection;
   int64_t count = bench_cpu_count();
   int code;
-  problem = (eval_options){.layout = "bhsd", .causal = "none", .scale = NAN, .window_left = -1, .window_right = -1};
+  problem = (eval_options){.layout = "bhsd",
+                           .causal = "none",
+                           .scale = NAN,
+                           .window_left = -1,
+                           .window_right = -1,
+                           .block_queries = 128,
+                           .block_keys = 128};
   task = (eval_task){.budget_s = 10};
   filter = (bench_filter){.kernels.count = 0};
   threads = "1";

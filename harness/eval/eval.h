@@ -11,24 +11,28 @@
 
 /* Every file that eval reads: constant, option, the tensor that it fills, or at the end the output that it is compared with.
  */
-#define EVAL_FILE_LIST(FILE)                               \
-  FILE(Q, "--q", BENCH_Q)                                  \
-  FILE(K, "--k", BENCH_K)                                  \
-  FILE(V, "--v", BENCH_V)                                  \
-  FILE(K_SCALE, "--k-scale", BENCH_K_SCALE)                \
-  FILE(V_SCALE, "--v-scale", BENCH_V_SCALE)                \
-  FILE(BIAS, "--bias", BENCH_BIAS)                         \
-  FILE(MASK, "--mask", BENCH_MASK)                         \
-  FILE(SCORES, "--scores", BENCH_SCORES)                   \
-  FILE(SCORE_WEIGHT, "--score-weight", BENCH_SCORE_WEIGHT) \
-  FILE(KV_LEN, "--kv-len", BENCH_KV_LEN)                   \
-  FILE(Q_LEN, "--q-len", BENCH_Q_LEN)                      \
-  FILE(CU_SEQLENS_Q, "--cu-seqlens-q", BENCH_CU_SEQLENS_Q) \
-  FILE(CU_SEQLENS_K, "--cu-seqlens-k", BENCH_CU_SEQLENS_K) \
-  FILE(OFFSET, "--offset", BENCH_OFFSETS)                  \
-  FILE(ALIBI, "--alibi", BENCH_ALIBI_SLOPES)               \
-  FILE(SINKS, "--sinks", BENCH_SINKS)                      \
-  FILE(EXPECT, "--expect", BENCH_O)                        \
+#define EVAL_FILE_LIST(FILE)                                                 \
+  FILE(Q, "--q", BENCH_Q)                                                    \
+  FILE(K, "--k", BENCH_K)                                                    \
+  FILE(V, "--v", BENCH_V)                                                    \
+  FILE(K_SCALE, "--k-scale", BENCH_K_SCALE)                                  \
+  FILE(V_SCALE, "--v-scale", BENCH_V_SCALE)                                  \
+  FILE(BIAS, "--bias", BENCH_BIAS)                                           \
+  FILE(MASK, "--mask", BENCH_MASK)                                           \
+  FILE(SCORES, "--scores", BENCH_SCORES)                                     \
+  FILE(SCORE_WEIGHT, "--score-weight", BENCH_SCORE_WEIGHT)                   \
+  FILE(KV_LEN, "--kv-len", BENCH_KV_LEN)                                     \
+  FILE(Q_LEN, "--q-len", BENCH_Q_LEN)                                        \
+  FILE(CU_SEQLENS_Q, "--cu-seqlens-q", BENCH_CU_SEQLENS_Q)                   \
+  FILE(CU_SEQLENS_K, "--cu-seqlens-k", BENCH_CU_SEQLENS_K)                   \
+  FILE(OFFSET, "--offset", BENCH_OFFSETS)                                    \
+  FILE(ALIBI, "--alibi", BENCH_ALIBI_SLOPES)                                 \
+  FILE(SINKS, "--sinks", BENCH_SINKS)                                        \
+  FILE(KV_NUM_BLOCKS, "--kv-num-blocks", BENCH_KV_NUM_BLOCKS)                \
+  FILE(KV_INDICES, "--kv-indices", BENCH_KV_INDICES)                         \
+  FILE(FULL_KV_NUM_BLOCKS, "--full-kv-num-blocks", BENCH_FULL_KV_NUM_BLOCKS) \
+  FILE(FULL_KV_INDICES, "--full-kv-indices", BENCH_FULL_KV_INDICES)          \
+  FILE(EXPECT, "--expect", BENCH_O)                                          \
   FILE(EXPECT_LSE, "--expect-lse", BENCH_LSE)
 
 typedef enum eval_file {
@@ -60,6 +64,7 @@ typedef struct eval_options {
   double scale;                      /* NaN = the default */
   double softcap;                    /* 0 = off */
   int64_t window_left, window_right; /* -1 = open */
+  int64_t block_queries, block_keys; /* sizes of the blocks that have lists */
   uint32_t uses;                     /* ATTN_USE_... of the outputs that the kernels are asked for */
 } eval_options;
 

@@ -189,6 +189,61 @@ static bool load_scale(eval_loader *l, eval_file which) {
   return true;
 }
 
+/* ---- Lists of key blocks ---- */
+
+/* Those of the two files from `counts` on. Kernels check them, too; the oracle and whoever counts pairs do not. */
+static bool check_entries(eval_loader *l, eval_file counts, int64_t blocks) {
+  const int32_t *count = l->file[counts].data, *entry = l->file[counts + 1].data;
+  for (int64_t list = 0; list < l->file[counts].count; list++)
+    for (int64_t n = 0; n < count[list]; n++)
+      if (entry[list * blocks + n] < 0 || entry[list * blocks + n] >= blocks)
+        return eval_fail(l, "%s %s: entry %lld of list %lld is %d; it must be in 0..%lld", eval_option(counts + 1),
+                         l->options->path[counts + 1], (long long)n, (long long)list, (int)entry[list * blocks + n],
+                         (long long)blocks - 1);
+  return true;
+}
+
+static bool load_key_list(eval_loader *l, eval_file counts) {
+  attn_problem *p = &l->problem;
+  const eval_file entries = counts + 1, given = eval_has(l, counts) ? counts : entries,
+                  other = given == counts ? entries : counts;
+  const int64_t size[4] = {p->batch, p->heads_kv, (p->seq_q + p->block_queries - 1) / p->block_queries,
+                           (p->seq_k + p->block_keys - 1) / p->block_keys};
+  int64_t step[4], of_counts[3];
+  if (!eval_has(l, other))
+    return eval_fail(l, "%s needs %s: how many entries the lists have, and the lists", eval_option(given),
+                     eval_option(other));
+  if (!broadcast_to(l, entries, 4, size, "[batch, heads_kv, blocks of queries, blocks of keys]", step) ||
+      !broadcast_to(l, counts, 3, size, "[batch, heads_kv, blocks of queries]", of_counts))
+    return false;
+  const int64_t lists = size[3] > 0 ? l->file[entries].count / size[3] : 0;
+  if (step[2] != (size[2] == 1 ? 0 : size[3]) || (size[3] > 1 && step[3] != 1) || l->file[counts].count != lists)
+    return eval_fail_shape(l, entries, "it must be that of the numbers of entries, with a column for each block of keys");
+  const attn_strides n = {of_counts[0], of_counts[1], of_counts[2], 1}, entry = {step[0], step[1], step[2], 1};
+  const bool first = !(p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS));
+  if (!first && memcmp(&n, &p->kv_num_blocks_stride, sizeof n) != 0)
+    return eval_fail_shape(l, counts, "it must be that of --kv-num-blocks");
+  p->kv_num_blocks_stride = n;
+  p->kv_indices_stride = entry;
+  return eval_to_lengths(l, counts, 0, size[3]) && eval_to_lengths(l, entries, INT32_MIN, INT32_MAX) &&
+         check_entries(l, counts, size[3]);
+}
+
+static bool load_key_lists(eval_loader *l) {
+  static const struct {
+    eval_file counts;
+    uint32_t use;
+  } kinds[] = {{EVAL_KV_NUM_BLOCKS, ATTN_USE_KEY_BLOCKS}, {EVAL_FULL_KV_NUM_BLOCKS, ATTN_USE_FULL_KEY_BLOCKS}};
+  l->problem.block_queries = l->options->block_queries;
+  l->problem.block_keys = l->options->block_keys;
+  for (int i = 0; i < 2; i++) {
+    if (!eval_has(l, kinds[i].counts) && !eval_has(l, kinds[i].counts + 1)) continue;
+    if (!load_key_list(l, kinds[i].counts)) return false;
+    l->problem.uses |= kinds[i].use;
+  }
+  return true;
+}
+
 static bool load_optional(eval_loader *l) {
   static const struct {
     eval_file which;
@@ -209,7 +264,7 @@ static bool load_optional(eval_loader *l) {
     if (!files[i].load(l, files[i].which)) return false;
     l->problem.uses |= files[i].uses;
   }
-  return true;
+  return load_key_lists(l);
 }
 
 static bool load_given(eval_loader *l, const eval_output *output) {

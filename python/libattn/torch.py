@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from ._blocks import VALUES
+from ._key_blocks import KeyBlocks
 from ._sdpa import FUNCTIONS
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa",
@@ -48,7 +49,9 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd', "
               "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
-              "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None, str kv_format='')")
+              "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None, str kv_format='', "
+              "Tensor? kv_num_blocks=None, Tensor? kv_indices=None, Tensor? full_kv_num_blocks=None, "
+              "Tensor? full_kv_indices=None, int block_queries=128, int block_keys=128)")
 
 
 def _refuse_tangents(*tensors):
@@ -89,14 +92,17 @@ _library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
          max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
-         shared_prefix=0, k_scale=None, v_scale=None, kv_format="", lse=False, state=None):
+         shared_prefix=0, k_scale=None, v_scale=None, kv_format="", kv_num_blocks=None, kv_indices=None,
+         full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, lse=False, state=None):
     _refuse_tangents(q, k, v, bias, alibi, sinks, k_scale, v_scale)
+    lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
+    blocks = None if all(x is None for x in lists) else KeyBlocks(*lists, (block_queries, block_keys))
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
                     layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
                     keys=(key_begin, key_end or None), shared_prefix=shared_prefix, k_scale=k_scale, v_scale=v_scale,
-                    kv_format=kv_format or None, return_lse=lse, state=state)
+                    kv_format=kv_format or None, key_blocks=blocks, return_lse=lse, state=state)
 
 
 def _run_lse(*args, **options):
@@ -128,8 +134,9 @@ def _fake_lse(q, k, v, *args, **options):
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
-          "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format")
-_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1,
+          "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format", "kv_num_blocks", "kv_indices",
+          "full_kv_num_blocks", "full_kv_indices", "block_queries", "block_keys")
+_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, "block_queries": 128, "block_keys": 128,
           **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix"), 0)}
 
 
@@ -156,14 +163,31 @@ def _allowed(q, k, o):
     return allowed, (position - j).abs()
 
 
+def _named(q, k, o, kind):
+    """Whether the list of the query's block names the key's block, [b or 1, h or 1, q, k]; False without such lists."""
+    counts, entries = o[kind + "kv_num_blocks"], o[kind + "kv_indices"]
+    if counts is None:
+        return torch.tensor(False)
+    blocks = -(-k.shape[-2] // o["block_keys"])
+    shape = torch.broadcast_shapes(counts.shape, entries.shape[:-1])
+    behind = torch.arange(entries.shape[-1]) >= counts[..., None]
+    entries = entries.masked_fill(behind, blocks).long().expand(*shape, -1)
+    named = torch.zeros(*shape, blocks + 1, dtype=torch.bool).scatter(-1, entries, True)[..., :-1]
+    named = named.repeat_interleave(o["block_queries"], -2)[..., :q.shape[-2], :]
+    named = named.repeat_interleave(o["block_keys"], -1)[..., :k.shape[-2]]
+    return named if shape[1] == 1 else named.repeat_interleave(q.shape[1] // shape[1], 1)
+
+
 def _scores(q, k, o):
     """Scores of [b, h, s, d] in float32, with -inf where a key is masked."""
     s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if o["scale"] is None else o["scale"])
     if o["softcap"]:
         s = o["softcap"] * torch.tanh(s / o["softcap"])
     allowed, distance = _allowed(q, k, o)
-    if o["mask"] is not None:
-        allowed = allowed & o["mask"]
+    mask = torch.tensor(True) if o["mask"] is None else o["mask"]
+    if o["kv_num_blocks"] is not None:
+        mask = _named(q, k, o, "full_") | (_named(q, k, o, "") & mask)
+    allowed = allowed & mask
     if o["bias"] is not None:
         s = s + o["bias"]
     if o["alibi"] is not None:
@@ -312,7 +336,7 @@ def _need_gradients(*tensors):
 def _by_pytorch(q, k, v, **options):
     """The same by PyTorch's own function, which has a backward pass; None where it lacks an option."""
     o = {**_USUAL, **options}
-    lacking = ("alibi", "sinks", "cu_seqlens_q", "page_table")
+    lacking = ("alibi", "sinks", "cu_seqlens_q", "page_table", "kv_num_blocks")
     if q.dtype not in DTYPES or o["softcap"] or any(o[name] is not None for name in lacking):
         return None
     _count("gradients")

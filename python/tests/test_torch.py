@@ -469,6 +469,31 @@ def test_operator_with_pieces_of_keys(long):
                                   test_utils=None if long else ("test_schema", "test_faketensor"))
 
 
+def test_operator_with_lists_of_key_blocks(long):
+    """The numbers of a mask that says the same, and their gradients."""
+    operator, (queries, keys) = torch.ops.libattn.sdpa, (40, 150)
+    q, k, v = (torch.randn(2, heads, rows, 8, requires_grad=True) for heads, rows in ((4, queries), (2, keys), (2, keys)))
+    part, full = torch.rand(2, 2, 3, 3) < 0.4, torch.rand(2, 2, 3, 3) < 0.3
+    given, options = torch.rand(queries, keys) < 0.5, {"block_queries": 16, "block_keys": 64}
+    for name, named in (("", part), ("full_", full)):
+        options[name + "kv_num_blocks"] = named.sum(-1, dtype=torch.int32)
+        options[name + "kv_indices"] = named.int().argsort(dim=-1, descending=True, stable=True).int()
+    part, full = (x.repeat_interleave(2, 1).repeat_interleave(16, 2).repeat_interleave(64, 3)[:, :, :queries, :keys]
+                  for x in (part, full))
+    for mask, dense in ((None, part | full), (given, full | (part & given))):
+        outs = [operator(q, k, v, mask=mask, **options), operator(q, k, v, mask=dense)]
+        close(*outs)
+        for a, b in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs)):
+            close(a, b, 1e-4)
+    with torch.no_grad():
+        first = {name: x[:1, :1] if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        close(operator(q, k, v, **first), operator(q, k, v, mask=(part | full)[:1, :1]))
+        with pytest.raises(TypeError, match="key_blocks.kv_indices is None"):
+            operator(q, k, v, kv_num_blocks=options["kv_num_blocks"])
+        torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, tuple(x.detach() for x in (q, k, v)), options,
+                              test_utils=None if long else ("test_schema", "test_faketensor"))
+
+
 def as_numpy_options(options):
     """The operator's options as libattn.sdpa has them."""
     given = dict(options)

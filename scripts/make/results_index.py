@@ -34,7 +34,8 @@ FURTHER = {"figures/rate-seq.svg": "rates", "figures/winners.svg": "fastest kern
            "machine.tuning": "tuning file", "regret.svg": "regret heatmap",
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
            "models": "other libraries on shapes of models", "pages": "keys and values in pages", "mixed": "mixed batches",
-           "cascade": "shared prefixes", "quantised": "keys and values of 8 bits"}
+           "cascade": "shared prefixes", "quantised": "keys and values of 8 bits",
+           "block-sparse": "lists of key blocks"}
 
 
 def main(argv=None):

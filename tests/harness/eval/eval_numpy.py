@@ -55,6 +55,21 @@ def attend(p, s, v, i, j, allowed, slope, bias, sink):
     return o, lse
 
 
+def listed(p, kind, b, head, pairs):
+    """Whether the list of a query's block names the key's block, [seq_q, seq_k]. pairs: [heads_kv, seq_q, seq_k]."""
+    names, heads_kv = np.zeros(pairs[1:], bool), pairs[0]
+    rows, keys = p.get("block_queries", 128), p.get("block_keys", 128)
+    if kind + "kv_indices" not in p:
+        return names
+    entries = p[kind + "kv_indices"]
+    entries = np.broadcast_to(entries, (p["q"].shape[0], heads_kv, *entries.shape[-2:]))[b, head]
+    counts = np.broadcast_to(p[kind + "kv_num_blocks"], (p["q"].shape[0], heads_kv, len(entries)))[b, head]
+    for n, (count, blocks) in enumerate(zip(counts, entries)):
+        for block in blocks[:count]:
+            names[n * rows : (n + 1) * rows, block * keys : (block + 1) * keys] = True
+    return names
+
+
 def reference(p):
     """o and lse of [batch, heads, seq, dim] tensors p["q"], p["k"], p["v"] in float64."""
     factors = (np.broadcast_to(p.get(f"{name}_scale", np.ones(1)), p[name].shape[:3]) for name in "kv")
@@ -80,11 +95,15 @@ def reference(p):
         seen = (j < lengths[:, None]) & ((right < 0) | (j <= i + right)) & ((left < 0) | (j >= i - left))
         seen &= np.arange(seq_q)[:, None] < q_len
         for h in range(heads):
+            allowed = seen & mask[b, h]
+            if "kv_indices" in p:
+                part, full = (listed(p, kind, b, h // group, (k.shape[1], seq_q, seq_k)) for kind in ("", "full_"))
+                allowed = seen & (full | (part & mask[b, h]))
             s = np.broadcast_to(p["scores"], pairs)[b, h] if "scores" in p else \
                 scores_of(p, q[b, h], k[b, h // group], weight[h])
             slope = p["alibi"][h] if "alibi" in p else 0
             sink = p["sinks"][h] if "sinks" in p else None
-            o[b, h], lse[b, h] = attend(p, s, v[b, h // group], i, j, seen & mask[b, h], slope, bias[b, h], sink)
+            o[b, h], lse[b, h] = attend(p, s, v[b, h // group], i, j, allowed, slope, bias[b, h], sink)
     return o, lse
 
 
@@ -107,6 +126,16 @@ def masked_bias(*shape):
 
 
 DRAWN = 70  # problems with random combinations of options
+
+
+def key_lists():
+    """Two problems of 300 keys in blocks of 64, and 40 queries in three blocks of 16."""
+    counts, entries = np.array([[2, 5, 0], [1, 0, 3]]), np.array([RNG.permutation(5) for _ in range(6)]).reshape(2, 3, 5)
+    lists = {"kv_num_blocks": counts, "kv_indices": entries.astype(np.int32), "block_queries": 16, "block_keys": 64}
+    full = {"full_kv_num_blocks": np.array([[1, 1, 1], [2, 0, 0]]), "full_kv_indices": np.roll(entries, 1, -1)}
+    yield "lists", {**tensors(seq_q=40, seq_k=300), **lists}, {"kv_indices": np.roll(entries, 2, -1)}
+    yield "lists of two kinds", {**tensors(seq_q=40, seq_k=300), **lists, **full, "mask": RNG.random((40, 300)) < 0.5}, \
+        {"full_kv_indices": entries}
 
 
 def problems():
@@ -153,6 +182,7 @@ def problems():
     everything = {**tensors(), "causal": "bottom-right", "kv_len": lengths, "window_left": 20, "softcap": 3.0}
     everything.update(sinks=normal(4), bias=masked_bias(2, 1, 19, 37), mask=mask, alibi=alibi)
     yield "everything", everything, {"window_left": 19}
+    yield from key_lists()
 
 
 def check_problems(evals):
@@ -416,6 +446,10 @@ def check_refusals(evals):
         ({"expect": normal(2, 4, 19, 16)}, 2, "[2, 4, 19, 17]"),
         ({"q": np.array(["no", "numbers"])}, 5, "descr"),
         ({"dtype": "f8"}, 2, "--dtype"),
+        ({"kv_indices": np.zeros((1, 1), np.int32)}, 2, "--kv-indices needs --kv-num-blocks"),
+        ({"kv_num_blocks": np.array([2]), "kv_indices": np.zeros((1, 1), np.int32)}, 2, "0..1"),
+        ({"kv_num_blocks": np.array([1]), "kv_indices": np.ones((1, 1), np.int32)}, 2, "entry 0 of list 0 is 1"),
+        ({"kv_num_blocks": np.array([1]), "kv_indices": np.zeros((1, 2), np.int32)}, 2, "blocks of keys] = [2, 2, 1, 1]"),
     ]
     for change, code, words in refusals:
         evals.check(f"refusal of {list(change)}", {**p, **change}, code, words)
