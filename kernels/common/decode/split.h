@@ -103,12 +103,13 @@ static void store_groups(row_stream *streams, int64_t count) {
 #endif
 }
 
-/* `runs`: NULL where keys lie at one stride, else of them, with `key` and `end` counted from their begin. */
-static void stream_keys(row_stream *streams, int64_t count, const key_runs *runs, int64_t key, int64_t end) {
+/* `runs`: where keys are paged, else nothing reads them; `key` and `end` then count from their begin. */
+static void stream_keys(row_stream *streams, int64_t count, const key_runs *runs, bool paged, int64_t key, int64_t end) {
   const int64_t step = count > 1 ? DECODE_KEYS : end - key; /* the next stream finds K and V in a cache */
   start_groups(streams, count);
   for (; key < end; key += step)
-    for (row_stream *s = streams; s < streams + count; s++) (runs ? s->run->paged : s->run->dense)(s, runs, key, key + step);
+    for (row_stream *s = streams; s < streams + count; s++)
+      (paged ? s->run->paged : s->run->dense)(s, runs, key, key + step);
   store_groups(streams, count);
 }
 
@@ -129,7 +130,7 @@ static NO_INLINE void stream_listed(const row_block *block, row_stream *streams,
   }
   if (key <= end) used = found;
   for (; found < MOST_RUNS; found++) tables.k[found] = tables.k[found - 1], tables.v[found] = tables.v[found - 1];
-  stream_keys(streams, count, &runs, 0, used * RUN_KEYS);
+  stream_keys(streams, count, &runs, true, 0, used * RUN_KEYS);
 }
 
 /* The first key from `key` on, before `end`, that the visit leaves out. */
@@ -156,7 +157,7 @@ static int64_t run_streams(const decode_visit *visit, row_stream *streams, int64
   key_runs runs;
   const bool paged = attn_run_keys(block->problem, block->seq, key) < together - key;
   if (paged) find_pages(block, key, together, block->range[0].end, &tables, &runs);
-  stream_keys(streams, count, paged ? &runs : NULL, key, together);
+  stream_keys(streams, count, &runs, paged, key, together);
   return together;
 }
 #endif
