@@ -124,6 +124,7 @@ static void build_uses(bench_case *bench) {
                   {AXIS_LSE, "on", ATTN_USE_LSE},
                   {AXIS_MASK, "random", ATTN_USE_MASK},
                   {AXIS_MASK, "padding", ATTN_USE_MASK},
+                  {AXIS_MASK, "tree", ATTN_USE_MASK},
                   {AXIS_BIAS, "full", ATTN_USE_BIAS},
                   {AXIS_BIAS, "masking", ATTN_USE_BIAS},
                   {AXIS_BIAS, "heads", ATTN_USE_BIAS},
@@ -146,6 +147,8 @@ static void build_masks(bench_case *bench) {
   const attn_score_strides per_query = {.b = q * k, .h = 0, .q = k, .k = 1}, per_key = {.b = k, .h = 0, .q = 0, .k = 1};
   if (is(bench, AXIS_MASK, "random")) p->mask_stride = per_query;
   if (is(bench, AXIS_MASK, "padding")) p->mask_stride = per_key;
+  if (is(bench, AXIS_MASK, "tree")) attn_problem_set_newest_mask(p, q);
+  if (is(bench, AXIS_MASK, "tree")) p->mask_stride.b = p->mask_stride.h = 0;
   if (is(bench, AXIS_BIAS, "heads")) p->bias_stride.b = 0;
   if (is(bench, AXIS_BIAS, "row")) p->bias_stride = per_key;
 }

@@ -63,11 +63,14 @@ static bool is_listed(const attn_problem *p, const int32_t *counts, const int32_
 
 static bool has_lists(const attn_problem *p) { return p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS); }
 
-static bool is_allowed(const attn_problem *p, const attn_args *args, int64_t b, int64_t h, int64_t i, int64_t j) {
+static bool is_allowed(const attn_problem *p, const attn_args *args, int64_t keys, int64_t b, int64_t h, int64_t i,
+                       int64_t j) {
   const attn_score_strides *m = &p->mask_stride, *s = &p->bias_stride;
+  const int64_t column = p->mask_keys > 0 ? j + p->mask_keys - keys : j;
   const bool full = has_lists(p) && is_listed(p, args->full_kv_num_blocks, args->full_kv_indices, b, h, i, j);
   if (has_lists(p) && !full && !is_listed(p, args->kv_num_blocks, args->kv_indices, b, h, i, j)) return false;
-  if (p->uses & ATTN_USE_MASK && !full && !args->mask[b * m->b + h * m->h + i * m->q + j * m->k]) return false;
+  if (p->uses & ATTN_USE_MASK && !full && column >= 0 && !args->mask[b * m->b + h * m->h + i * m->q + column * m->k])
+    return false;
   return !(p->uses & ATTN_USE_BIAS && args->bias[b * s->b + h * s->h + i * s->q + j * s->k] == -INFINITY);
 }
 
@@ -76,7 +79,7 @@ static int64_t count_masked(const attn_problem *p, const attn_args *args, const 
   int64_t pairs = 0;
   for (int64_t n = 0; n < s->queries * PARTS; n++) {
     const key_range keys = get_keys(p, args, s, b, n / PARTS, (int)(n % PARTS));
-    for (int64_t j = keys.first; j <= keys.last; j++) pairs += is_allowed(p, args, b, h, n / PARTS, j);
+    for (int64_t j = keys.first; j <= keys.last; j++) pairs += is_allowed(p, args, s->keys, b, h, n / PARTS, j);
   }
   return pairs;
 }
@@ -155,7 +158,7 @@ static int64_t count_selected_keys(const attn_problem *p, const attn_args *args,
     const int64_t row = n / PARTS, i = row / group, h = g * group + row % group;
     const key_range keys = get_keys(p, args, s, b, i, (int)(n % PARTS));
     for (int64_t j = keys.first; j <= keys.last; j++) {
-      if (seen[j] || !is_allowed(p, args, b, h, i, j)) continue;
+      if (seen[j] || !is_allowed(p, args, s->keys, b, h, i, j)) continue;
       seen[j] = true;
       count++;
     }

@@ -197,6 +197,7 @@ static void select_by_mask(bench_view *v, bool (*sees)(const bench_view *v, int6
       for (int64_t j = 0; j < p->seq_k; j++) *to++ = sees(v, h, i, j);
   v->args.mask = mask;
   p->mask_stride = (attn_score_strides){0, p->seq_q * p->seq_k, p->seq_k, 1};
+  p->mask_keys = 0;
   p->uses = (p->uses & ~(uint32_t)(ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS)) | ATTN_USE_MASK;
 }
 
@@ -207,9 +208,9 @@ static bool lists_select(const bench_view *v, int64_t h, int64_t i, int64_t j) {
   return attn_key_selected(&p, &v->args, 0, h, i, j);
 }
 
-/* A mask instead of lists, whose blocks would begin at other rows and keys. */
+/* A mask of all keys instead of lists, whose blocks would begin at other rows and keys, or of a mask of the newest keys. */
 static void forget_lists(bench_view *v) {
-  if (attn_lists_keys(&v->problem)) select_by_mask(v, lists_select);
+  if (attn_lists_keys(&v->problem) || attn_masks_newest(&v->problem)) select_by_mask(v, lists_select);
 }
 
 void bench_view_keep_rows(bench_view *v, int64_t first, int64_t count) {
@@ -267,7 +268,8 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
 
 bool bench_view_is_positional(const bench_view *v) {
   return v->problem.window_left >= 0 || v->problem.window_right >= 0 || v->problem.key_begin > 0 || v->problem.key_end > 0 ||
-         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN) || attn_lists_keys(&v->problem);
+         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN) || attn_lists_keys(&v->problem) ||
+         attn_masks_newest(&v->problem);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------------------------------- */
@@ -330,7 +332,8 @@ void bench_view_copy_keys(bench_view *v, const int64_t *order) {
   if (a->k_scale) a->k_scale = copy_scales(v, a->k_scale, &p->k_scale_stride, order);
   if (a->v_scale) a->v_scale = copy_scales(v, a->v_scale, &p->v_scale_stride, order);
   if (attn_uses(p, ATTN_USE_BIAS)) a->bias = copy_pairs(v, a->bias, &p->bias_stride, sizeof(float), order);
-  if (attn_uses(p, ATTN_USE_MASK)) a->mask = copy_pairs(v, a->mask, &p->mask_stride, 1, order);
+  if (attn_uses(p, ATTN_USE_MASK) && !attn_masks_newest(p)) /* or there is no order: bench_view_forget_positions() */
+    a->mask = copy_pairs(v, a->mask, &p->mask_stride, 1, order);
 }
 
 /* ---- Which rows see which keys --------------------------------------------------------------------------------------- */

@@ -270,16 +270,23 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
         }
 }
 
+/* Whether token j of a random tree is token i, or one that leads to it. Each token but the first follows one before it. */
+static bool leads_to(const bench_case *bench, int64_t i, int64_t j) {
+  while (i > j) i = bench_value_below(bench->seed, BENCH_STREAM_MASK, (uint64_t)i, i);
+  return i == j;
+}
+
 /* "Allowed" is any nonzero byte, so that the check detects a kernel that reads one bit only. */
 static void fill_mask(const bench_case *bench, bench_buffer *t) {
-  bool random = is(bench, AXIS_MASK, "random"), padding = is(bench, AXIS_MASK, "padding");
+  bool random = is(bench, AXIS_MASK, "random"), padding = is(bench, AXIS_MASK, "padding"),
+       tree = is(bench, AXIS_MASK, "tree");
   for (int64_t b = 0; t->present && b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
         for (int64_t j = 0; j < stored(t, 3); j++) {
           uint64_t bits =
               bench_value_bits(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
-          bool allowed = padding ? j < unpadded_keys(bench, b) : !random || (bits & 1);
+          bool allowed = tree ? leads_to(bench, i, j) : padding ? j < unpadded_keys(bench, b) : !random || (bits & 1);
           t->data[storage_row(t, b, h, i) + j * t->stride[3]] = (unsigned char)(allowed ? 1 + (bits >> 8) % 255 : 0);
         }
 }

@@ -234,6 +234,11 @@ typedef struct attn_problem {
   int64_t block_keys;                /**< Keys of a block, a multiple of 64. */
   attn_strides kv_num_blocks_stride; /**< Strides of both kv_num_blocks: .s leads to the next list; .d is ignored. */
   attn_strides kv_indices_stride;    /**< Strides of both kv_indices: .d leads to the next entry of a list. */
+
+  /** With MASK: the mask has a column for each of so many newest keys of a sequence, the last one for its last key, and
+   * hides no earlier key. Where a sequence has fewer keys, the first columns are not read. 0, the default = a column for
+   * each key. */
+  int64_t mask_keys;
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -273,6 +278,10 @@ ATTN_API void attn_problem_set_pages(attn_problem *problem, int64_t page_tokens,
  * ATTN_USE_KEY_BLOCKS. The lists are those of PyTorch's BlockMask (Dong et al. 2024, https://arxiv.org/abs/2412.05496:
  * FlexAttention); to share them among heads or sequences, set .h or .b of both strides to 0. */
 ATTN_API void attn_problem_set_key_blocks(attn_problem *problem, int64_t block_queries, int64_t block_keys);
+
+/** A boolean mask of the newest keys alone, such as that of a tree of speculative tokens: sets mask_keys, dense strides of
+ * mask [batch][heads_q][seq_q][mask_keys], and ATTN_USE_MASK. */
+ATTN_API void attn_problem_set_newest_mask(attn_problem *problem, int64_t mask_keys);
 
 /** Checks every field, as attn_plan_create() will. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_problem_validate(const attn_problem *problem);

@@ -237,6 +237,8 @@ class problem {
   problem &paged(std::int64_t page_tokens, std::int64_t pages) noexcept {
     return attn_problem_set_pages(&c_, page_tokens, pages), *this;
   }
+  /** attn_problem_set_newest_mask(): a boolean mask of the newest keys alone. */
+  problem &newest_mask(std::int64_t mask_keys) noexcept { return attn_problem_set_newest_mask(&c_, mask_keys), *this; }
   /** Storage types of q, of k and v, and of o. */
   problem &dtypes(attn_dtype q, attn_dtype kv, attn_dtype o) noexcept {
     c_.dtype_q = q, c_.dtype_kv = kv, c_.dtype_o = o;

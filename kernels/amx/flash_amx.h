@@ -346,7 +346,7 @@ static void give_lines(attention *a, const walk *w, const job *now, int64_t bloc
   cold_lines *cold = &a->cold;
   if (now->biased)
     ask_for_terms(a, w, now, &p->bias_stride, a->block->args->bias, sizeof(float), x);
-  else if (attn_uses(p, ATTN_USE_MASK))
+  else if (attn_uses(p, ATTN_USE_MASK) && p->mask_keys == 0)
     ask_for_terms(a, w, now, &p->mask_stride, a->block->args->mask, 1, x);
   else
     ask_for_super(a, w, now, x);
@@ -400,7 +400,8 @@ static int64_t jobs_alike(const attention *a, const walk *w, const job *before, 
   if (before->masked || now->masked || next->masked) return 0;
   if (before->block + 1 != now->block || now->block + 1 != next->block) return 0;
   int64_t seen = min64(min64(t->end_block, t->all_end / KEY_BLOCK), w->super + w->per_super);
-  if (attn_lists_keys(a->block->problem)) seen = min64(seen, end_of_full(a->block, t, next->block));
+  if (attn_lists_keys(a->block->problem) || attn_masks_newest(a->block->problem))
+    seen = min64(seen, end_of_full(a->block, t, next->block));
   const int64_t run = attn_run_keys(a->block->problem, a->block->seq, next->block * KEY_BLOCK) / KEY_BLOCK;
   return max64(0, min64(seen, a->in_place_blocks > 0 ? next->block + run : seen) - 1 - next->block);
 }

@@ -60,10 +60,12 @@ static void mark_lists(const row_block *block) {
 /* The kind of a block of keys for a half of the tile; without lists it is that of the mask. */
 static int kind_of_half(const row_block *block, const query_tile *t, int half, int64_t key_block) {
   const attn_problem *p = block->problem;
-  if (!attn_lists_keys(p)) return kind_of_list(p, false);
+  const bool counts = (key_block + 1) * KEY_BLOCK > attn_first_masked(p, block->seq->len_k); /* the mask */
+  if (!attn_lists_keys(p)) return counts ? kind_of_list(p, false) : BLOCK_FULL;
   const int64_t query = problem_row_of(block, t->row + half * HALF).query;
   const int64_t list = query / p->block_queries - block->first_row / p->block_queries;
-  return block->listed[list * blocks_of(p->seq_k) + key_block];
+  const int kind = block->listed[list * blocks_of(p->seq_k) + key_block];
+  return kind == BLOCK_MASKED && !counts ? BLOCK_FULL : kind;
 }
 
 static bool both_halves_are(const row_block *block, const query_tile *t, int64_t key_block, int kind) {
@@ -167,6 +169,17 @@ static int64_t score_offset_of(const row_block *block, const attn_score_strides 
   return attn_score_offset(stride, block->b, at.head, at.query, key);
 }
 
+/* The same of the block from `key` on, by args.mask. */
+static void unmasked_keys(const row_block *block, int64_t row, int64_t key, uint64_t bits[TILE_QUERIES]) {
+  const attn_score_strides *stride = &block->problem->mask_stride;
+  const int64_t column = key - attn_first_masked(block->problem, block->seq->len_k), open = max64(-column, 0);
+  if (open < KEY_BLOCK)
+    masked_keys(block->args->mask + score_offset_of(block, stride, row, max64(column, 0)), stride, block->rows - row,
+                block->seq->len_k - key - open, bits);
+  for (int64_t i = 0; open > 0 && i < TILE_QUERIES; i++)
+    bits[i] = open < KEY_BLOCK ? bits[i] << open | low_bits(open) : ~(uint64_t)0;
+}
+
 /* Bit j: the bias of key `key` + j leaves it to the row. Bias hides its keys by their scores (adjust_block), so bits tell of
  * it only where V of hidden keys must be left alone. */
 static uint64_t unbiased_keys(const row_block *block, int64_t row, int64_t key) {
@@ -196,8 +209,7 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
   const attn_problem *p = block->problem;
   uint64_t bits[TILE_QUERIES];
   if (attn_uses(p, ATTN_USE_MASK))
-    masked_keys(block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key), &p->mask_stride,
-                block->rows - t->row, block->seq->len_k - key, bits);
+    unmasked_keys(block, t->row, key, bits);
   else
     memset(bits, 0xff, sizeof bits);
   for (int half = 0; half < 2; half++) {

@@ -426,7 +426,7 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   block.q_stride = pairs(block.problem->dim_qk);
   pack_queries(&block, capacity);
   const attn_key_range keys = keys_of_block(&block);
-  const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity), listed = attn_lists_keys(block.problem);
+  const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity), listed = visits_blocks(block.problem);
   key_visits visits;
   if (listed) start_visits(&block, &visits);
   tile_keys tile;

@@ -180,7 +180,9 @@ static bool is_allowed(const query *r, int64_t j) {
   const bool lists = p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
   const bool full = lists && is_listed(r, r->args->full_kv_num_blocks, r->args->full_kv_indices, j);
   if (lists && !full && !is_listed(r, r->args->kv_num_blocks, r->args->kv_indices, j)) return false;
-  if ((p->uses & ATTN_USE_MASK) && !full && !r->args->mask[score_at(r, &p->mask_stride, j)]) return false;
+  const int64_t column = p->mask_keys > 0 ? j - (r->len_k - p->mask_keys) : j;
+  if ((p->uses & ATTN_USE_MASK) && !full && column >= 0 && !r->args->mask[score_at(r, &p->mask_stride, column)])
+    return false;
   if ((p->uses & ATTN_USE_BIAS) && r->args->bias[score_at(r, &p->bias_stride, j)] == -INFINITY) return false;
   return true;
 }

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = None, bias: Array | None = None,
          causal: bool = False, align: str | int | Array = "top_left",
          window: int | tuple[int | None, int | None] | None = None, window_first: int | None = None,
-         keys: tuple[int | None, int | None] | None = None, shared_prefix: int | None = None,
+         keys: tuple[int | None, int | None] | None = None, mask_keys: int | None = None,
+         shared_prefix: int | None = None,
          scale: float | None = None, softcap: float = 0,
          alibi: Numbers | None = None, sinks: Numbers | None = None, kv_len: Integers | None = None,
          q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
@@ -46,6 +47,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         keys], with page_table to [pages, kv_heads, page_tokens].
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
         [batch, heads, queries, keys] as NumPy broadcasts.
+    mask_keys: n, with a mask of the newest n keys of each sequence alone, [batch, heads, queries, n]: that of a tree of
+        speculative tokens. Earlier keys are allowed.
     key_blocks: the blocks of keys that each block of queries visits: a KeyBlocks, or PyTorch's BlockMask. Other keys are
         masked, and no time is spent on them. mask does not count in full blocks. A BlockMask's mask_mod is not called:
         what it says in partial blocks has to be said by mask, causal or window.

@@ -266,6 +266,7 @@ static bool read_setting(call *c, int key, PyObject *given) {
     case KEY_window: return read_window(s, given);
     case KEY_window_first: return read_int(given, "window_first", 0, INT64_MAX, &s->window_first);
     case KEY_keys: return read_keys(s, given);
+    case KEY_mask_keys: return read_int(given, "mask_keys", 0, INT64_MAX, &s->mask_keys);
     case KEY_shared_prefix: return read_int(given, "shared_prefix", 0, INT64_MAX, &s->shared_prefix);
     case KEY_scale: s->default_scale = false; return read_float(given, "scale", &s->scale);
     case KEY_softcap: return read_float(given, "softcap", &s->softcap);
@@ -666,6 +667,7 @@ static void fill_problem(call *c, const tensor t[3], const view v[3]) {
   p->window_first = s->window_first;
   p->key_begin = s->key_begin;
   p->key_end = s->key_end;
+  p->mask_keys = s->mask_keys;
   p->shared_prefix = s->shared_prefix;
   c->wanted.default_scale = s->default_scale;
   c->wanted.threads = s->threads;
@@ -897,9 +899,10 @@ static bool take_key_blocks(call *c) {
 static bool take_options(call *c) {
   attn_problem *p = &c->wanted.problem;
   const int64_t sizes[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
+  const int64_t of_mask[4] = {p->batch, p->heads_q, p->seq_q, p->mask_keys > 0 ? p->mask_keys : p->seq_k};
   if (c->given[KEY_mask]) p->uses |= ATTN_USE_MASK;
   if (c->given[KEY_bias]) p->uses |= ATTN_USE_BIAS;
-  return take_scores(c, KEY_mask, DTYPE_BOOL, sizes, &p->mask_stride, &c->args.mask) &&
+  return take_scores(c, KEY_mask, DTYPE_BOOL, of_mask, &p->mask_stride, &c->args.mask) &&
          take_scores(c, KEY_bias, DTYPE_F32, sizes, &p->bias_stride, &c->args.bias) &&
          take_scores(c, KEY_scores, DTYPE_F32, sizes, &p->scores_stride, &c->args.scores) &&
          take_numbers(c, KEY_kv_len, true, p->batch, ATTN_USE_KV_LEN, &c->args.kv_len) && check_columns(c) &&

@@ -125,6 +125,7 @@ static void tell_difference(const request *plan, const request *now) {
                {"dtype of out", a->dtype_o, b->dtype_o},
                {"packed queries", a->total_q, b->total_q},
                {"packed keys", a->total_k, b->total_k},
+               {"mask_keys", a->mask_keys, b->mask_keys},
                {"shared_prefix", a->shared_prefix, b->shared_prefix},
                {"page_tokens", a->page_tokens, b->page_tokens},
                {"pages", a->pages, b->pages}};

@@ -193,6 +193,37 @@ def test_values_that_are_columns_of_keys(heads):
     assert_close(out, attention(q, latent, values)[0])
 
 
+def test_mask_of_the_newest_keys():
+    """A tree of tokens behind a cache of another length for each sequence."""
+    q, k, v = draw(sq=5, sk=200)
+    lengths, batch = np.int32([200, 90, 3])[:len(q)], len(q)
+    tree = np.random.default_rng(1).random((batch, 1, 5, 8)) > 0.5
+    whole = np.ones((batch, 1, 5, 200), bool)
+    for b, length in enumerate(lengths):
+        columns = np.arange(length) - (length - 8)
+        whole[b, :, :, :length] = (columns < 0) | tree[b][..., np.maximum(columns, 0)]
+    out = libattn.sdpa(q, k, v, mask=tree, mask_keys=8, kv_len=lengths)
+    assert np.array_equal(out, libattn.sdpa(q, k, v, mask=whole, kv_len=lengths))
+    plan = libattn.Plan(q, k, v, mask=tree, mask_keys=8)
+    assert np.array_equal(plan.run(q, k, v, mask=tree), libattn.sdpa(q, k, v, mask=tree, mask_keys=8))
+    with pytest.raises(ValueError, match="mask .*8"):
+        libattn.sdpa(q, k, v, mask=whole, mask_keys=8)
+    with pytest.raises(ValueError, match="mask_keys is 8 without ATTN_USE_MASK"):
+        libattn.sdpa(q, k, v, mask_keys=8)
+
+
+@pytest.mark.parametrize("kernel", [k.name for k in libattn.kernels() if not k.unusable and not k.library])
+def test_values_within_the_rows_of_keys(kernel):
+    """Latent rows: v is the first columns of k, and gives the bits of a copy."""
+    q, k, _ = draw(sq=3, sk=100, d=40)
+    v = k[..., :24]
+    if libattn.why_not(kernel, q, k, v):
+        pytest.skip("it takes bf16 alone")
+    out = libattn.sdpa(q, k, v, kernel=kernel)
+    assert np.array_equal(out, libattn.sdpa(q, k, v.copy(), kernel=kernel))
+    assert np.abs(out - attention(q, k, v)[0]).max() < 1e-4
+
+
 class TestKeyBlocks:
     """Two blocks of 64 queries and three of 128 keys; entries behind a list's number hold anything."""
 

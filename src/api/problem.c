@@ -107,6 +107,13 @@ void attn_problem_set_key_blocks(attn_problem *p, int64_t block_queries, int64_t
   p->uses |= ATTN_USE_KEY_BLOCKS;
 }
 
+void attn_problem_set_newest_mask(attn_problem *p, int64_t mask_keys) {
+  const int64_t head = p->seq_q * mask_keys;
+  p->mask_keys = mask_keys;
+  p->mask_stride = (attn_score_strides){.b = p->heads_q * head, .h = head, .q = mask_keys, .k = 1};
+  p->uses |= ATTN_USE_MASK;
+}
+
 /* ---- Validation ---- */
 
 static attn_status check_size(const char *field, int64_t value, int64_t least) {
@@ -120,9 +127,9 @@ static attn_status check_sizes(const attn_problem *p) {
     const char *field;
     int64_t value, least;
   } sizes[] = {
-      {"batch", p->batch, 0},     {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1}, {"seq_q", p->seq_q, 0},
-      {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},   {"dim_v", p->dim_v, 1},       {"total_q", p->total_q, 0},
-      {"total_k", p->total_k, 0}, {"pages", p->pages, 0},
+      {"batch", p->batch, 0},     {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1},   {"seq_q", p->seq_q, 0},
+      {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},   {"dim_v", p->dim_v, 1},         {"total_q", p->total_q, 0},
+      {"total_k", p->total_k, 0}, {"pages", p->pages, 0},     {"mask_keys", p->mask_keys, 0},
   };
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     attn_status status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
@@ -208,6 +215,9 @@ static attn_status check_uses(const attn_problem *p) {
               (p->page_tokens >= RUN_KEYS && p->page_tokens <= MOST_PAGE_TOKENS && p->page_tokens % RUN_KEYS == 0),
           "attn_problem.page_tokens is %" PRId64 "; it must be a multiple of %d in %d..%d", p->page_tokens, RUN_KEYS,
           RUN_KEYS, MOST_PAGE_TOKENS);
+  REQUIRE(p->mask_keys == 0 || (p->uses & ATTN_USE_MASK),
+          "attn_problem.mask_keys is %" PRId64 " without ATTN_USE_MASK; it must be 0, because there is no mask",
+          p->mask_keys);
   REQUIRE(!(p->uses & ATTN_USE_STATE) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
           "attn_problem.uses has ATTN_USE_STATE with align ATTN_ALIGN_BOTTOM_RIGHT; pieces of keys need ATTN_ALIGN_OFFSET, "
           "or ATTN_ALIGN_TOP_LEFT, because the last key of a piece is not the sequence's");

@@ -173,7 +173,9 @@ static void mask_data(head *t) {
       const bool lists = *allowed && p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
       const bool full = lists && is_listed(t, t->args->full_kv_num_blocks, t->args->full_kv_indices, i, j);
       if (lists && !full && !is_listed(t, t->args->kv_num_blocks, t->args->kv_indices, i, j)) *allowed = 0;
-      if ((p->uses & ATTN_USE_MASK) && !full && t->args->mask[pair_at(t, &p->mask_stride, i, j)] == 0) *allowed = 0;
+      const int64_t column = p->mask_keys > 0 ? j - t->keys + p->mask_keys : j;
+      const bool masked = (p->uses & ATTN_USE_MASK) && !full && column >= 0 && j < t->keys;
+      if (masked && t->args->mask[pair_at(t, &p->mask_stride, i, column)] == 0) *allowed = 0;
       if ((p->uses & ATTN_USE_BIAS) && t->args->bias[pair_at(t, &p->bias_stride, i, j)] <= -INFINITY) *allowed = 0;
     }
 }

@@ -192,7 +192,10 @@ static void read_pair_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   attn_problem *p = &f->problem;
   const int64_t pairs[] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
   read_tensor(bytes, &f->tensor[FUZZ_BIAS], 4, pairs, MAY_BROADCAST);
-  read_tensor(bytes, &f->tensor[FUZZ_MASK], 1, pairs, MAY_BROADCAST);
+  const uint8_t newest = p->uses & ATTN_USE_MASK ? fuzz_byte(bytes) : 0;
+  if (newest >= 0xc0) p->mask_keys = 1 + newest % 64 * (1 + p->seq_k / 48);
+  const int64_t masked[] = {p->batch, p->heads_q, p->seq_q, p->mask_keys > 0 ? p->mask_keys : p->seq_k};
+  read_tensor(bytes, &f->tensor[FUZZ_MASK], 1, masked, MAY_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_SCORES], 4, pairs, MAY_BROADCAST);
   p->bias_stride = pair_stride(&f->tensor[FUZZ_BIAS]);
   p->mask_stride = pair_stride(&f->tensor[FUZZ_MASK]);

@@ -84,6 +84,7 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(keys, window_first, "first keys", "which stay beside a window", (p->window_left = 8, p->window_first = 4))             \
   X(keys, piece, "piece", "`key_begin` and `key_end`", (p->key_begin = 8, p->key_end = 40))                                \
   X(keys, mask, "mask", "bool mask", p->uses |= ATTN_USE_MASK)                                                             \
+  X(keys, newest_mask, "newest mask", "bool mask of the newest keys alone", attn_problem_set_newest_mask(p, 8))            \
   X(keys, bias, "bias", "added; \u2212\u221e masks", p->uses |= ATTN_USE_BIAS)                                             \
   X(keys, key_blocks, "key blocks", "lists of blocks of keys to visit", attn_problem_set_key_blocks(p, 128, 128))          \
   X(keys, kv_len, "kv_len", "keys per batch", p->uses |= ATTN_USE_KV_LEN)                                                  \

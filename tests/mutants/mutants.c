@@ -68,7 +68,9 @@ static bool masked(const head *t, int64_t i, int64_t j) {
   const bool full = attn_key_listed(p, t->args, true, t->b, t->h, i, j);
   if (attn_lists_keys(p) && !full && !attn_key_listed(p, t->args, false, t->b, t->h, i, j)) return true;
   if (full && t->fault != FAULT_masks_full_blocks) return false;
-  return attn_uses(p, ATTN_USE_MASK) && !t->args->mask[attn_score_offset(&p->mask_stride, t->b, t->h, i, j)];
+  if (t->fault == FAULT_masks_oldest_keys && attn_masks_newest(p))
+    return j < p->mask_keys && !t->args->mask[attn_score_offset(&p->mask_stride, t->b, t->h, i, j)];
+  return attn_uses(p, ATTN_USE_MASK) && attn_mask_hides(p, t->args, t->b, t->h, i, j);
 }
 
 /* ---- One tile of keys ---- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of key blocks in decode: which keys of a split its rows visit. Rows of a KV head may have several lists. Keys that
+/* Lists of key blocks in decode: which keys of a split its rows visit, and of which the mask counts, by lists or because it
+ * is a mask of the newest keys alone. Rows of a KV head may have several lists. Keys that
  * none of them names are neither read nor computed; rows whose list does not name a block that another row visits see none
  * of its keys, and add exact zeros, as they would with a mask.
  *
@@ -38,6 +39,8 @@ typedef struct decode_visit {
   bool gaps;                /* only keys that all lists name without mask */
 } decode_visit;
 
+static int64_t key_of_part(const listed_keys *l, int64_t part) { return l->first + part * LIST_KEYS; }
+
 static bool all_lists_full(const listed_keys *l, int64_t part) { return l->of_all[part] == 1 << BLOCK_FULL; }
 
 /* Whether all lists name the key without mask. */
@@ -71,22 +74,26 @@ static NO_INLINE bool read_lists(const row_block *block, attn_key_range keys, li
   start_kinds(block, &l->kinds);
   l->keys = keys;
   l->first = round_down(keys.begin, SPLIT_KEYS);
-  l->lists = ceil_div(block->seq->len_q, block->problem->block_queries);
+  const bool lists = attn_lists_keys(block->problem);
+  const int64_t unmasked = attn_first_masked(block->problem, block->seq->len_k);
+  l->lists = lists ? ceil_div(block->seq->len_q, block->problem->block_queries) : 1;
   assert(l->lists <= MOST_LISTS);
-  memset(l->of_list, BLOCK_UNLISTED, sizeof l->of_list);
+  memset(l->of_list, lists ? BLOCK_UNLISTED : BLOCK_MASKED, sizeof l->of_list);
   memset(l->of_all, 0, sizeof l->of_all);
   for (int64_t list = 0; list < l->lists; list++) {
-    mark_list(block, l, list, false);
-    mark_list(block, l, list, true);
-    for (int64_t part = 0; part < LIST_PARTS; part++) l->of_all[part] |= (uint8_t)(1 << l->of_list[list][part]);
+    uint8_t *kind = l->of_list[list];
+    if (lists) mark_list(block, l, list, false);
+    if (lists) mark_list(block, l, list, true);
+    for (int64_t part = 0; part < LIST_PARTS; part++) {
+      if (kind[part] == BLOCK_MASKED && key_of_part(l, part + 1) <= unmasked) kind[part] = BLOCK_FULL;
+      l->of_all[part] |= (uint8_t)(1 << kind[part]);
+    }
   }
   for (int64_t part = 0; part < SPLIT_PARTS; part++) any |= l->of_all[part] > 1 << BLOCK_UNLISTED;
   l->part = (keys.begin - l->first) / LIST_KEYS;
   l->left = l->of_all[l->part];
   return any;
 }
-
-static int64_t key_of_part(const listed_keys *l, int64_t part) { return l->first + part * LIST_KEYS; }
 
 static void to_part(listed_keys *l, int64_t part) {
   l->part = part;

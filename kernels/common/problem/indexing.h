@@ -47,21 +47,22 @@ static inline int64_t attn_saturating_add(int64_t a, int64_t b) {
   return a + b;
 }
 
+/* Keys of the sequence. */
+static inline int64_t attn_len_k(const attn_problem *problem, const attn_args *args, int64_t b) {
+  if (attn_uses(problem, ATTN_USE_KV_LEN)) return args->kv_len[b];
+  return attn_uses(problem, ATTN_USE_VARLEN) ? args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b] : problem->seq_k;
+}
+
 static inline attn_sequence attn_sequence_of(const attn_problem *problem, const attn_args *args, int64_t b) {
   assert(b >= 0 && b < problem->batch);
-  attn_sequence seq = {.b = b, .rows = problem->seq_q, .len_q = problem->seq_q, .len_k = problem->seq_k};
+  attn_sequence seq = {.b = b, .rows = problem->seq_q, .len_q = problem->seq_q, .len_k = attn_len_k(problem, args, b)};
   if (attn_uses(problem, ATTN_USE_VARLEN)) {
     seq.first_q = args->cu_seqlens_q[b];
     seq.rows = seq.len_q = args->cu_seqlens_q[b + 1] - seq.first_q;
   } else if (attn_uses(problem, ATTN_USE_Q_LEN)) {
     seq.len_q = args->q_len[b];
   }
-  if (attn_uses(problem, ATTN_USE_KV_LEN)) {
-    seq.len_k = args->kv_len[b];
-  } else if (attn_uses(problem, ATTN_USE_VARLEN)) {
-    seq.first_k = args->cu_seqlens_k[b];
-    seq.len_k = args->cu_seqlens_k[b + 1] - seq.first_k;
-  }
+  if (attn_uses(problem, ATTN_USE_VARLEN) && !attn_uses(problem, ATTN_USE_KV_LEN)) seq.first_k = args->cu_seqlens_k[b];
   if (problem->align == ATTN_ALIGN_BOTTOM_RIGHT) seq.offset = seq.len_k - seq.len_q;
   if (problem->align == ATTN_ALIGN_OFFSET) seq.offset = args->offsets[b];
   return seq;
@@ -244,9 +245,30 @@ static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_
   return b * stride->b + h * stride->h + i * stride->q + j * stride->k;
 }
 
+/* Whether args.mask has columns for the newest keys alone. */
+static inline bool attn_masks_newest(const attn_problem *problem) {
+  return attn_uses(problem, ATTN_USE_MASK) && problem->mask_keys > 0;
+}
+
+/* The key of the first column of args.mask, in a sequence of len_k keys; it may be negative. No key before it is hidden. */
+static inline int64_t attn_first_masked(const attn_problem *problem, int64_t len_k) {
+  return attn_masks_newest(problem) ? len_k - problem->mask_keys : 0;
+}
+
+static inline bool attn_mask_hides(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
+                                   int64_t j) {
+  const int64_t column = attn_masks_newest(problem) ? j - attn_first_masked(problem, attn_len_k(problem, args, b)) : j;
+  return column >= 0 && args->mask[attn_score_offset(&problem->mask_stride, b, h, i, column)] == 0;
+}
+
 /* Sizes of listed blocks are multiples of these: so no tile has rows of two blocks if it begins with one, and no panel has
  * keys of two. */
 enum { LEAST_BLOCK_QUERIES = 16, LEAST_BLOCK_KEYS = 64 };
+
+/* Keys of a block that is visited or not, with the mask or without: those of lists, or the fewest that they may have. */
+static inline int64_t attn_visited_keys(const attn_problem *problem) {
+  return attn_lists_keys(problem) ? problem->block_keys : LEAST_BLOCK_KEYS;
+}
 
 /* A list of key blocks: entry n is at[n * step]. */
 typedef struct attn_key_list {
@@ -287,8 +309,7 @@ static inline bool attn_key_selected(const attn_problem *problem, const attn_arg
                                      int64_t j) {
   const bool full = attn_lists_keys(problem) && attn_key_listed(problem, args, true, b, h, i, j);
   if (attn_lists_keys(problem) && !full && !attn_key_listed(problem, args, false, b, h, i, j)) return false;
-  if (attn_uses(problem, ATTN_USE_MASK) && !full && args->mask[attn_score_offset(&problem->mask_stride, b, h, i, j)] == 0)
-    return false;
+  if (attn_uses(problem, ATTN_USE_MASK) && !full && attn_mask_hides(problem, args, b, h, i, j)) return false;
   if (!attn_uses(problem, ATTN_USE_BIAS)) return true;
   const float bias = args->bias[attn_score_offset(&problem->bias_stride, b, h, i, j)];
   return bias != -INFINITY;

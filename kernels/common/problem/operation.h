@@ -73,6 +73,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
   const bool listed = attn_lists_keys(p) && p->block_queries > 0 && p->block_keys > 0;
   const int64_t query_blocks = listed ? ceil_div(p->seq_q, p->block_queries) : 0;
   const int64_t key_blocks = listed ? ceil_div(p->seq_k, p->block_keys) : 0;
+  const int64_t mask_columns = p->mask_keys > 0 ? p->mask_keys : p->seq_k;
   const bool pairs = queries > 0 && keys > 0, scored = pairs && !precomputed;
   const attn_operation_info *operation = &attn_operations[p->operation];
   const bool of_operation = (operation->inputs | operation->outputs) >> which & 1;
@@ -94,8 +95,8 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define STATES(heads, tokens, floats, strides)                                                                    \
   .extent = {batch, heads, tokens, floats}, .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, \
   STRIDES("bhsd", strides)
-#define PAIRS(strides)                                                                                                      \
-  .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k}, .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, \
+#define PAIRS(strides, columns)                                                                                            \
+  .extent = {p->batch, p->heads_q, p->seq_q, columns}, .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, \
   STRIDES("bhqk", strides)
 #define LIST(rows, columns, row_stride) .axes = "", .extent = {1, 1, rows, columns}, .stride = { 0, 0, row_stride, 1 }
 #define TABLE(names, rows, columns, row_stride) \

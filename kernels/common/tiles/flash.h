@@ -171,7 +171,8 @@ static void any_shifted_panel(const panel_work *w, bool full) {
   const uint32_t uses = p->uses & SCORE_SHIFTS;
   if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1) {
     biased_panel(w);
-  } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1) {
+  } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1 &&
+             w->key >= attn_first_masked(p, w->block->seq->len_k)) {
     masked_panel(w);
   } else {
     const bool prefetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
@@ -423,7 +424,7 @@ static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
   cold_lines cold = cold_lines_of(schedule, block, tiled_layout_in(schedule)->cold);
-  const bool listed = attn_lists_keys(block->problem);
+  const bool listed = visits_blocks(block->problem);
   key_visits visits;
   if (listed) start_visits(block, &visits);
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block) {
@@ -448,7 +449,7 @@ static NO_INLINE void flash_run(const attn_schedule *schedule, const attn_args *
                                 void *scratch) {
   const attn_problem *p = &schedule->problem;
   const bool one_run = !attn_uses(p, ATTN_USE_PAGES) || !v_in_place(p); /* all V that a tile reads */
-  const bool at_once = p->seq_k <= schedule->key_block && !attn_uses(p, ATTN_USE_STATE) && !attn_lists_keys(p);
+  const bool at_once = p->seq_k <= schedule->key_block && !attn_uses(p, ATTN_USE_STATE) && !visits_blocks(p);
   const bool direct = one_run && at_once && keeps_floats(p);
   flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Which keys a block of rows visits: all, or the blocks of keys that its list names (attn_problem.block_keys). All rows of a
- * row block share one list.
+/* Which keys a block of rows visits: all, or the blocks of keys that its list names (attn_problem.block_keys), and in which
+ * of them args.mask counts: not in full blocks, nor in those before the newest keys, if it is of these alone
+ * (attn_problem.mask_keys). All rows of a row block share one list.
  *
  * Blocks of keys that the list does not name are neither read nor computed. All else goes as with a mask that says the same,
  * so that bits are the same: keys stay in their panels and key blocks, and masked keys would add exact zeros.
@@ -33,6 +34,12 @@ static inline uint8_t kind_of_list(const attn_problem *p, bool full) {
   return attn_uses(p, ATTN_USE_MASK) && !full ? BLOCK_MASKED : BLOCK_FULL;
 }
 
+/* Whether keys are of several kinds: with lists, or a mask of the newest keys. Panels that blocks do not consist of can tell
+ * keys apart by the mask alone. */
+static inline bool visits_blocks(const attn_problem *p) {
+  return attn_lists_keys(p) || (attn_masks_newest(p) && LEAST_BLOCK_KEYS % PANEL_KEYS == 0);
+}
+
 static inline void start_kinds(const row_block *block, key_visits *visits) {
   visits->masked = block;
   visits->without_mask = *block->problem;
@@ -49,15 +56,18 @@ static inline void mark_blocks(const row_block *block, bool full) {
 /* Before a row block visits its keys. */
 static inline void start_visits(const row_block *block, key_visits *visits) {
   const attn_problem *p = block->problem;
+  const int64_t size = attn_visited_keys(p), blocks = ceil_div(p->seq_k, size);
   visits->masked = block;
-  if (!attn_lists_keys(p)) return;
+  if (!visits_blocks(p)) return;
   assert(LEAST_BLOCK_KEYS % PANEL_KEYS == 0);
-  assert(block->first_row / p->block_queries == (block->first_row + block->rows_per_head - 1) / p->block_queries);
-  memset(block->listed, BLOCK_UNLISTED, (size_t)ceil_div(p->seq_k, p->block_keys));
-  if (block->first_row < block->seq->len_q && block->seq->len_k > 0) { /* else there may be no list */
+  memset(block->listed, attn_lists_keys(p) ? BLOCK_UNLISTED : BLOCK_MASKED, (size_t)blocks);
+  if (attn_lists_keys(p) && block->first_row < block->seq->len_q && block->seq->len_k > 0) { /* else there may be no list */
+    assert(block->first_row / p->block_queries == (block->first_row + block->rows_per_head - 1) / p->block_queries);
     mark_blocks(block, false);
     mark_blocks(block, true);
   }
+  for (int64_t n = 0; (n + 1) * size <= attn_first_masked(p, block->seq->len_k); n++)
+    if (block->listed[n] == BLOCK_MASKED) block->listed[n] = BLOCK_FULL;
   start_kinds(block, visits);
   visits->full.adjusted = scores_adjusted(&visits->without_mask);
   visits->full.shifted = scores_shifted(&visits->without_mask);
@@ -66,8 +76,8 @@ static inline void start_visits(const row_block *block, key_visits *visits) {
 /* The first keys from `key` on that are visited together, before `end`; begin >= end where there are none. */
 static inline key_visit next_visit(const key_visits *visits, int64_t key, int64_t end) {
   const row_block *block = visits->masked;
-  if (!attn_lists_keys(block->problem)) return (key_visit){key, end, false};
-  const int64_t size = block->problem->block_keys;
+  if (!visits_blocks(block->problem)) return (key_visit){key, end, false};
+  const int64_t size = attn_visited_keys(block->problem);
   while (key < end && block->listed[key / size] == BLOCK_UNLISTED) key = round_down(key, size) + size;
   if (key >= end) return (key_visit){end, end, false};
   const uint8_t kind = block->listed[key / size];

@@ -49,10 +49,11 @@ static inline vec load_keys_f32(const row_block *block, const float *data, const
 static inline vec select_by_mask(const row_block *block, int64_t i, int64_t key, int64_t count, vec score) {
   const attn_score_strides *stride = &block->problem->mask_stride;
   const problem_row row = problem_row_of(block, i);
-  const uint8_t *at = block->args->mask + attn_score_offset(stride, block->b, row.head, row.query, key);
-  if (stride->k == 1) return vec_select_bytes(score, at, count);
+  const int64_t column = key - attn_first_masked(block->problem, block->seq->len_k), open = min64(max64(-column, 0), count);
+  const uint8_t *at = block->args->mask + attn_score_offset(stride, block->b, row.head, row.query, max64(column, 0));
+  if (stride->k == 1 && open == 0) return vec_select_bytes(score, at, count);
   uint8_t bytes[VEC_LANES] = {0};
-  for (int64_t j = 0; j < count; j++) bytes[j] = at[j * stride->k];
+  for (int64_t j = 0; j < VEC_LANES; j++) bytes[j] = j < open ? 1 : j < count ? at[(j - open) * stride->k] : 0;
   return vec_select_bytes(score, bytes, VEC_LANES);
 }
 
@@ -105,11 +106,12 @@ static inline bool shifts_side_by_side(const attn_problem *p) {
 static ALWAYS_INLINE shift_row shift_row_of(const row_block *block, const uint32_t uses, int64_t i, int64_t key) {
   const attn_problem *p = block->problem;
   const problem_row at = problem_row_of(block, i);
-  shift_row row = {.dense = key + PANEL_KEYS <= block->seq->len_k && shifts_side_by_side(p)};
+  const int64_t column = key - (uses & ATTN_USE_MASK ? attn_first_masked(p, block->seq->len_k) : 0);
+  shift_row row = {.dense = key + PANEL_KEYS <= block->seq->len_k && shifts_side_by_side(p) && column >= 0};
   if (uses & ATTN_USE_BIAS)
     row.bias = block->args->bias + attn_score_offset(&p->bias_stride, block->b, at.head, at.query, key);
   if (uses & ATTN_USE_MASK)
-    row.mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, at.head, at.query, key);
+    row.mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, at.head, at.query, max64(column, 0));
   return row;
 }
 

@@ -135,14 +135,15 @@ static bool is_masked_by_bias(const place *at, const walk *w) {
          bits(BENCH_STREAM_BIAS_MASK, 3 * (row * keys + (uint64_t)at->d) + 2) % 4 == 0;
 }
 
-static walk pairs_of(attn_score_strides s) {
+static walk pairs_of(attn_score_strides s, int64_t columns) {
   const attn_problem *p = &bench.problem;
-  return walk_of((const int64_t[]){p->batch, p->heads_q, p->seq_q, p->seq_k}, (const int64_t[]){s.b, s.h, s.q, s.k});
+  return walk_of((const int64_t[]){p->batch, p->heads_q, p->seq_q, columns}, (const int64_t[]){s.b, s.h, s.q, s.k});
 }
 
 static void expect_pair(void *context, const place *at) {
   const expected *e = context;
-  const walk w = pairs_of(e->which == BENCH_BIAS ? bench.problem.bias_stride : bench.problem.scores_stride);
+  const walk w =
+      pairs_of(e->which == BENCH_BIAS ? bench.problem.bias_stride : bench.problem.scores_stride, bench.problem.seq_k);
   const bool inside =
       (!w.stride[2] || sees(&reaches[at->b], true, at->s)) && (!w.stride[3] || sees(&reaches[at->b], false, at->d));
   if (w.stride[0] && !inside) return;
@@ -150,10 +151,18 @@ static void expect_pair(void *context, const place *at) {
   ((float *)(void *)e->bytes)[at->at] = masked ? -INFINITY : (float)(e->magnitude * normal(e->stream, at->index));
 }
 
+/* Token n > 0 of a tree has a parent among those before it. */
+static bool is_ancestor(int64_t of, int64_t token) {
+  if (of <= token) return of == token;
+  return is_ancestor((int64_t)(bits(BENCH_STREAM_MASK, (uint64_t)of) % (uint64_t)of), token);
+}
+
 static void expect_mask(void *context, const place *at) {
   const expected *e = context;
   const uint64_t x = bits(e->stream, at->index);
-  const bool allowed = is(AXIS_MASK, "padding") ? at->d < keys_left_by_padding(at->b) : x & 1;
+  const bool allowed = is(AXIS_MASK, "tree")      ? is_ancestor(at->s, at->d)
+                       : is(AXIS_MASK, "padding") ? at->d < keys_left_by_padding(at->b)
+                                                  : x & 1;
   e->bytes[at->at] = allowed ? (unsigned char)(1 + (x >> 8) % 255) : 0;
 }
 
@@ -184,7 +193,8 @@ static void compare_tensors(void) {
   const walk q = rows_of(p->q_stride, p->heads_q, p->seq_q, p->total_q, p->dim_qk),
              k = rows_of(p->k_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_qk),
              v = rows_of(p->v_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_v);
-  const walk bias = pairs_of(p->bias_stride), mask = pairs_of(p->mask_stride), scores = pairs_of(p->scores_stride);
+  const walk bias = pairs_of(p->bias_stride, p->seq_k), scores = pairs_of(p->scores_stride, p->seq_k);
+  const walk mask = pairs_of(p->mask_stride, is(AXIS_MASK, "tree") ? p->seq_q : p->seq_k);
   if (!isnan(unread)) compare(&q, (expected){BENCH_Q, BENCH_STREAM_Q, p->dtype_q, magnitude, NULL}, expect_row);
   if (!isnan(unread)) compare(&k, (expected){BENCH_K, BENCH_STREAM_K, p->dtype_kv, magnitude, NULL}, expect_row);
   compare(&v, (expected){BENCH_V, BENCH_STREAM_V, p->dtype_kv, magnitude, NULL}, expect_row);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of key blocks (ATTN_USE_KEY_BLOCKS, ATTN_USE_FULL_KEY_BLOCKS): every kernel that takes them gives the bits of the
- * call with a bool mask that says the same. */
+/* Lists of key blocks (ATTN_USE_KEY_BLOCKS, ATTN_USE_FULL_KEY_BLOCKS), and masks of the newest keys (mask_keys): every
+ * kernel that takes them gives the bits of the call with a bool mask that says the same. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct world {
   attn_args args; /* without lists, mask and outputs */
   int32_t counts[2][MOST_LISTS], entries[2][MOST_LISTS * MOST_ENTRIES], table[BATCH * (MOST_KEYS / PAGE + 1)];
   int32_t kv_len[BATCH];
-  uint8_t given[MOST_ROWS * MOST_KEYS], dense[MOST_ROWS * MOST_KEYS];
+  uint8_t given[MOST_ROWS * (MOST_KEYS + 70)], dense[MOST_ROWS * MOST_KEYS];
   float q[ROOM], k[ROOM], v[ROOM], sinks[HEADS], slopes[HEADS];
   uint16_t narrow[3][ROOM]; /* q, k and v in bf16 */
   float right[MOST_ROWS * (MOST_DIM + 1)], got[MOST_ROWS * (MOST_DIM + 1)];
@@ -121,11 +121,26 @@ static bool outputs_of(const attn_problem *p, attn_args args, const char *kernel
   return true;
 }
 
-static bool listed_outputs(world *w, const char *kernel) {
+static attn_args with_lists(const world *w) {
   attn_args args = w->args;
-  if (attn_uses(&w->listed, ATTN_USE_MASK)) args.mask = w->given;
   args.kv_num_blocks = w->counts[0], args.kv_indices = w->entries[0];
   args.full_kv_num_blocks = w->counts[1], args.full_kv_indices = w->entries[1];
+  return args;
+}
+
+static void compare_outputs(const world *w, const char *kernel, int round) {
+  const int64_t numbers = BATCH * HEADS * w->listed.seq_q * (w->listed.dim_v + 1);
+  for (int64_t n = 0; n < numbers; n++) { /* sums that start later may give a zero another sign */
+    if (w->got[n] == 0 && w->right[n] == 0) continue;
+    if (memcmp(&w->got[n], &w->right[n], sizeof(float)))
+      fail_msg("%s, round %d, number %lld: %.9g, %.9g by a whole mask", kernel, round, (long long)n, (double)w->got[n],
+               (double)w->right[n]);
+  }
+}
+
+static bool listed_outputs(world *w, const char *kernel) {
+  attn_args args = with_lists(w);
+  if (attn_uses(&w->listed, ATTN_USE_MASK)) args.mask = w->given;
   return outputs_of(&w->listed, args, kernel, w->got);
 }
 
@@ -150,15 +165,8 @@ static void compare_round(world *w, const char *kernel, int round) {
   args.mask = w->dense;
   if (!outputs_of(&w->masked, args, kernel, w->right)) return;
   assert_true(listed_outputs(w, kernel));
-  const int64_t numbers = BATCH * HEADS * w->listed.seq_q * (w->listed.dim_v + 1);
-  for (int64_t n = 0; n < numbers; n++) { /* sums that start later may give a zero another sign */
-    if (w->got[n] == 0 && w->right[n] == 0) continue;
-    if (memcmp(&w->got[n], &w->right[n], sizeof(float)))
-      fail_msg("%s, round %d, number %lld: %.9g by lists, %.9g by a mask", kernel, round, (long long)n, (double)w->got[n],
-               (double)w->right[n]);
-  }
+  compare_outputs(w, kernel, round);
 }
-
 static void lists_give_the_bits_of_a_mask(const char *kernel) {
   if (!takes_lists(kernel)) return;
   world *w = test_allocate(sizeof *w);
@@ -166,6 +174,40 @@ static void lists_give_the_bits_of_a_mask(const char *kernel) {
   free(w);
 }
 KERNEL_TEST(lists_give_the_bits_of_a_mask)
+
+/* A mask of the newest keys, with lists or without, gives the bits of one of all keys that says the same. */
+static void compare_newest(world *w, const char *kernel, int round) {
+  make_world(w, round);
+  attn_problem *p = &w->listed;
+  p->uses |= ATTN_USE_MASK;
+  if (round % 2 || !takes_lists(kernel)) p->uses &= ~(uint32_t)(ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS);
+  if (needs_bf16(kernel)) narrow_inputs(w);
+  const int64_t sizes[] = {1, 30, 64, 100, p->seq_k, p->seq_k + 70}, newest = sizes[below(6)];
+  attn_args args = w->args;
+  if (attn_lists_keys(p)) args = with_lists(w);
+  args.mask = w->dense;
+  w->masked = *p;
+  attn_problem_set_newest_mask(p, newest);
+  for (int64_t row = 0; row < BATCH * HEADS * p->seq_q; row++) {
+    const int64_t len_k = attn_len_k(p, &w->args, row / HEADS / p->seq_q);
+    for (int64_t j = 0; j < p->seq_k; j++) {
+      const int64_t column = j - (len_k - newest);
+      w->dense[row * p->seq_k + j] = column < 0 || column >= newest || w->given[row * newest + column];
+    }
+  }
+  if (!outputs_of(&w->masked, args, kernel, w->right)) return;
+  args.mask = w->given;
+  assert_true(outputs_of(p, args, kernel, w->got));
+  compare_outputs(w, kernel, round);
+}
+
+static void newest_keys_give_the_bits_of_a_whole_mask(const char *kernel) {
+  if (rejection_of(kernel, false, needs_bf16(kernel) ? ATTN_BF16 : ATTN_F32)) return;
+  world *w = test_allocate(sizeof *w);
+  for (int round = 0; round < ROUNDS; round++) compare_newest(w, kernel, round);
+  free(w);
+}
+KERNEL_TEST(newest_keys_give_the_bits_of_a_whole_mask)
 
 /* NaN in every key that no list names. */
 static void compare_with_poison(world *w, const char *kernel, int64_t queries) {
