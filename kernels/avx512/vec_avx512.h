@@ -107,7 +107,7 @@ static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* The first n of the loaded ones; nothing is read beyond. The other lanes are 0. */
+/* The first n lanes of the loads above, and 0 in the others; nothing is read behind n. */
 #define VEC_LOADS_PARTS
 static inline vec vec_load_first_f16(const uint16_t *p, int64_t n) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
@@ -159,8 +159,9 @@ static inline vec vec_add_bias(vec x, vec bias) {
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }
 static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
-/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/make/derive_exp2.py, tests/kernels/exp_every_float.c), 0 for -inf
- * and far below the smallest denormal. f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
+/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/make/derive_exp2.py, tests/kernels/exp_every_float.c), 0 for t <
+ * -126, where it would be denormal and slow to multiply; NaN stays NaN. f = t - floor(t) in [0, 1), degree-5 minimax in
+ * Horner form, scaled by 2^floor(t). */
 static inline vec vec_exp2(vec t) {
   vec f = _mm512_reduce_ps(t, 0x09); /* t - floor(t), no exceptions */
   vec p = vec_fma(f, vec_set1(0x1.e96910p-10f), vec_set1(0x1.277c1cp-7f));
@@ -168,7 +169,8 @@ static inline vec vec_exp2(vec t) {
   p = vec_fma(p, f, vec_set1(0x1.ebdb6ap-3f));
   p = vec_fma(p, f, vec_set1(0x1.62e4bap-1f));
   p = vec_fma(p, f, vec_set1(1.0f));
-  return _mm512_scalef_ps(p, t);
+  const __mmask16 normal = _mm512_cmp_ps_mask(t, vec_set1(-126.0f), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(normal, p, t);
 }
 
 /* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way (45 instructions for 16

@@ -6,7 +6,8 @@
  * Kernels call it with t <= 8 (lazy rescaling), and for rescaling factors with t <= 0. The inputs are every float32 t in
  * [-160, 8] with |t| >= 2^-27, and every 997th nearer to 0. Where 2^t is a normal number, the relative error must be at most
  * what each kernel of the tier declares, and at least half of it; below, the absolute error must be at most 2^-126, as in
- * docs/numerics.md. -inf must give exactly 0, and NaN must give NaN.
+ * docs/numerics.md. -inf and what is below -127 must give exactly 0, because denormal weights are slow on some CPUs, and NaN
+ * must give NaN.
  *
  * STEP: only every STEP-th input, for emulators. A prime reaches all residues of the low bits. */
 #include <inttypes.h>
@@ -64,11 +65,14 @@ static void try_range(uint32_t first, uint32_t last, uint32_t step, extremes *se
 }
 
 static int check_special(void) {
-  float x[16] = {-INFINITY, NAN, 0.0f, -0.0f, -1e30f, -160.0f};
+  float x[16] = {-INFINITY, -1e30f, -160.0f, -140.0f, -127.01f, NAN, 0.0f, -0.0f};
+  int failures = 0;
   vec_exp2_array(x, 16);
-  if (x[0] == 0.0f && isnan(x[1]) && x[2] == 1.0f && x[3] == 1.0f && x[4] == 0.0f && x[5] == 0.0f) return 0;
-  printf("WRONG: of -inf, NaN, 0, -0, -1e30, -160: %g %g %g %g %g %g\n", (double)x[0], (double)x[1], (double)x[2],
-         (double)x[3], (double)x[4], (double)x[5]);
+  for (int i = 0; i < 5; i++) failures += x[i] != 0.0f;
+  if (failures == 0 && isnan(x[5]) && x[6] == 1.0f && x[7] == 1.0f) return 0;
+  printf("WRONG: of -inf, -1e30, -160, -140, -127.01, NAN, 0, -0:");
+  for (int i = 0; i < 8; i++) printf(" %g", (double)x[i]);
+  printf("\n");
   return 1;
 }
 

@@ -9,6 +9,8 @@
 #define ATTN_COMMON_STREAMING_SOFTMAX_H
 
 #include <assert.h>
+#include <stdint.h>
+#include <string.h>
 
 #include "scores.h"
 
@@ -22,8 +24,17 @@ static const float RESCALE_AT = 8.0f;
 
 #ifndef RESCALE_PENDING
 #define RESCALE_PENDING(p, pending, factor) rescale_pending(p, pending, factor)
+/* A product that is no normal number becomes 0, as in vec_exp2: on some CPUs a denormal P makes its products with V a
+ * hundred times as slow. */
 static inline void rescale_pending(float *p, int64_t pending, vec factor) {
-  for (int64_t j = 0; j < pending; j += VEC_LANES) vec_store(p + j, vec_mul(vec_load(p + j), factor));
+  typedef uint32_t lane_bits __attribute__((vector_size(VEC_LANES * sizeof(float))));
+  for (int64_t j = 0; j < pending; j += VEC_LANES) {
+    const vec scaled = vec_mul(vec_load(p + j), factor);
+    lane_bits bits;
+    memcpy(&bits, &scaled, sizeof bits);
+    bits &= (lane_bits)(bits >= 0x00800000u);
+    memcpy(p + j, &bits, sizeof bits);
+  }
 }
 #endif
 
