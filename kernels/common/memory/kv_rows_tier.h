@@ -102,28 +102,6 @@ static ALWAYS_INLINE vec swap_neighbours(vec x) {
   return x;
 }
 
-/* The call with both types as constants: a copy of the loops for each pair. */
-#define WITH_TYPE(type, call, ...)                             \
-  switch (type) {                                              \
-    case ATTN_F32: call(__VA_ARGS__, ATTN_F32); break;         \
-    case ATTN_F16: call(__VA_ARGS__, ATTN_F16); break;         \
-    case ATTN_BF16: call(__VA_ARGS__, ATTN_BF16); break;       \
-    case ATTN_F8_E4M3: call(__VA_ARGS__, ATTN_F8_E4M3); break; \
-    case ATTN_F8_E5M2: call(__VA_ARGS__, ATTN_F8_E5M2); break; \
-    case ATTN_I8: call(__VA_ARGS__, ATTN_I8); break;           \
-    default: break; /* write_blocks() */                       \
-  }
-#define FROM_F32(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F32)
-#define FROM_F16(function, row)  WITH_TYPE((row)->to_dtype, function, *(row), ATTN_F16)
-#define FROM_BF16(function, row) WITH_TYPE((row)->to_dtype, function, *(row), ATTN_BF16)
-#define WITH_TYPES(function, row)                      \
-  switch ((row)->from_dtype) {                         \
-    case ATTN_F32: FROM_F32(function, row); break;     \
-    case ATTN_F16: FROM_F16(function, row); break;     \
-    case ATTN_BF16: FROM_BF16(function, row); break;   \
-    default: break; /* tokens come in no other type */ \
-  }
-
 /* ---- The rows of one token ---- */
 
 /* Rows of one token: `heads` of them, `from_head` and `to_head` apart, each from element `from_at` to element `to_at`, `dim`
@@ -235,17 +213,46 @@ static void write_elements(token_rows r) {
   }
 }
 
+typedef void row_function(token_rows r, attn_dtype from, attn_dtype to);
+
+/* Calls it with both types as constants, for a copy of the loops for each pair. */
+static ALWAYS_INLINE void call_with_to_dtype(row_function *const call, const token_rows *r, const attn_dtype from) {
+  switch (r->to_dtype) {
+#define DTYPE(constant, ...)         \
+  case ATTN_##constant:              \
+    call(*r, from, ATTN_##constant); \
+    break;
+#define BLOCK_DTYPE(...) /* write_blocks() */
+#include "kernels/common/problem/dtypes.def"
+#undef DTYPE
+#undef BLOCK_DTYPE
+    default: break;
+  }
+}
+
+static ALWAYS_INLINE void call_with_dtypes(row_function *const call, const token_rows *r) {
+  switch (r->from_dtype) {
+#define DTYPE(constant, ...)                      \
+  case ATTN_##constant:                           \
+    call_with_to_dtype(call, r, ATTN_##constant); \
+    break;
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+    default: break; /* tokens come in no other type */
+  }
+}
+
 static void write_token_rows(const token_rows *r) {
   if (r->from_element != 1 || r->to_element != 1) {
     write_elements(*r);
     return;
   }
   if (r->turned > 0 && r->pairing == ATTN_ROPE_HALVES) {
-    WITH_TYPES(turn_halves, r)
+    call_with_dtypes(turn_halves, r);
   } else if (r->turned > 0) {
-    WITH_TYPES(turn_neighbours, r)
+    call_with_dtypes(turn_neighbours, r);
   }
-  if (r->turned < r->dim) WITH_TYPES(convert, r)
+  if (r->turned < r->dim) call_with_dtypes(convert, r);
 }
 
 /* ---- Ways of writing ---- */
@@ -317,7 +324,17 @@ static ALWAYS_INLINE void store_squares(const attn_kv_rows *r, staged_rows rows,
 
 /* Its own function, because the stage of write_columns() fills a stack frame. */
 static NO_INLINE void store_stage(const attn_kv_rows *r, staged_rows rows, int64_t at) {
-  WITH_TYPE(r->to_dtype, store_squares, r, rows, at)
+  switch (r->to_dtype) {
+#define DTYPE(constant, ...)                     \
+  case ATTN_##constant:                          \
+    store_squares(r, rows, at, ATTN_##constant); \
+    break;
+#define BLOCK_DTYPE(...) /* write_blocks() */
+#include "kernels/common/problem/dtypes.def"
+#undef DTYPE
+#undef BLOCK_DTYPE
+    default: break;
+  }
 }
 
 /* Columns are far apart, so the CPU does not foresee their lines. */
