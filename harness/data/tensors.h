@@ -123,6 +123,9 @@ void bench_tensors_gather_output(const bench_tensors *tensors, void *packed);
 /* Fills in the values of all inputs, lengths first because they decide what is padding. False if memory is short. */
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors);
 
+/* Slopes of the ALiBi paper (Press et al. 2022), where they are present: 2^(-8 (h + 1) / heads). */
+void bench_fill_slopes(bench_buffer *slopes, int64_t heads);
+
 /* The factor that V is multiplied by now. */
 double bench_v_factor(const bench_tensors *tensors);
 

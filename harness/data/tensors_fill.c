@@ -328,13 +328,14 @@ static void fill_score_weight(const bench_case *bench, bench_buffer *t) {
           (float)(magnitude * bench_value_normal(bench->seed, BENCH_STREAM_SCORE_WEIGHT, (uint64_t)(h * t->extent[3] + d)));
 }
 
-/* Slopes of the ALiBi paper (Press et al. 2022): 2^(-8 (h + 1) / heads). Sinks: normal. */
-static void fill_heads(const bench_case *bench, bench_buffer *slopes, bench_buffer *sinks) {
-  double heads = (double)bench->problem.heads_q;
-  for (int64_t h = 0; h < bench->problem.heads_q; h++) {
-    if (slopes->present) ((float *)slopes->data)[h] = (float)exp2(-8.0 * (double)(h + 1) / heads);
-    if (sinks->present) ((float *)sinks->data)[h] = (float)bench_value_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
-  }
+void bench_fill_slopes(bench_buffer *slopes, int64_t heads) {
+  for (int64_t h = 0; slopes->present && h < heads; h++)
+    ((float *)slopes->data)[h] = (float)exp2(-8.0 * (double)(h + 1) / (double)heads);
+}
+
+static void fill_sinks(const bench_case *bench, bench_buffer *sinks) {
+  for (int64_t h = 0; sinks->present && h < bench->problem.heads_q; h++)
+    ((float *)sinks->data)[h] = (float)bench_value_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
 }
 
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
@@ -348,7 +349,8 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   fill_offsets(bench, &t[BENCH_OFFSETS]);
   fill_page_table(bench, &t[BENCH_PAGE_TABLE], &tensors->args);
   fill_score_weight(bench, &t[BENCH_SCORE_WEIGHT]);
-  fill_heads(bench, &t[BENCH_ALIBI_SLOPES], &t[BENCH_SINKS]);
+  bench_fill_slopes(&t[BENCH_ALIBI_SLOPES], p->heads_q);
+  fill_sinks(bench, &t[BENCH_SINKS]);
   fill_mask(bench, &t[BENCH_MASK]);
   fill_key_lists(bench, &t[BENCH_KV_NUM_BLOCKS], &t[BENCH_KV_INDICES], LISTED);
   fill_key_lists(bench, &t[BENCH_FULL_KV_NUM_BLOCKS], &t[BENCH_FULL_KV_INDICES], LISTED_FULL);

@@ -90,7 +90,7 @@ static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
   fill(&tensors->buffers[BENCH_K], p->dtype_kv, VALUES / 3);
   fill(&tensors->buffers[BENCH_V], p->dtype_kv, 2 * VALUES / 3);
   if (p->uses & ATTN_USE_BIAS) fill(&tensors->buffers[BENCH_BIAS], ATTN_F32, VALUES / 2);
-  if (p->uses & ATTN_USE_ALIBI) fill(&tensors->buffers[BENCH_ALIBI_SLOPES], ATTN_F32, 0);
+  bench_fill_slopes(&tensors->buffers[BENCH_ALIBI_SLOPES], p->heads_q);
   for (size_t i = 0; p->uses & ATTN_USE_MASK && i < tensors->buffers[BENCH_MASK].bytes; i++)
     tensors->buffers[BENCH_MASK].data[i] = i % 7 != 0;
   return true;
