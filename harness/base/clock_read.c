@@ -156,7 +156,7 @@ static uint64_t layout_of(int process) {
   return code > 1 ? code ^ stack << 16 : 0;
 }
 
-/* Processes that this one made, and its parent got: clone() can do that. */
+/* Processes that this one made as children of its own parent, which clone() can do. */
 static bench_tasks copies_beside(void) {
   const int parent = getppid();
   const uint64_t own = layout_of(getpid());

@@ -336,8 +336,8 @@ static int choose_rows(bench_sampler *s, const bench_trial *t) {
   return (int)fmin(MOST_ROWS, fmax(t->samples.rounds < sure, floor(rows + chance)));
 }
 
-/* In as many groups as there are rows, or in all. A call on known inputs for all that takes as long as KNOWN_EVERY calls,
- * but one at most. */
+/* Rows are looked at in as many groups of calls as there are rows, or in all groups where there are fewer. At most one call
+ * of the sample has known inputs: one for the time of KNOWN_EVERY calls, on average. */
 static sample plan_sample(bench_sampler *s, const bench_trial *t) {
   const double as_calls = bench_sample_guess_ns(t) / fmax(t->call_ns, 1);
   const int64_t calls = t->samples.iterations, groups = (calls + t->group - 1) / t->group;

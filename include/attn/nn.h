@@ -502,7 +502,7 @@ typedef struct attn_block_args {
   float *y;                    /**< Output, shaped as x; may be x. */
   const attn_args *self;       /**< Masks and lengths that self.attention.uses asks for, or NULL; its q, k, v and o are not
                                   read. */
-  const attn_args *cross;      /**< Masks and lengths that cross.attention.uses asks for, likewise. */
+  const attn_args *cross;      /**< The same for cross.attention.uses. */
   attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
   const float *projected_k; /**< Decoder blocks: the memory's keys from attn_block_project_memory(), in place of memory. */
   const float *projected_v; /**< Its values, likewise. */

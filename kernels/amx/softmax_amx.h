@@ -148,7 +148,7 @@ static ALWAYS_INLINE bool add_sums(const softmax *x, float *total) {
 
 /* ---- Softmax ---- */
 
-static ALWAYS_INLINE void ask_for_lines(softmax *x, const int lines) {
+static ALWAYS_INLINE void prefetch_wanted(softmax *x, const int lines) {
   if (x->wanted_step == 0) return;
   UNROLL
   for (uintptr_t i = 0; i < (uintptr_t)lines; i++) __builtin_prefetch((const void *)(x->wanted + i * LINE_BYTES), 0, 2);
@@ -204,7 +204,7 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
   x->s += 2 * TILE_QUERIES;
   x->p += 2 * DEPTH;
   if (biased) turn_bias_ahead(x);
-  ask_for_lines(x, biased ? 4 : 2);
+  prefetch_wanted(x, biased ? 4 : 2);
   x->key += masked || biased ? 2 : 0;
 }
 

@@ -379,7 +379,7 @@ attn_status attn_block_project_memory(const attn_block *block, const attn_block_
 
 /* ---- Steps ---- */
 
-/* The cross-attention was planned for so many tokens of each sequence. */
+/* Refuses a cache that holds another number of tokens than the cross-attention was planned for. */
 static attn_status check_cross_rows(const attn_block *block, const attn_kv_cache *cache) {
   if (!has_cross(block)) return ATTN_OK;
   attn_mha_problem p;

@@ -34,7 +34,7 @@ enum {
 
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
-static const double NEAR_BEST = 1.3;       /* times the best time: such entries get more rounds */
+static const double NEAR_BEST = 1.3;       /* entries up to so many times the best time get more rounds */
 static const double FIRST_CALLS = 0.5;     /* share of the time: rounds take the rest */
 static const double BUSY = 0.75;           /* share of threads x time: CPU time of a call that had its CPUs */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */

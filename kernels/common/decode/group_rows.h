@@ -239,7 +239,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
   float k_spread[DECODE_KEYS * MOST_TILE_ROWS], v_spread[DECODE_KEYS * MOST_TILE_ROWS];
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
-    if (scaled) { /* both long before they are read: wider loads wait for narrower stores */
+    if (scaled) { /* now, long before the loops read them: a wide load waits for the narrow stores before it */
       find_scales(block, key, key, key + DECODE_KEYS, &scales);
       spread_scales(kind.rows, scales.k, k_spread);
       spread_scales(kind.rows, scales.v, v_spread);

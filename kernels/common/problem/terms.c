@@ -23,7 +23,7 @@ static attn_sequence planned_sequence(const attn_problem *p) {
       .rows = p->seq_q, .len_q = p->seq_q, .len_k = p->seq_k, .offset = top_left ? 0 : p->seq_k - p->seq_q};
 }
 
-/* The range of a row that sees none ends before it begins. */
+/* The keys that a row sees. If it sees none, the range ends before it begins. */
 static attn_key_range keys_of_row(const attn_problem *p, const attn_sequence *seq, int64_t row) {
   attn_key_range keys = attn_piece_of(p, seq);
   const int64_t position = row + seq->offset;

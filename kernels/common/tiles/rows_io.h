@@ -351,7 +351,7 @@ static void store_state(const row_block *block, int64_t i) {
   keep_reference(state, dim_v, isnan(sum_of_row(block, i)) ? (double)NAN : (double)block->row_max[i]);
 }
 
-/* O and LSE over all keys so far; divides acc. */
+/* Divides acc and stores it to O, with LSE: the result over all keys so far. */
 static void store_carried(const row_block *block, int64_t i) {
   const float sum = sum_of_row(block, i);
   float *acc = block->acc + i * block->acc_stride;

@@ -92,7 +92,7 @@ class Compare(FolderTest):
         for seed in range(6):
             chance = random.Random(seed)
             slower = {(kernel, seq): 1 for kernel in KERNELS for seq in SEQS}
-            *planted, lost = chance.sample(sorted(slower), 3)  # more would count as what equal rows differ by
+            *planted, lost = chance.sample(sorted(slower), 3)  # more would look like noise of equal rows
             slower |= zip(planted, (0.8, 1.25))
             a, b = self.write(f"a{seed}"), self.write(f"b{seed}", slower)
             for file in (b / "results.csv", b / "samples.csv"):
