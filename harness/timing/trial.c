@@ -99,7 +99,10 @@ const char *bench_trial_look(const bench_trial *t, int64_t turn) {
 const char *bench_trial_look_closely(const bench_trial *t, int64_t turn, uint64_t random, char *text, size_t bytes) {
   if (t->layer) return NULL;
   const bench_tensors *tensors = tensors_of(t, turn);
-  const bench_verdict verdict = bench_check_row(&tensors->problem, &tensors->args, &t->numerics, t->zero_mean, random);
+  const attn_problem *p = &tensors->problem;
+  const bench_verdict verdict =
+      t->by_kernel ? bench_check_odd_row(p, &tensors->args, &t->numerics, t->zero_mean, random, t->kernel, t->threads)
+                   : bench_check_row(p, &tensors->args, &t->numerics, t->zero_mean, random);
   if (verdict.status == BENCH_PASS) return NULL;
   (void)bench_say(text, bytes, "skips work: wrong on inputs that no call has seen: %.250s", verdict.reason);
   return text;
@@ -325,20 +328,20 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
                             t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
 }
 
-/* Number of rows that are looked at closely: as many as take LOOKS_SHARE of the time of the sample and the loops beside it.
- * The first SURE_ROUNDS rounds have at least one each. Where the oracle takes longer for a row than all that, as for long
- * sequences, only the first round has: the roofs bound such times. */
-static int choose_rows(bench_sampler *s, const bench_trial *t) {
+/* Number of close looks: as many as take LOOKS_SHARE of the time of the sample and the loops beside it. The first
+ * SURE_ROUNDS rounds have at least one each. Where the oracle takes longer for a row than all that, as for long sequences,
+ * looks at later rounds begin with another kernel. */
+static int choose_rows(bench_sampler *s, bench_trial *t) {
   const double sample_ns = bench_sample_guess_ns(t);
-  const int sure = t->row_ns > sample_ns ? 1 : SURE_ROUNDS;
+  t->by_kernel |= t->row_ns > sample_ns;
   const double rows = t->row_ns > 0 ? LOOKS_SHARE * sample_ns / t->row_ns : 0;
   const double chance = 1e-3 * (double)draw(s, 1000);
-  return (int)fmin(MOST_ROWS, fmax(t->samples.rounds < sure, floor(rows + chance)));
+  return (int)fmin(MOST_ROWS, fmax(t->samples.rounds < SURE_ROUNDS, floor(rows + chance)));
 }
 
 /* Rows are looked at in as many groups of calls as there are rows, or in all groups where there are fewer. At most one call
  * of the sample has known inputs: one for the time of KNOWN_EVERY calls, on average. */
-static sample plan_sample(bench_sampler *s, const bench_trial *t) {
+static sample plan_sample(bench_sampler *s, bench_trial *t) {
   const double as_calls = bench_sample_guess_ns(t) / fmax(t->call_ns, 1);
   const int64_t calls = t->samples.iterations, groups = (calls + t->group - 1) / t->group;
   const int rows = choose_rows(s, t), looks = (int)min64(rows, groups);

@@ -70,9 +70,10 @@ typedef struct bench_trial {
   /* State of bench_time(). */
   bench_peak_slice slice; /* loop NULL: no peak loop */
   int quota;              /* rounds that the trial takes part in */
-  int64_t *turn; /* number of the next call among all trials that share the tensors, which it picks. NULL for one tensor */
-  int group;     /* calls between two readings of the clock */
-  double row_ns; /* the oracle's time for a row */
+  int64_t *turn;  /* number of the next call among all trials that share the tensors, which it picks. NULL for one tensor */
+  int group;      /* calls between two readings of the clock */
+  double row_ns;  /* time of a close look */
+  bool by_kernel; /* it begins with another kernel's answer: the oracle takes too long for a row */
   bench_place *places; /* [placing.count]; NULL: all rounds take the plan and the workspace that were checked */
   bench_place home;    /* those */
   bench_placing placing;

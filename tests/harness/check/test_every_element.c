@@ -293,15 +293,23 @@ static void change_another_row(const sample *s, int64_t others) {
   changes++, wrong += !passes;
 }
 
+static bench_verdict find_odd_row(const sample *s, uint64_t random) {
+  static const attn_kernel_info like = {.isa = "avx512", .algorithm = "flash"};
+  return bench_check_odd_row(&s->p, &s->tensors.args, &s->numerics, s->zero_mean, random, &like, 1);
+}
+
 static void expect_looks(const sample *s, bench_status status) {
   enum { LOOKS = 5 };
   for (uint64_t n = 0; n < LOOKS; n++) {
     const bench_verdict verdict = bench_check_row(&s->p, &s->tensors.args, &s->numerics, s->zero_mean, n);
     if (verdict.status != status) fail_msg("%s: look %d: %s", s->bench.case_id, (int)n, verdict.reason);
   }
+  const bench_verdict odd = find_odd_row(s, 0);
+  if (odd.status != status) fail_msg("%s: odd row: %s", s->bench.case_id, odd.reason);
 }
 
-/* Looks at a row by itself find any one that is wrong, if there are enough of them. */
+/* Looks at a row by itself find any one that is wrong, if there are enough of them. One look at all rows finds it at once.
+ */
 static void find_wrong_row(sample *s) {
   const bench_expected_row *row = &s->expected->row[draw(s->expected->rows)];
   const uint64_t most = 40 * (uint64_t)(s->p.batch * s->p.heads_q * s->p.seq_q);
@@ -310,6 +318,7 @@ static void find_wrong_row(sample *s) {
   while (looks < most && bench_check_row(&s->p, &s->tensors.args, &s->numerics, s->zero_mean, looks).status == BENCH_PASS)
     looks++;
   if (looks == most) fail_msg("%s: row %d of head %d is never looked at", s->bench.case_id, (int)row->i, (int)row->h);
+  if (find_odd_row(s, looks + 1).status != BENCH_FAIL) fail_msg("%s: an odd row is not found", s->bench.case_id);
   write_right_output(s);
 }
 
