@@ -8,6 +8,7 @@
 
 #include "eval/eval.h"
 #include "kernels/common/problem/dtypes.h"
+#include "kernels/common/problem/indexing.h"
 
 /* NumPy's broadcasting to `dims` sizes, by strides of 0. `sizes` are the sizes in words. */
 static bool broadcast_to(eval_loader *l, eval_file which, int dims, const int64_t *size, const char *sizes,
@@ -203,25 +204,28 @@ static bool check_entries(eval_loader *l, eval_file counts, int64_t blocks) {
   return true;
 }
 
+static bool need_both(eval_loader *l, eval_file counts) {
+  const eval_file entries = counts + 1, missing = eval_has(l, counts) ? entries : counts;
+  if (eval_has(l, missing)) return true;
+  return eval_fail(l, "%s needs %s: how many entries the lists have, and the lists",
+                   eval_option(missing == entries ? counts : entries), eval_option(missing));
+}
+
 static bool load_key_list(eval_loader *l, eval_file counts) {
   attn_problem *p = &l->problem;
-  const eval_file entries = counts + 1, given = eval_has(l, counts) ? counts : entries,
-                  other = given == counts ? entries : counts;
+  const eval_file entries = counts + 1;
   const int64_t size[4] = {p->batch, p->heads_kv, (p->seq_q + p->block_queries - 1) / p->block_queries,
                            (p->seq_k + p->block_keys - 1) / p->block_keys};
   int64_t step[4], of_counts[3];
-  if (!eval_has(l, other))
-    return eval_fail(l, "%s needs %s: how many entries the lists have, and the lists", eval_option(given),
-                     eval_option(other));
-  if (!broadcast_to(l, entries, 4, size, "[batch, heads_kv, blocks of queries, blocks of keys]", step) ||
+  if (!need_both(l, counts) ||
+      !broadcast_to(l, entries, 4, size, "[batch, heads_kv, blocks of queries, blocks of keys]", step) ||
       !broadcast_to(l, counts, 3, size, "[batch, heads_kv, blocks of queries]", of_counts))
     return false;
   const int64_t lists = size[3] > 0 ? l->file[entries].count / size[3] : 0;
   if (step[2] != (size[2] == 1 ? 0 : size[3]) || (size[3] > 1 && step[3] != 1) || l->file[counts].count != lists)
     return eval_fail_shape(l, entries, "it must be that of the numbers of entries, with a column for each block of keys");
   const attn_strides n = {of_counts[0], of_counts[1], of_counts[2], 1}, entry = {step[0], step[1], step[2], 1};
-  const bool first = !(p->uses & (ATTN_USE_KEY_BLOCKS | ATTN_USE_FULL_KEY_BLOCKS));
-  if (!first && memcmp(&n, &p->kv_num_blocks_stride, sizeof n) != 0)
+  if (attn_lists_keys(p) && memcmp(&n, &p->kv_num_blocks_stride, sizeof n) != 0)
     return eval_fail_shape(l, counts, "it must be that of --kv-num-blocks");
   p->kv_num_blocks_stride = n;
   p->kv_indices_stride = entry;
