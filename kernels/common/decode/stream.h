@@ -56,7 +56,7 @@ static void look_up_runs(const row_block *block, int64_t key, int64_t count, int
 }
 
 /* Tables whose first run is that of key `key`. */
-static void start_runs(const row_block *block, int64_t key, const run_tables *tables, key_runs *runs) {
+static void start_runs(const row_block *block, int64_t key, run_tables *tables, key_runs *runs) {
   const attn_problem *p = block->problem;
   runs->begin = key;
   runs->k.ahead = runs_ahead(attn_elements_bytes(p->dtype_kv, DECODE_KEYS * p->k_stride.s));
