@@ -435,6 +435,9 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
   }
   return result;
 }
+EMULATED emulated_ps emulated_maskz_scalef_ps(__mmask16 mask, emulated_ps x, emulated_ps y) {
+  return emulated_mask_mov_ps(emulated_setzero_ps(), mask, emulated_scalef_ps(x, y));
+}
 
 /* ---- The names that the kernels use ---- */
 
@@ -489,6 +492,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_maskz_loadu_epi16     emulated_maskz_loadu_epi16
 #define _mm256_maskz_loadu_epi16     emulated_maskz_loadu_epi16_256
 #define _mm512_maskz_loadu_ps        emulated_maskz_loadu_ps
+#define _mm512_maskz_scalef_ps       emulated_maskz_scalef_ps
 #define _mm512_max_ps                emulated_max_ps
 #define _mm512_min_epu32             emulated_min_epu32
 #define _mm512_min_ps                emulated_min_ps
