@@ -6,8 +6,8 @@
  *   X  [16 rows][step][part][16 rows][32 values]
  *   W  [panel of 64 columns][step][part][16 columns][16 pairs][16 columns][2 values]
  *
- * A step is 32 elements of depth, what one tile product sums over. The unit multiplies 32 rows x 32 columns at a time, so
- * that each tile it loads takes part in two products. Sums of a depth block start from 0 in the unit and are then added to
+ * A step is 32 elements of depth, what one tile product sums over. The unit multiplies 32 rows x 32 columns at a time: each
+ * tile that it loads takes part in two products. The sums of a depth block start from 0 in the unit; then the vectors add
  * those of the blocks before. Outputs that are not finite are computed once more by a chain of multiply-adds, because an
  * infinity has parts that are NaN: so they are as in the other tiers, and reach only their own rows and columns. */
 #define PARTS 3
@@ -25,8 +25,8 @@
 enum {
   SIDE = 16, /* rows, or columns, of a tile of sums */
   COLUMNS = 64,
-  MOST_ROWS = 192,
-  DEPTH = 512, /* each depth block reads and writes all sums; its parts of X and of a panel stay in level 2 */
+  MOST_ROWS = 192, /* tested: 96 to 512 */
+  DEPTH = 512,     /* each depth block reads and writes all sums; its parts of X and of a panel stay in level 2 */
   TILE_VALUES = SIDE * ROW_VALUES,
   X_STEP = PARTS * TILE_VALUES,
   PANEL_TILES = COLUMNS / SIDE

@@ -8,7 +8,7 @@
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
- * Rows of X and Y that lie dense and at one distance are read and summed where they lie.
+ * Kernels with a form of their own read rows of X and sum rows of Y where they lie, if those are dense and evenly apart.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
