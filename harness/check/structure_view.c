@@ -210,7 +210,7 @@ static bool lists_select(const bench_view *v, int64_t h, int64_t i, int64_t j) {
 
 /* A mask of all keys instead of lists, whose blocks would begin at other rows and keys, or of a mask of the newest keys. */
 static void forget_lists(bench_view *v) {
-  if (attn_lists_keys(&v->problem) || attn_masks_newest(&v->problem)) select_by_mask(v, lists_select);
+  if (attn_has_block_kinds(&v->problem)) select_by_mask(v, lists_select);
 }
 
 void bench_view_keep_rows(bench_view *v, int64_t first, int64_t count) {
@@ -268,8 +268,7 @@ void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t ste
 
 bool bench_view_is_positional(const bench_view *v) {
   return v->problem.window_left >= 0 || v->problem.window_right >= 0 || v->problem.key_begin > 0 || v->problem.key_end > 0 ||
-         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN) || attn_lists_keys(&v->problem) ||
-         attn_masks_newest(&v->problem);
+         attn_uses(&v->problem, ATTN_USE_ALIBI | ATTN_USE_ROW_LEN) || attn_has_block_kinds(&v->problem);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------------------------------- */

@@ -339,8 +339,8 @@ static int choose_rows(bench_sampler *s, bench_trial *t) {
   return (int)fmin(MOST_ROWS, fmax(t->samples.rounds < SURE_ROUNDS, floor(rows + chance)));
 }
 
-/* Rows are looked at in as many groups of calls as there are rows, or in all groups where there are fewer. At most one call
- * of the sample has known inputs: one for the time of KNOWN_EVERY calls, on average. */
+/* Rows are looked at in as many groups of calls as there are rows, or in all groups where there are fewer. A sample has at
+ * most one call on known inputs: one for the time of KNOWN_EVERY calls, on average. */
 static sample plan_sample(bench_sampler *s, bench_trial *t) {
   const double as_calls = bench_sample_guess_ns(t) / fmax(t->call_ns, 1);
   const int64_t calls = t->samples.iterations, groups = (calls + t->group - 1) / t->group;

@@ -170,7 +170,7 @@ static value_rows copy_group(const products *work, const row_block *block, value
 /* Prefetches the next keys where they lie, if that may be elsewhere than behind these. */
 static void aim_behind(products *work, const row_block *block) {
   const attn_problem *p = block->problem;
-  const bool pages = attn_uses(p, ATTN_USE_PAGES), lists = attn_lists_keys(p) || attn_masks_newest(p);
+  const bool pages = attn_uses(p, ATTN_USE_PAGES), lists = attn_has_block_kinds(p);
   if (!(pages || lists) || work->behind < 0 || work->behind >= block->range[0].end) return;
   const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, work->behind);
   work->next.k = (uintptr_t)((const uint16_t *)block->args->k + run.k);

@@ -24,10 +24,10 @@
 #include "kernels/common/problem/terms.h"
 
 enum {
-  MOST_ROWS = 1024, /* tiles of a task, which share a super-block of keys */
-  MOST_LISTED = 1 << 16,
-  BLOCKS_AHEAD = 3, /* from the block at work to that whose bias or mask is prefetched */
-  JOBS = 3          /* before, now, next */
+  MOST_ROWS = 1024,      /* tiles of a task, which share a super-block of keys */
+  MOST_LISTED = 1 << 16, /* bytes of what the lists of a task say of blocks */
+  BLOCKS_AHEAD = 3,      /* from the block at work to that whose bias or mask is prefetched */
+  JOBS = 3               /* before, now, next */
 };
 
 #if PARTS > 1
@@ -90,7 +90,7 @@ static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout 
 static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
 
 /* Rows of a task: as many as may share a super-block of keys, unless threads would idle. O^T of their tiles waits in a
- * quarter of level 2 if there are several super-blocks, and what their lists say of blocks in 64 KiB. */
+ * quarter of level 2 if there are several super-blocks, and what their lists say of blocks in MOST_LISTED bytes. */
 static int64_t rows_of_task(const attn_problem *p, const attn_machine *machine) {
   const int64_t heads = max64(1, p->batch * p->heads_q), output_row = depth_of(p->dim_v) * DEPTH * (int64_t)sizeof(float);
   const int64_t threads = machine->threads, output_bytes = machine->caches().level2 / 4;
@@ -400,8 +400,7 @@ static int64_t jobs_alike(const attention *a, const walk *w, const job *before, 
   if (before->masked || now->masked || next->masked) return 0;
   if (before->block + 1 != now->block || now->block + 1 != next->block) return 0;
   int64_t seen = min64(min64(t->end_block, t->all_end / KEY_BLOCK), w->super + w->per_super);
-  if (attn_lists_keys(a->block->problem) || attn_masks_newest(a->block->problem))
-    seen = min64(seen, end_of_full(a->block, t, next->block));
+  if (attn_has_block_kinds(a->block->problem)) seen = min64(seen, end_of_full(a->block, t, next->block));
   const int64_t run = attn_run_keys(a->block->problem, a->block->seq, next->block * KEY_BLOCK) / KEY_BLOCK;
   return max64(0, min64(seen, a->in_place_blocks > 0 ? next->block + run : seen) - 1 - next->block);
 }

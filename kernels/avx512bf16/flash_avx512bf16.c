@@ -401,13 +401,9 @@ static unseen_keys tile_pairs(const row_block *block, int64_t tile_row, tile_key
 static void visited_pairs(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, left_over *left) {
   unseen_tile tile = {.row = tile_row};
   int64_t pending = 0;
-  for (key_visit visit = next_visit(visits, begin, end); visit.begin < visit.end;
-       visit = next_visit(visits, visit.end, end)) {
-    const row_block *block = block_of_visit(visits, visit);
-    const tile_keys keys = keys_of_tile(block, tile_row, visit.begin, visit.end);
-    if (keys.class == TILE_SKIP) continue;
-    tile.keys[tile.visits++] = tile_pairs(block, tile_row, keys, pending, left);
-    pending += round_up(keys.end, PANEL_KEYS) - keys.first;
+  for (tile_visit visit = {.end = begin}; next_tile_visit(visits, tile_row, visit.end, end, &visit);) {
+    tile.keys[tile.visits++] = tile_pairs(visit.block, tile_row, visit.keys, pending, left);
+    pending += round_up(visit.keys.end, PANEL_KEYS) - visit.keys.first;
   }
   if (tile.visits > 0) left->tile = tile;
 }

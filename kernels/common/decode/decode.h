@@ -31,7 +31,7 @@ static void leave_nothing(const row_block *block, int64_t split) {
 
 static void decode_split(const decode_task *t, int64_t split, bool careful) {
   row_block block = decode_rows(t, split);
-  const bool lists = attn_lists_keys(t->problem) || attn_masks_newest(t->problem);
+  const bool lists = attn_has_block_kinds(t->problem);
   listed_keys listed; /* not initialised before it is needed */
   if (block.rows == 0) return;
   block.careful = careful;

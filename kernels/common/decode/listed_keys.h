@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of key blocks in decode: which keys of a split its rows visit, and of which the mask counts, by lists or because it
- * is a mask of the newest keys alone. Rows of a KV head may have several lists. Keys that
- * none of them names are neither read nor computed; rows whose list does not name a block that another row visits see none
- * of its keys, and add exact zeros, as they would with a mask.
+/* Lists of key blocks in decode: which keys of a split its rows visit, and where the mask counts; a mask of the newest keys
+ * alone goes the same way. Rows of a KV head may have several lists. Keys that none of them names are neither read nor
+ * computed. Where another row visits a block that a row's list does not name, that row sees none of its keys and adds exact
+ * zeros, as it would with a mask.
  *
  * Parameters: those of products.h. */
 #ifndef ATTN_COMMON_DECODE_LISTED_KEYS_H
@@ -66,8 +66,8 @@ static void mark_list(const row_block *block, listed_keys *l, int64_t list, bool
   }
 }
 
-/* Reads the lists before the rows are started; `keys`: those of the split that some row may see. False if no list names any
- * of them. */
+/* Reads the lists before the rows are started; `keys`: those of the split that some row may see. False if they are in no
+ * list. */
 static NO_INLINE bool read_lists(const row_block *block, attn_key_range keys, listed_keys *l) {
   bool any = false;
   if (keys.begin >= keys.end) return false;

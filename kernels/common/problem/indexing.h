@@ -250,6 +250,11 @@ static inline bool attn_masks_newest(const attn_problem *problem) {
   return attn_uses(problem, ATTN_USE_MASK) && problem->mask_keys > 0;
 }
 
+/* Whether blocks of keys are of several kinds: by lists, or because a mask is of the newest keys alone. */
+static inline bool attn_has_block_kinds(const attn_problem *problem) {
+  return attn_lists_keys(problem) || attn_masks_newest(problem);
+}
+
 /* The key of the first column of args.mask, in a sequence of len_k keys; it may be negative. No key before it is hidden. */
 static inline int64_t attn_first_masked(const attn_problem *problem, int64_t len_k) {
   return attn_masks_newest(problem) ? len_k - problem->mask_keys : 0;

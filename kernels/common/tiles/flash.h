@@ -398,27 +398,23 @@ static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
  * a later visit moves a reference, P of earlier ones is rescaled, not their share of O. */
 static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
   struct {
-    const row_block *block;
-    tile_keys keys;
+    tile_visit visit;
     const float *p;
   } scored[MOST_VISITS];
   int count = 0;
   int64_t pending = 0;
-  for (key_visit visit = next_visit(visits, begin, end); visit.begin < visit.end;
-       visit = next_visit(visits, visit.end, end)) {
-    const row_block *block = block_of_visit(visits, visit);
-    const tile_keys keys = keys_of_tile(block, tile_row, visit.begin, visit.end);
-    if (keys.class == TILE_SKIP) continue;
-    float *score = block->score + pending;
-    const int64_t first = first_score(block, keys);
-    score_softmax_tile(block, tile_row, keys, score, pending, cold);
-    scored[count].block = block;
-    scored[count].keys = keys;
-    scored[count++].p = score + (keys.begin - first);
-    pending += round_up(keys.end, VEC_LANES) - first;
+  for (tile_visit visit = {.end = begin}; next_tile_visit(visits, tile_row, visit.end, end, &visit);) {
+    float *score = visit.block->score + pending;
+    const int64_t first = first_score(visit.block, visit.keys);
+    score_softmax_tile(visit.block, tile_row, visit.keys, score, pending, cold);
+    scored[count].visit = visit;
+    scored[count++].p = score + (visit.keys.begin - first);
+    pending += round_up(visit.keys.end, VEC_LANES) - first;
   }
-  for (int i = 0; i < count; i++)
-    accumulate_tile(scored[i].block, tile_row, scored[i].keys.begin, scored[i].keys.end, scored[i].p);
+  for (int i = 0; i < count; i++) {
+    const tile_visit *visit = &scored[i].visit;
+    accumulate_tile(visit->block, tile_row, visit->keys.begin, visit->keys.end, scored[i].p);
+  }
 }
 
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {

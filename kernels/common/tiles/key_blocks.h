@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Which keys a block of rows visits: all, or the blocks of keys that its list names (attn_problem.block_keys), and in which
- * of them args.mask counts: not in full blocks, nor in those before the newest keys, if it is of these alone
- * (attn_problem.mask_keys). All rows of a row block share one list.
+/* Which keys a block of rows visits: all, or the blocks of keys that its list names (attn_problem.block_keys). The mask
+ * counts in some of them: not in full blocks, nor before the newest keys, if it is of these alone (attn_problem.mask_keys).
+ * All rows of a row block share one list.
  *
  * Blocks of keys that the list does not name are neither read nor computed. All else goes as with a mask that says the same,
  * so that bits are the same: keys stay in their panels and key blocks, and masked keys would add exact zeros.
@@ -89,6 +89,23 @@ static inline key_visit next_visit(const key_visits *visits, int64_t key, int64_
 
 static inline const row_block *block_of_visit(const key_visits *visits, key_visit visit) {
   return visit.full ? &visits->full : visits->masked;
+}
+
+/* Keys that a tile of rows visits together. */
+typedef struct tile_visit {
+  const row_block *block;
+  tile_keys keys;
+  int64_t end; /* the visit's */
+} tile_visit;
+
+/* The first visit from `key` on, before `end`, in which the tile sees a key; false where there is none. */
+static inline bool next_tile_visit(const key_visits *visits, int64_t tile_row, int64_t key, int64_t end, tile_visit *found) {
+  for (key_visit visit = next_visit(visits, key, end); visit.begin < visit.end; visit = next_visit(visits, visit.end, end)) {
+    const row_block *block = block_of_visit(visits, visit);
+    *found = (tile_visit){block, keys_of_tile(block, tile_row, visit.begin, visit.end), visit.end};
+    if (found->keys.class != TILE_SKIP) return true;
+  }
+  return false;
 }
 
 #endif

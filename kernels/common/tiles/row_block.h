@@ -173,7 +173,7 @@ static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, i
       {&at->row_sum, capacity, float_bytes(lanes)},
       {&at->range, capacity, sizeof(attn_key_range)},
       {&at->score, score_rows, float_bytes(score_stride)},
-      {&at->listed, attn_lists_keys(p) || attn_masks_newest(p) ? ceil_div(p->seq_k, attn_visited_keys(p)) : 0, 1},
+      {&at->listed, attn_has_block_kinds(p) ? ceil_div(p->seq_k, attn_visited_keys(p)) : 0, 1},
   };
   return LAY_OUT(parts, &at->total);
 }
