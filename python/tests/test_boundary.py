@@ -301,7 +301,8 @@ def test_calls_keep_and_lose_nothing(call):
     for n in range(len(rounds)):
         rounds[n] = counts()
     growth = np.diff(rounds, axis=0)
-    assert growth.min(axis=0).max() <= 0 <= growth.max(axis=0).min(), growth
+    assert growth.min(axis=0).max() <= 0, growth
+    assert growth[:, 1:].max(axis=0).min() >= 0, growth  # blocks may fall: Python gives back what earlier tests used
 
 
 # ---- PyTorch's tensors that are no plain memory ---------------------------------------------------------------------------
