@@ -274,6 +274,7 @@ static void learn(bench_reference *r, const bench_expected *e) {
     largest->max_v = fmax(largest->max_v, facts->max_v);
     largest->max_q = fmax(largest->max_q, facts->max_q);
     largest->max_k = fmax(largest->max_k, facts->max_k);
+    if (facts->allowed) largest->ties = fmax(largest->ties, facts->ties / (double)facts->allowed / (double)facts->allowed);
     for (int64_t d = 0; r->m && d < e->problem.dim_v; d++, k++)
       if (e->m[k] > 0.0) r->spread = fmax(r->spread, e->w[k] / e->m[k] * sqrt((double)facts->allowed));
   }
@@ -308,6 +309,7 @@ static bench_row_limits limits_of(const bench_reference *r, const bench_expected
   attn_oracle_row facts = r->largest;
   facts.allowed = lse > -INFINITY || isnan(lse) ? keys : 0;
   facts.lse = lse;
+  facts.ties *= (double)keys * (double)keys;
   return bench_limits_sum(bench_limits_of_row(&e->problem, numerics, &facts, e->zero_mean),
                           bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, e->zero_mean));
 }

@@ -24,8 +24,8 @@ typedef struct bench_reference {
   float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V, where that is M; else NULL */
   bool has_m;                     /* m is computed, and the oracle's rows are learnt */
 
-  /* The largest value of each fact, and of W / M * sqrt(n), over the rows that the oracle has computed so far. They stand
-   * for the facts of the other rows. */
+  /* The largest value of each fact, ties as a share of n^2, and of W / M * sqrt(n), over the rows that the oracle has
+   * computed so far. They stand for the facts of the other rows. */
   attn_oracle_row largest;
   double spread;
 } bench_reference;

@@ -50,6 +50,26 @@ static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, co
   }
 }
 
+static int by_size(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double most_error(double p) { return fmin(1, p * 0x1p24); }
+
+/* Pairs of keys with weights that float32 does not tell apart: a score errs by some u * S. A weight below u, which cannot
+ * change the sum by u, counts less. Sorts p. */
+static double count_ties(double *p, int64_t count, double abs_sum) {
+  const double same = 1 + 2 * 0x1p-24 * (1 + abs_sum);
+  double ties = 0, before = 0;
+  qsort(p, (size_t)count, sizeof *p, by_size);
+  for (int64_t j = 0, first = 0; j < count; before += most_error(p[j++])) {
+    while (p[j] > p[first] * same) before -= most_error(p[first++]);
+    ties += 2 * before * most_error(p[j]);
+  }
+  return ties;
+}
+
 /* Computes row n. The oracle leaves p in the scratch of allowed keys and does not touch the others: a negative mark tells
  * them apart, for the mean of V over the allowed keys. */
 void bench_expected_attend(bench_expected *e, const attn_args *args, int64_t n, double *score) {
@@ -59,6 +79,10 @@ void bench_expected_attend(bench_expected *e, const attn_args *args, int64_t n, 
   for (int64_t j = 0; j < p->seq_k; j++) score[j] = -1.0;
   row->facts = attn_oracle_f64_row(p, args, (attn_oracle_index){row->b, row->h, row->i}, &out);
   compute_mean(e, args, n, score);
+  int64_t count = 0;
+  for (int64_t j = 0; j < p->seq_k; j++)
+    if (score[j] >= 0.0) score[count++] = score[j];
+  row->facts.ties = count_ties(score, count, row->facts.abs_sum);
 }
 
 /* False if memory is short. */

@@ -155,7 +155,7 @@ bench_verdict bench_check_values(const bench_expected *expected, const attn_args
 typedef struct row_terms {
   double u, u_p;         /* roundoff of float32; of p */
   double eps, f, tiny;   /* error of exp; inputs below f are flushed; the smallest result that is not */
-  double n, terms;       /* allowed keys; terms of a score */
+  double n, ties, terms; /* allowed keys, pairs of them with equal weights; terms of a score */
   double scaled;         /* 1 with factors of K and V, each of which rounds once, else 0 */
   double rescales, bend; /* how often the sum is rescaled; error of tanh */
   double pair;           /* error of two rounded inputs in a product */
@@ -184,6 +184,7 @@ static row_terms terms_of(const attn_problem *problem, const attn_numerics *nume
                      .f = f,
                      .tiny = f > 0 ? 0x1p-126 : 0x1p-149,
                      .n = (double)row->allowed,
+                     .ties = row->ties,
                      .terms = problem->score == ATTN_SCORE_PRECOMPUTED ? 0.0 : (double)problem->dim_qk,
                      .scaled = attn_uses(problem, ATTN_USE_KV_SCALES),
                      .rescales = (double)(1 + row->allowed / 16),
@@ -198,7 +199,7 @@ static double proven_error(const row_terms *t, double abs_sum) {
 
 static double sharp_error(const row_terms *t, double abs_sum) {
   return (t->u * (4 + sqrt(t->terms) + t->scaled) + t->bend + t->pair) * abs_sum + t->vanish + t->eps + t->pair +
-         t->u * (sqrt(t->n) + 4 + t->scaled);
+         t->u * (sqrt(t->n + t->ties) + 4 + t->scaled);
 }
 
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,

@@ -111,10 +111,9 @@ static bool ask_oracle(bench_setup *s) {
   const attn_args *args = &s->tensors[0].args;
   /* The sharp limit presumes V of mean zero and scores that differ, or addends of equal size all round the same way
    * (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs' magnitude.
-   * Beside a large number of q, additive ones are the tanh of large arguments for all keys: the same. */
+   */
   const double magnitude = bench_spec_real(&s->bench->spec, AXIS_MAGNITUDE);
-  const bool saturates = problem->score == ATTN_SCORE_ADDITIVE && magnitude > 2;
-  const bool scores_differ = magnitude * magnitude >= 0.05 && !saturates;
+  const bool scores_differ = magnitude * magnitude >= 0.05;
   const bool averages_out = !bench_spec_is(&s->bench->spec, AXIS_VALUES, "positive") && scores_differ;
   bench_note(s, "asking the oracle", "");
   s->expected = bench_expected_create(problem, args, s->bench->seed, averages_out);

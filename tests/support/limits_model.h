@@ -25,7 +25,7 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
       p->score == ATTN_SCORE_DOT ? (double)p->dim_qk * (scale * flushed + 0x1p-126 * (scale + f->max_k)) : 0;
   m->proven +=
       (u * (terms + 16) + bend) * f->abs_sum + vanish + eps * (1 + rescales) + u_p_of(p, k) + u * (n + rescales + 4);
-  m->sharp += (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n) + 4);
+  m->sharp += (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n + f->ties) + 4);
   m->proven += 2 * k->input_rounding * (f->abs_sum + 1);
   m->sharp += 2 * k->input_rounding * (f->abs_sum + 1);
   m->u_p += u_p_of(p, k);

@@ -20,8 +20,9 @@ typedef struct row {
 } row;
 
 static row row_of(attn_score score, attn_dtype dtype_kv) {
-  row r = {.numerics = {.exp_error = 0x1p-19, .p_rounding = 0x1p-9},
-           .facts = {.lse = -2.5, .abs_sum = 3, .allowed = 100, .max_v = 4, .max_q = 2, .max_k = 5, .exists = true}};
+  row r = {
+      .numerics = {.exp_error = 0x1p-19, .p_rounding = 0x1p-9},
+      .facts = {.lse = -2.5, .abs_sum = 3, .allowed = 100, .ties = 44, .max_v = 4, .max_q = 2, .max_k = 5, .exists = true}};
   attn_problem_init(&r.problem, 1, 1, 1, 1, 200, 36, 8);
   r.problem.score = score;
   r.problem.dtype_kv = dtype_kv;
