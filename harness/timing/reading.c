@@ -77,9 +77,8 @@ static bool add_side(coupling *to, const attn_operand *o, const attn_args *args,
   return true;
 }
 
-static attn_strides strides_of(const attn_operand *o) {
-  return (attn_strides){o->stride[0], o->stride[1], o->stride[2], o->stride[3]};
-}
+/* For places in the first head and column. */
+static attn_strides strides_of(const attn_operand *o) { return (attn_strides){.b = o->stride[0], .s = o->stride[2]}; }
 
 /* K and V of a key run, from key `first` on: the tensors with rows of keys, but for those of one number a row. */
 static bool add_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, coupling *to) {
@@ -269,6 +268,8 @@ double bench_read_arrays(bench_read_loop loop, const void *const data[2], const 
 
 enum { PASSES = 9, FILL = 0x55 };
 
+static const uint64_t FILLED = FILL * 0x0101010101010101u; /* eight bytes */
+
 static const double PASS_NS = 3e6;
 
 /* Data that the threads of one measurement share. */
@@ -284,15 +285,16 @@ typedef struct reading {
 static double time_repeats(const reading *r, unsigned char *data, bool *wrong) {
   const size_t half = r->bytes / 2;
   const double start = bench_now_ns();
-  for (int64_t i = 0; i < r->repeats && r->order == COPIED; i++) {
-    memcpy(data + half, data, half);
-    __asm__ volatile("" : : "r"(data) : "memory"); /* the stores have a use */
-  }
-  if (r->order == COPIED) return bench_now_ns() - start;
   for (int64_t i = 0; i < r->repeats; i++) {
-    const uint64_t seen =
-        r->order == ONE_BY_ONE ? r->loop(data, NULL, r->bytes, 0) : r->loop(data, data + half, half, ahead_of(r->order));
-    *wrong |= seen != FILL * 0x0101010101010101u;
+    uint64_t seen = FILLED;
+    if (r->order == COPIED) {
+      memcpy(data + half, data, half);
+      __asm__ volatile("" : : "r"(data) : "memory"); /* the stores have a use */
+    } else {
+      seen =
+          r->order == ONE_BY_ONE ? r->loop(data, NULL, r->bytes, 0) : r->loop(data, data + half, half, ahead_of(r->order));
+    }
+    *wrong |= seen != FILLED;
   }
   return bench_now_ns() - start;
 }

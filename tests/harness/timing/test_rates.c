@@ -387,6 +387,28 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
   }
 }
 
+/* Two arrays of another library's call: every line of both once, whatever the order and the threads. */
+TEST(read_rates_of_arrays_are_those_of_their_bytes) {
+  const bench_case bench = case_of("batch:3/seq:9/heads:2/head_dim:32/dim_v:64");
+  assert_true(bench_tensors_create(&bench, &rotation[0]));
+  const bench_buffer *k = &rotation[0].buffers[BENCH_K], *v = &rotation[0].buffers[BENCH_V];
+  for (int threads = 1; threads <= most_threads(); threads++)
+    for (int order = 0; order < BENCH_READ_ORDERS; order++) {
+      memset(lines_read, 0, sizeof lines_read), pairs_read = 0;
+      feign(true);
+      const double rate = bench_read_arrays(note_lines, (const void *[]){k->data, v->data},
+                                            (const size_t[]){k->bytes, v->bytes}, threads, order);
+      feigned = false;
+      assert_near(rate, (double)(k->bytes + v->bytes) / (look_ns[1] - look_ns[0]) * 1e9);
+      for (size_t line = 0; line < v->bytes / LINE; line++) {
+        assert_int_equal(lines_read[0][BENCH_V][line], 1);
+        assert_int_equal(lines_read[0][BENCH_K][line], line < k->bytes / LINE);
+      }
+    }
+  bench_tensors_destroy(&rotation[0]);
+  memset(rotation, 0, sizeof rotation);
+}
+
 /* Read loops take packed sequences, precomputed scores, and rows that end within lines, but no gaps within the rows of a
  * head. */
 TEST(read_loops_know_what_they_can_read) {
