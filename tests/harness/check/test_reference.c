@@ -63,6 +63,26 @@ static float *output_at(const cut_case *c, int64_t b, int64_t h, int64_t i) {
   return (float *)c->tensors.args.o + bench_row_place(p, &c->tensors.args, &p->o_stride, &row);
 }
 
+/* Where memory is short, a look at an output that is wrong everywhere does not pass it, and keeps no memory. */
+TEST(looks_without_memory_pass_nothing) {
+  cut_case c = open_cut(small);
+  const attn_problem *p = &c.bench.problem;
+  for (int64_t n = 0; n < p->heads_q * p->seq_q * p->dim_v; n++) ((float *)c.tensors.args.o)[n] += 1;
+  const int held = blocks_held;
+  int failed = 0;
+  for (int enough = 0, n = 0; enough < 3; n++) {
+    allocations_left = n;
+    const bench_verdict verdict = bench_check_odd_row(p, &c.tensors.args, &(attn_numerics){0}, true, 1, &unrelated, 1);
+    enough += allocations_left > 0;
+    failed += allocations_left == 0 && verdict.status == BENCH_ERROR;
+    allocations_left = -1;
+    if (verdict.status != BENCH_FAIL && verdict.status != BENCH_ERROR) fail_msg("%d allocations: it passes", n);
+    assert_int_equal(blocks_held, held);
+  }
+  assert_true(failed > 0);
+  close_cut(&c);
+}
+
 /* ---- Which kernel ---------------------------------------------------------------------------------------------------- */
 
 static bool may_refer(const attn_kernel_info *kernel, const attn_problem *p) {
