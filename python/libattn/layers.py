@@ -33,11 +33,15 @@ def _whole(**sizes):
     """Refuses what ctypes would refuse without its name, or cut to 64 bits."""
     for name, size in sizes.items():
         try:
-            fits = size is None or abs(operator.index(size)) < 2**62
+            fits = abs(operator.index(size)) < 2**62
         except TypeError:
             fits = False
         if not fits:
             raise TypeError(f"{name} is {size!r}; it must be one integer")
+
+
+def _whole_or_none(**sizes):
+    _whole(**{name: size for name, size in sizes.items() if size is not None})
 
 
 def _shape(array, name, ndim):
@@ -82,7 +86,7 @@ def _new(like, *shape):
 
 
 def _options(kernel, threads):
-    _whole(threads=threads)
+    _whole_or_none(threads=threads)
     return S.attn_options(kernel=kernel.encode() if kernel else None, threads=threads or 0)
 
 
@@ -210,8 +214,9 @@ class MultiHeadAttention(_Layer):
                  window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
                  uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None, threads: int | None = None,
                  **weights: Any) -> None:
-        _whole(batch=batch, heads=heads, seq=seq, width=width, seq_memory=seq_memory, width_memory=width_memory,
-               width_out=width_out, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v)
+        _whole(batch=batch, heads=heads, seq=seq, width=width)
+        _whole_or_none(seq_memory=seq_memory, width_memory=width_memory, width_out=width_out, heads_kv=heads_kv,
+                       dim_qk=dim_qk, dim_v=dim_v)
         self._problem = problem = S.attn_mha_problem()
         problem.attention = S.attn_problem()
         seq_k = seq if seq_memory is None else seq_memory
@@ -540,7 +545,8 @@ class KVPool(_Layer):
                  num_layers: int = 1, dtype: str = "float32", scales: bool | None = None) -> None:
         if dtype not in POOL_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
-        _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v, page_tokens=page_tokens, num_layers=num_layers)
+        _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, page_tokens=page_tokens, num_layers=num_layers)
+        _whole_or_none(dim_v=dim_v)
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
                                            dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, POOL_DTYPES[dtype]),
@@ -575,8 +581,9 @@ class KVCache(_Layer):
                  page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None) -> None:
         if dtype not in POOL_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
-        _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v, window=window,
-               window_first=window_first, num_layers=num_layers, page_tokens=page_tokens, pages=pages)
+        _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity)
+        _whole_or_none(heads_kv=heads_kv, dim_v=dim_v, window=window, window_first=window_first, num_layers=num_layers,
+                       page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
         self._dtype = "float32" if float_tokens else dtype
         self._lives = (rotation, pool)  # kept as long as the cache
@@ -653,7 +660,8 @@ class KVCache(_Layer):
 
     def truncate(self, length: int, *, sequence: int | None = None) -> None:
         """Forgets all but the first `length` tokens of every sequence that has more, or of one."""
-        _whole(length=length, sequence=sequence)
+        _whole(length=length)
+        _whole_or_none(sequence=sequence)
         if sequence is None:
             check(F.attn_kv_cache_truncate(self._handle, length))
         else:
@@ -661,7 +669,8 @@ class KVCache(_Layer):
 
     def fork(self, source: int, to: int, length: int | None = None) -> None:
         """Makes sequence `to` what the first `length` tokens of `source` are (None: all); their pages are shared."""
-        _whole(source=source, to=to, length=length)
+        _whole(source=source, to=to)
+        _whole_or_none(length=length)
         lengths = self.lengths
         all_of = lengths[source] if 0 <= source < len(lengths) else 0
         check(F.attn_kv_cache_fork(self._handle, source, to, all_of if length is None else length))

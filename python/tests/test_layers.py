@@ -258,6 +258,15 @@ def test_sizes_that_are_no_integers(name, size):
             make(**{**sizes, size: wrong})
 
 
+def test_calls_that_lack_their_integers():
+    cache = layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5)
+    for call, name in ((cache.truncate, "length"), (lambda none: cache.fork(none, 0), "source"),
+                       (lambda none: layers.KVCache(batch=1, heads=none, dim_qk=4, capacity=5), "heads"),
+                       (lambda none: layers.KVPool(pages=none, heads_kv=1, dim_qk=4), "pages")):
+        with pytest.raises(TypeError, match=rf"^{name} is None; it must be one integer"):
+            call(None)
+
+
 def test_small_pieces():
     x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
     close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))
