@@ -7,15 +7,16 @@
 #include "attn/nn.h"
 #include "tests/support/support.h"
 
-enum { BATCH = 3, HEADS = 4, TEXT = 40, WIDTH = 32, LAYERS = 2 };
+enum { BATCH = 3, HEADS = 4, HEADS_KV = 2, DIM = 10, DIM_V = 6, TEXT = 40, WIDTH = 32, LAYERS = 2 };
+enum { MOST = HEADS * DIM * WIDTH }; /* weights of a map */
 
-static float weights[LAYERS][4 * WIDTH * WIDTH], biases[3 * WIDTH], x[BATCH * TEXT * WIDTH], whole[BATCH * TEXT * WIDTH];
+static float weights[LAYERS][4 * MOST], biases[2 * HEADS * DIM], x[BATCH * TEXT * WIDTH], whole[BATCH * TEXT * WIDTH];
 
 static attn_mha *make(const attn_mha_problem *problem, int layer, const char *kernel) {
   attn_mha *mha;
-  const attn_mha_weights w = ATTN_STRUCT(attn_mha_weights, .w_q = weights[layer], .w_k = weights[layer] + WIDTH * WIDTH,
-                                         .w_v = weights[layer] + 2 * WIDTH * WIDTH, .b_q = biases, .b_v = biases + WIDTH,
-                                         .w_o = weights[layer] + 3 * WIDTH * WIDTH);
+  const attn_mha_weights w =
+      ATTN_STRUCT(attn_mha_weights, .w_q = weights[layer], .w_k = weights[layer] + MOST, .w_v = weights[layer] + 2 * MOST,
+                  .b_q = biases, .b_v = biases + HEADS * DIM, .w_o = weights[layer] + 3 * MOST);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_ok(attn_mha_create(problem, &w, &ATTN_STRUCT(attn_mha_options, .attention = &options), &mha));
   return mha;
@@ -41,6 +42,7 @@ TEST(steps_have_the_bits_of_one_run) {
   attn_kv_cache *cache;
   fill();
   attn_mha_problem_init(&problem, BATCH, HEADS, TEXT, TEXT, WIDTH);
+  problem.attention.heads_kv = HEADS_KV, problem.attention.dim_qk = DIM, problem.attention.dim_v = DIM_V;
   attn_problem_set_causal(&problem.attention, ATTN_ALIGN_TOP_LEFT);
   for (int i = 0; i < LAYERS; i++) {
     static float between[COUNT(x)];
@@ -49,8 +51,8 @@ TEST(steps_have_the_bits_of_one_run) {
     memcpy(between, whole, sizeof between);
   }
   const attn_kv_cache_shape shape =
-      ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = WIDTH / HEADS,
-                  .dim_v = WIDTH / HEADS, .capacity = TEXT, .layers = LAYERS, .page_tokens = 16);
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS_KV, .dim_qk = DIM, .dim_v = DIM_V,
+                  .scale = problem.attention.scale, .capacity = TEXT, .layers = LAYERS, .page_tokens = 16);
   test_ok(attn_kv_cache_create(&shape, &ATTN_STRUCT(attn_options, .kernel = "flash_portable", .threads = 1), &cache));
   const int32_t *lengths = attn_kv_cache_lengths(cache);
   for (int step = 0; lengths[0] < TEXT || lengths[1] < TEXT || lengths[2] < TEXT; step++) {
