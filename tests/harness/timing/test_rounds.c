@@ -306,7 +306,8 @@ TEST(slow_trials_run_three_times_at_least) {
 /* ---- Order ----------------------------------------------------------------------------------------------------------- */
 
 static int at, orders; /* at: index in the log; orders: calls whose tensors do not follow those of the call before */
-static int64_t turn;   /* place in the rotation */
+static double looks[2], looks_wanted[2]; /* after the rounds that are sure to have one: many, and few */
+static int64_t turn;                     /* place in the rotation */
 
 /* The tensors of the next event, which must be of this kind. */
 static int64_t expect(event_kind kind, const bench_trial *trial) {
@@ -372,6 +373,7 @@ static void expect_sample(const bench_trial *trial, int round) {
   assert_true((close >= 1 || round >= 8) && close <= 8 && known <= 1);
   assert_true(round == 0 || trial->by_kernel == (sim.row_ns > bench_sample_guess_ns(trial)));
   assert_true(round == 0 || (close <= fmax(1, wanted + 1) && close >= floor(wanted) / 2));
+  if (round >= 8) looks[wanted < 0.1] += close, looks_wanted[wanted < 0.1] += wanted;
   assert_true(known == 1 || bench_sample_guess_ns(trial) < 8 * trial->call_ns);
 }
 
@@ -441,4 +443,7 @@ TEST(rounds_have_their_order) {
     assert_int_equal(turn % t.trial[0].tensor_count, t.turn);
   }
   assert_true(orders > 1000);
+  for (int few = 0; few < 2; few++) /* each takes place with its chance */
+    if (!(fabs(looks[few] - looks_wanted[few]) < 4 + 0.1 * looks_wanted[few]))
+      fail_msg("%g looks instead of %g", looks[few], looks_wanted[few]);
 }
