@@ -42,17 +42,19 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
     ("python/*", "python"),
-    ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers nn_pool layer fault_memory layer_family"),
+    ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers nn_pool safetensors fuzz_safetensors fuzz_caches layer"
+                 " fault_memory layer_family"),
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
               " mistakes grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
-              " fuzz_tuning by_length quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
+              " fuzz_tuning by_length scales quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
               " serving steady layer old_program plugins_race plugins fault_memory tier_c tier_avx2"
               " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
-    ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages key_blocks state kv_append"
-                  " quantised_rows decode nonfinite numerics fuzz_kernels serving steady reference mha exp_c exp_avx2"
+    ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages key_blocks state scales"
+                  " kv_append quantised_rows prefetch decode nonfinite numerics fuzz_kernels serving steady reference mha"
+                  " exp_c exp_avx2"
                   " cold_rows_avx2 warm_rows_avx2 cold_windows_c cold_windows_avx2 tier_c tier_avx2 tier_avx512 flush"
                   " edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512 bf16_amx"
                   " conformance_amx check bits guard_pages cli"),
@@ -64,13 +66,13 @@ AREAS = (
     ("harness/goals/*", "goals measured_goals fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
-    ("harness/report/*", "journal row merging faults fault_memory shards cli"),
+    ("harness/report/*", "journal row fuzz_journal merging faults fault_memory shards cli"),
     ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats paired rounds comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tune fault_memory cli"),
-    ("harness/data/*", "quantised_rows kv_append tensors outputs npy every_element timed_rows guard_pages layer reference"
-                       " check cheats mutants cli"),
-    ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
+    ("harness/data/*", "npy fuzz_npy quantised_rows kv_append tensors outputs every_element timed_rows guard_pages layer"
+                       " reference check cheats mutants cli"),
+    ("harness/cases/*", "cases axes fuzz_texts tensors setup layer goals check cli"),
     ("harness/*", "axes row npy setup goals timed_rows layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),
 )

@@ -810,6 +810,21 @@ TEST(pieces_have_the_bits_of_one_call) {
   watched_kernel = &attn_naive_c;
 }
 
+/* One key that stays beside a window, or one of a prefix, is enough: its pieces are the caller's. */
+TEST(pieces_need_keys_in_order) {
+  watched_kernel = &attn_flash_c;
+  static const char *const ids[] = {"/window:30..2/window_first:1", "/shared_prefix:1"};
+  for (size_t c = 0; c < COUNT(ids); c++) {
+    char id[100];
+    snprintf(id, sizeof id, "batch:2/heads:2/seq_q:3/seq_k:200/head_dim:8%s", ids[c]);
+    watched w = open_case(id);
+    expect_pass(&w, BENCH_STRUCTURE_pieces, 1);
+    assert_int_equal(w.ran, 0);
+    close_case(&w);
+  }
+  watched_kernel = &attn_naive_c;
+}
+
 /* And in random cases. */
 TEST(right_answers_pass_in_random_cases) {
   bench_case_list list = conformance_cases(0, 160, 2e4, 3);
