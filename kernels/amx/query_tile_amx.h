@@ -21,16 +21,24 @@ typedef struct query_tile {
   int64_t only;   /* the query that is, -1 = all are */
 } query_tile;
 
-/* Rows beyond the last one repeat its range, so that they never make a block an edge. */
+/* Which keys the queries see. Rows beyond the last one repeat its range, so that they never make a block an edge. */
 static void find_ranges(const row_block *block, query_tile *t) {
   const problem_row last = problem_row_of(block, t->row + TILE_QUERIES - 1);
   const bool one = attn_rows_see_alike(block->problem) && last.query < block->seq->len_q;
-  attn_key_range range = {0, 0};
+  attn_key_range range = {0, 0}, any = {INT64_MAX, 0}, all = {0, INT64_MAX};
   for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    if (i == 0 || !one)
+    if (i == 0 || !one) {
       range = attn_allowed_keys(block->problem, block->args, block->seq, block->b, problem_row_of(block, t->row + i).query);
+      all = (attn_key_range){max64(all.begin, range.begin), min64(all.end, range.end)};
+      any.begin = min64(any.begin, range.begin < range.end ? range.begin : INT64_MAX);
+      any.end = max64(any.end, range.end);
+    }
     t->range[i] = range;
   }
+  t->all_begin = all.begin;
+  t->all_end = all.end;
+  t->first_block = any.begin < any.end ? any.begin / KEY_BLOCK : 0;
+  t->end_block = any.begin < any.end ? blocks_of(any.end) : 0;
 }
 
 /* ---- Lists of key blocks ---- */
@@ -107,28 +115,17 @@ static void load_tile_states(const row_block *block, query_tile *t) {
 }
 
 static void start_tile(const row_block *block, int64_t row, float *o, query_tile *t) {
-  attn_key_range any = {INT64_MAX, 0};
   t->row = row;
   t->o = o;
   t->started = t->again = false;
   t->alone = 0;
   t->only = -1;
-  t->first_block = t->end_block = t->all_begin = 0;
-  t->all_end = INT64_MAX;
   find_ranges(block, t);
   for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    const attn_key_range range = t->range[i];
     t->minus_ref[i] = -FIRST_REFERENCE;
     t->sum[i] = 0;
-    t->all_begin = max64(t->all_begin, range.begin);
-    t->all_end = min64(t->all_end, range.end);
-    any.begin = min64(any.begin, range.begin < range.end ? range.begin : INT64_MAX);
-    any.end = max64(any.end, range.end);
   }
   if (attn_uses(block->problem, ATTN_USE_STATE)) load_tile_states(block, t);
-  if (any.begin >= any.end) return;
-  t->first_block = any.begin / KEY_BLOCK;
-  t->end_block = blocks_of(any.end);
   if (attn_lists_keys(block->problem)) trim_blocks(block, t);
 }
 

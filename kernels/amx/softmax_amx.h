@@ -155,21 +155,24 @@ static ALWAYS_INLINE void prefetch_wanted(softmax *x, const int lines) {
   x->wanted += x->wanted_step;
 }
 
-/* Weights of four vectors of scores in log2 units: 2^(t - reference) up to 2^127, 0 for -inf. As one bfloat16 they are cut,
- * which rounds them. Float32 weights take the fraction from t alone: beside the first reference it would lose five bits. */
-static ALWAYS_INLINE void weights_of(const softmax *x, vec t[4], vec e[4]) {
+/* Weights of four vectors of scores in log2 units: 2^(t - reference) up to 2^127, 0 for -inf and for what is not seen. As
+ * one bfloat16 they are cut, which rounds them. Float32 weights take the fraction from t alone: beside the first reference
+ * it would lose five bits. */
+static ALWAYS_INLINE void weights_of(const softmax *x, const __mmask16 seen[4], vec t[4], vec e[4]) {
 #if PARTS == 1
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = exp_fraction(&x->lines, t[i]);
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = _mm512_scalef_ps(e[i], t[i]);
   UNROLL
-  for (int i = 0; i < 4; i++) e[i] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(e[i]), high_words()));
+  for (int i = 0; i < 4; i++)
+    e[i] = _mm512_castsi512_ps(_mm512_maskz_and_epi32(seen[i], _mm512_castps_si512(e[i]), high_words()));
 #else
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = vec_exp2(_mm512_reduce_ps(t[i], 0x09));
   UNROLL
-  for (int i = 0; i < 4; i++) e[i] = _mm512_scalef_ps(e[i], vec_add(_mm512_roundscale_ps(t[i], 0x09), x->minus_ref[i % 2]));
+  for (int i = 0; i < 4; i++)
+    e[i] = _mm512_maskz_scalef_ps(seen[i], e[i], vec_add(_mm512_roundscale_ps(t[i], 0x09), x->minus_ref[i % 2]));
 #endif
 }
 
@@ -186,13 +189,12 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
       t[i] = PARTS == 1 ? vec_fma(s, x->scale, x->minus_ref[i % 2]) : vec_mul(s, x->scale);
     if (PARTS == 1 && biased) t[i] = vec_add(t[i], x->minus_ref[i % 2]);
   }
-  weights_of(x, t, e);
+  __mmask16 seen[4]; /* keys that a query does not see get 0, whatever their scores are */
   UNROLL
-  for (int i = 0; i < 4; i++) {
-    if (masked) /* keys that a query does not see get 0, whatever their scores are */
-      e[i] = _mm512_mask_mov_ps(vec_zero(), sees_key(x->visible, i % 2, x->key + i / 2), e[i]);
-    split(e[i], p[i]);
-  }
+  for (int i = 0; i < 4; i++) seen[i] = masked ? sees_key(x->visible, i % 2, x->key + i / 2) : (__mmask16)-1;
+  weights_of(x, seen, t, e);
+  UNROLL
+  for (int i = 0; i < 4; i++) split(e[i], p[i]);
   UNROLL
   for (int i = 0; i < 2; i++) {
     UNROLL
