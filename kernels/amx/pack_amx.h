@@ -30,52 +30,82 @@ static uint16_t *packed_k(const attn_problem *p, uint16_t *unit, int64_t block) 
 
 /* ---- Rows in ---- */
 
-static void load_k(const unit_keys *s, int64_t key, int64_t d, __m512i part[PARTS]) {
-  const input_value *k = s->args->k;
-  const bool used = s->used.begin <= key && key < s->used.end;
-  load_parts(used ? k + run_of_unit(s, key).k + d * s->problem->k_stride.d : k, s->problem->k_stride.d,
-             used ? s->problem->dim_qk - d : 0, part);
+enum { GROUP_KEYS = 32 };
+
+/* The row of a key of K, or of V. */
+static const input_value *row_in_run(const unit_keys *s, bool of_v, attn_key_run run) {
+  return of_v ? (const input_value *)s->args->v + run.v : (const input_value *)s->args->k + run.k;
 }
 
-static void load_v(const unit_keys *s, int64_t key, int64_t d, __m512i part[PARTS]) {
-  const input_value *v = s->args->v;
-  const bool used = s->used.begin <= key && key < s->used.end;
-  load_parts(used ? v + run_of_unit(s, key).v + d * s->problem->v_stride.d : v, s->problem->v_stride.d,
-             used ? s->problem->dim_v - d : 0, part);
+/* The rows of 32 keys from `key` on; NULL for those that nobody uses. Returns whether all are used and lie in one run. */
+static bool rows_of_keys(const unit_keys *s, int64_t key, bool of_v, const input_value *row[GROUP_KEYS]) {
+  const int64_t stride = of_v ? s->problem->v_stride.s : s->problem->k_stride.s;
+  if (s->used.begin <= key && key + GROUP_KEYS <= s->used.end) {
+    const attn_key_run run = run_of_unit(s, key);
+    if (run.keys >= GROUP_KEYS) {
+      for (int64_t i = 0; i < GROUP_KEYS; i++) row[i] = row_in_run(s, of_v, run) + i * stride;
+      return true;
+    }
+  }
+  for (int64_t i = 0; i < GROUP_KEYS; i++) {
+    const bool used = s->used.begin <= key + i && key + i < s->used.end;
+    row[i] = used ? row_in_run(s, of_v, run_of_unit(s, key + i)) : NULL;
+  }
+  return false;
 }
 
-/* ---- Blocks ---- */
+/* 32 x 32 values, rows `stride` values apart. */
+typedef struct square {
+  const input_value *at;
+  int64_t stride;
+} square;
 
-static void store_parts(const __m512i part[PARTS], uint16_t *to, int64_t distance) {
-  UNROLL
-  for (int i = 0; i < PARTS; i++) _mm512_storeu_si512(to + i * distance, part[i]);
+/* Values d .. d + 31 of `dim` of 32 rows, with zeros where nothing is: in place if they are all there, adjacent, and rows
+ * lie at one stride, `stride->s`; else in `copy`. */
+static ALWAYS_INLINE square square_of(const input_value *const row[32], bool at_stride, const attn_strides *stride,
+                                      int64_t d, int64_t dim, input_value copy[32][DEPTH]) {
+  if (at_stride && stride->d == 1 && d + DEPTH <= dim) return (square){row[0] + d, stride->s};
+  for (int i = 0; i < 32; i++)
+    copy_values(row[i] ? row[i] + d * stride->d : copy[i], stride->d, row[i] ? dim - d : 0, copy[i]);
+  return (square){copy[0], DEPTH};
 }
 
-static void pack_k_block(const unit_keys *s, int64_t key, uint16_t *to) {
-  const int64_t distance = depth_of(s->problem->dim_qk) * STEP;
-  for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += (PARTS - 1) * distance)
-    for (int64_t d = 0; d < s->problem->dim_qk; d += DEPTH, to += STEP)
-      for (int64_t i = 0; i < 32; i++) {
-        __m512i part[PARTS];
-        load_k(s, group + i, d, part);
-        store_parts(part, to + i * DEPTH, distance);
-      }
-}
-
-/* Eight values of each of four rows, `stride` bytes apart: by masked broadcasts, which need no shuffle. */
-static inline __m512i load_quarters(const char *from, int64_t stride) {
+/* 16 bytes from each of four rows: by masked broadcasts, which need no shuffle. */
+static ALWAYS_INLINE __m512i load_quarters(const input_value *from, int64_t stride) {
   __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
   r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(const void *)(from + stride)));
   r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(const void *)(from + 2 * stride)));
   return _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(const void *)(from + 3 * stride)));
 }
 
-/* 32 keys of 32 dimensions, rows `stride` bytes apart, to 32 dimensions of 32 keys. */
-static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
-  for (int part = 0; part < 4; part++, to += 8 * DEPTH) { /* dimensions 8 part .. 8 part + 7 */
-    __m512i r[8], t[8];                                   /* quarter q holds keys 8 q .. 8 q + 7 */
+/* Four words of 4 bytes of each of 16 rows from row `row` and value `n` on: to 16 words of each column. */
+static ALWAYS_INLINE void transpose_words(const square *from, int row, int n, __m512i column[4]) {
+  __m512i r[4], t[4]; /* quarter q holds rows 4 q .. 4 q + 3 in the end */
+  UNROLL
+  for (int i = 0; i < 4; i++) r[i] = load_quarters(from->at + (row + i) * from->stride + n, 4 * from->stride);
+  UNROLL
+  for (int i = 0; i < 4; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL
+  for (int i = 0; i < 2; i++) {
+    column[2 * i] = _mm512_unpacklo_epi64(t[i], t[2 + i]);
+    column[2 * i + 1] = _mm512_unpackhi_epi64(t[i], t[2 + i]);
+  }
+}
+
+/* ---- Squares of 32 x 32 values; parts are `distance` values apart ---- */
+
+#if PARTS == 1
+
+/* to[column][row]. */
+static void columns_of_square(const square *from, uint16_t *to, int64_t distance) {
+  (void)distance;
+  for (int n = 0; n < DEPTH; n += 8, to += 8 * DEPTH) { /* columns n .. n + 7 */
+    __m512i r[8], t[8];                                 /* quarter q holds rows 8 q .. 8 q + 7 */
     UNROLL
-    for (int i = 0; i < 8; i++) r[i] = load_quarters(from + part * 16 + i * stride, 8 * stride);
+    for (int i = 0; i < 8; i++) r[i] = load_quarters(from->at + i * from->stride + n, 8 * from->stride);
     UNROLL
     for (int i = 0; i < 8; i += 2) {
       t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
@@ -96,25 +126,81 @@ static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
   }
 }
 
+/* to[pair of columns][row][2]. */
+static void pairs_of_square(const square *from, uint16_t *to, int64_t distance) {
+  (void)distance;
+  for (int half = 0; half < 2; half++)
+    for (int n = 0; n < HALF; n += 4) {
+      __m512i pair[4];
+      transpose_words(from, half * HALF, 2 * n, pair);
+      UNROLL
+      for (int i = 0; i < 4; i++) _mm512_storeu_si512(to + (n + i) * 2 * DEPTH + half * DEPTH, pair[i]);
+    }
+}
+
+#else
+
+static void columns_of_square(const square *from, uint16_t *to, int64_t distance) {
+  for (int n = 0; n < DEPTH; n += 4) {
+    __m512i low[4], high[4];
+    transpose_words(from, 0, n, low);
+    transpose_words(from, HALF, n, high);
+    for (int i = 0; i < 4; i++) {
+      __m512i part[PARTS];
+      split_row(_mm512_castsi512_ps(low[i]), _mm512_castsi512_ps(high[i]), part);
+      store_parts(part, to + (n + i) * DEPTH, distance);
+    }
+  }
+}
+
+static void pairs_of_square(const square *from, uint16_t *to, int64_t distance) {
+  const __m512i odd = odd_words();
+  for (int half = 0; half < 2; half++)
+    for (int n = 0; n < DEPTH; n += 4) {
+      __m512i column[4], part[4][PARTS];
+      transpose_words(from, half * HALF, n, column);
+      UNROLL
+      for (int i = 0; i < 4; i++) split(_mm512_castsi512_ps(column[i]), part[i]);
+      UNROLL
+      for (int i = 0; i < 4; i += 2) {
+        __m512i pair[PARTS];
+        UNROLL
+        for (int k = 0; k < PARTS; k++) pair[k] = pair_of(part[i][k], part[i + 1][k], odd);
+        store_parts(pair, to + (n + i) * DEPTH + half * DEPTH, distance);
+      }
+    }
+}
+
+#endif
+
+/* ---- Blocks ---- */
+
+static void pack_k_block(const unit_keys *s, int64_t key, uint16_t *to) {
+  const attn_problem *p = s->problem;
+  const int64_t distance = depth_of(p->dim_qk) * STEP;
+  for (int64_t group = key; group < key + KEY_BLOCK; group += GROUP_KEYS, to += (PARTS - 1) * distance) {
+    const input_value *row[GROUP_KEYS], *k = s->args->k;
+    rows_of_keys(s, group, false, row);
+    for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP)
+      for (int64_t i = 0; i < GROUP_KEYS; i++) {
+        __m512i part[PARTS];
+        load_parts(row[i] ? row[i] + d * p->k_stride.d : k, p->k_stride.d, row[i] ? p->dim_qk - d : 0, part);
+        store_parts(part, to + i * DEPTH, distance);
+      }
+  }
+}
+
 static void pack_v_block(const unit_keys *s, int64_t key, uint16_t *to) {
   const attn_problem *p = s->problem;
+  const input_value *row[GROUPS][GROUP_KEYS];
+  input_value copy[GROUP_KEYS][DEPTH];
+  bool at_stride[GROUPS];
+  for (int64_t group = 0; group < GROUPS; group++)
+    at_stride[group] = rows_of_keys(s, key + group * GROUP_KEYS, true, row[group]);
   for (int64_t d = 0; d < p->dim_v; d += DEPTH, to += (PARTS - 1) * GROUPS * STEP)
-    for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += STEP) {
-      const bool whole = s->used.begin <= group && group + 32 <= s->used.end;
-      const attn_key_run run = whole ? run_of_unit(s, group) : (attn_key_run){0};
-      if (PARTS == 1 && p->v_stride.d == 1 && d + DEPTH <= p->dim_v && run.keys >= 32) {
-        const uint16_t *v = (const uint16_t *)s->args->v + run.v + d;
-        transpose_values((const char *)v, p->v_stride.s * (int64_t)sizeof *v, to);
-        continue;
-      }
-      uint16_t copy[PARTS * STEP];
-      for (int64_t i = 0; i < 32; i++) {
-        __m512i part[PARTS];
-        load_v(s, group + i, d, part);
-        store_parts(part, copy + i * DEPTH, STEP);
-      }
-      for (int i = 0; i < PARTS; i++)
-        transpose_values((const char *)(copy + i * STEP), DEPTH * sizeof *copy, to + i * GROUPS * STEP);
+    for (int64_t group = 0; group < GROUPS; group++, to += STEP) {
+      const square v = square_of(row[group], at_stride[group], &p->v_stride, d, p->dim_v, copy);
+      columns_of_square(&v, to, GROUPS * STEP);
     }
 }
 
@@ -135,31 +221,19 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
 static void pack_queries(const row_block *block, int64_t row, const attn_key_range *range, uint16_t *to) {
   const attn_problem *p = block->problem;
   const problem_row first = problem_row_of(block, row);
-  const int64_t distance = depth_of(p->dim_qk) * STEP;
   const input_value *q =
       (const input_value *)block->args->q + attn_q_offset(p, block->seq, block->b, first.head, first.query);
   const input_value *from[TILE_QUERIES];
-  for (int64_t i = 0; i < TILE_QUERIES; i++)
+  input_value copy[TILE_QUERIES][DEPTH];
+  bool all = true;
+  for (int64_t i = 0; i < TILE_QUERIES; i++) {
     from[i] = row + i < block->rows && range[i].begin < range[i].end ? q + i * p->q_stride.s : NULL;
-  for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP)
-    for (int half = 0; half < 2; half++) {
-      vec r[PARTS][HALF];
-      UNROLL
-      for (int i = 0; i < HALF; i++) {
-        const input_value *at = from[half * HALF + i];
-        __m512i part[PARTS];
-        load_parts(at ? at + d * p->q_stride.d : q, p->q_stride.d, at ? p->dim_qk - d : 0, part);
-        UNROLL
-        for (int n = 0; n < PARTS; n++) r[n][i] = _mm512_castsi512_ps(part[n]);
-      }
-      UNROLL
-      for (int n = 0; n < PARTS; n++) {
-        vec_transpose(r[n]);
-        UNROLL
-        for (int i = 0; i < HALF; i++)
-          vec_store((float *)(void *)(to + n * distance + i * 2 * DEPTH + half * DEPTH), r[n][i]);
-      }
-    }
+    all = all && from[i];
+  }
+  for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP) {
+    const square values = square_of(from, all, &p->q_stride, d, p->dim_qk, copy);
+    pairs_of_square(&values, to, depth_of(p->dim_qk) * STEP);
+  }
 }
 
 #endif

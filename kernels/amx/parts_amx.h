@@ -48,6 +48,24 @@ static ALWAYS_INLINE void split(vec x, __m512i part[PARTS]) {
 #endif
 }
 
+/* Byte indices that move the high word of each pair to the place of the low one. */
+static ALWAYS_INLINE __m512i odd_words(void) {
+  static const uint8_t indices[64] = {2,  3,  0,  0,  6, 7, 0,  0,  10, 11, 0, 0, 14, 15, 0, 0, 2,  3,  0,  0,  6, 7,
+                                      0,  0,  10, 11, 0, 0, 14, 15, 0,  0,  2, 3, 0,  0,  6, 7, 0,  0,  10, 11, 0, 0,
+                                      14, 15, 0,  0,  2, 3, 0,  0,  6,  7,  0, 0, 10, 11, 0, 0, 14, 15, 0,  0};
+  return _mm512_loadu_si512(indices);
+}
+
+/* Parts of 16 values, each in a high word, side by side in pairs: those of `first` are the low words. */
+static ALWAYS_INLINE __m512i pair_of(__m512i first, __m512i second, __m512i odd) {
+  return _mm512_mask_shuffle_epi8(second, 0x3333333333333333, first, odd);
+}
+
+static ALWAYS_INLINE void store_parts(const __m512i part[PARTS], uint16_t *to, int64_t distance) {
+  UNROLL
+  for (int i = 0; i < PARTS; i++) _mm512_storeu_si512(to + i * distance, part[i]);
+}
+
 /* ---- Inputs ---- */
 
 #if PARTS == 1
@@ -57,6 +75,11 @@ typedef uint16_t input_value;
 /* The first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
 static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, int64_t n, __m512i part[PARTS]) {
   part[0] = load_values(from, stride, n);
+}
+
+/* The same as they are. */
+static ALWAYS_INLINE void copy_values(const input_value *from, int64_t stride, int64_t n, input_value to[ROW_VALUES]) {
+  _mm512_storeu_si512(to, load_values(from, stride, n));
 }
 
 #else
@@ -86,6 +109,12 @@ static ALWAYS_INLINE void split_row(vec first, vec second, __m512i part[PARTS]) 
 /* The parts of the first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
 static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, int64_t n, __m512i part[PARTS]) {
   split_row(load_floats(from, stride, n), load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES), part);
+}
+
+/* The same as they are. */
+static ALWAYS_INLINE void copy_values(const input_value *from, int64_t stride, int64_t n, input_value to[ROW_VALUES]) {
+  vec_store(to, load_floats(from, stride, n));
+  vec_store(to + VEC_LANES, load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES));
 }
 
 #endif

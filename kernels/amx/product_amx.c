@@ -77,17 +77,12 @@ static int64_t memory_bytes(int64_t rows, int64_t depth) {
 
 static uint16_t *packed_x(const attn_product_block *b) { return (uint16_t *)(void *)((char *)b->memory + sum_bytes()); }
 
-static ALWAYS_INLINE void store_parts(const __m512i part[PARTS], uint16_t *to) {
-  UNROLL
-  for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(to + p * TILE_VALUES, part[p]);
-}
-
 /* A step of 16 rows. */
 static void pack_rows(const attn_product_block *b, int64_t row, int64_t k, uint16_t *to) {
   for (int64_t i = 0; i < min64(SIDE, b->rows - row); i++) {
     __m512i part[PARTS];
     load_parts(b->x + (row + i) * b->x_stride + k, 1, b->depth - k, part);
-    store_parts(part, to + i * ROW_VALUES);
+    store_parts(part, to + i * ROW_VALUES, TILE_VALUES);
   }
 }
 
@@ -100,7 +95,7 @@ static void pack_columns(const attn_product_block *b, int64_t row, int64_t k, ui
   for (int64_t i = 0; i < SIDE; i++) {
     __m512i part[PARTS];
     split_row(x[0][i], x[1][i], part);
-    store_parts(part, to + i * ROW_VALUES);
+    store_parts(part, to + i * ROW_VALUES, TILE_VALUES);
   }
 }
 

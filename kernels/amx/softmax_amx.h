@@ -38,10 +38,6 @@ typedef struct softmax {
 } softmax;
 
 static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
-  /* Byte indices that move the high word of each pair to the place of the low one. */
-  static const uint8_t odd_words[64] = {2,  3,  0,  0,  6, 7, 0,  0,  10, 11, 0, 0, 14, 15, 0, 0, 2,  3,  0,  0,  6, 7,
-                                        0,  0,  10, 11, 0, 0, 14, 15, 0,  0,  2, 3, 0,  0,  6, 7, 0,  0,  10, 11, 0, 0,
-                                        14, 15, 0,  0,  2, 3, 0,  0,  6,  7,  0, 0, 10, 11, 0, 0, 14, 15, 0,  0};
   return (softmax){.s = w->s,
                    .end = w->s + SCORES,
                    .p = w->p,
@@ -55,7 +51,7 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .minus_ref = {vec_load(w->minus_ref), vec_load(w->minus_ref + HALF)},
                    .sum = {vec_zero(), vec_zero()},
                    .lines = load_exp_lines(exp_tables),
-                   .odd_words = _mm512_loadu_si512(odd_words)};
+                   .odd_words = odd_words()};
 }
 
 /* Goes on with the next block: its S^T has replaced that of this block. */
@@ -199,8 +195,7 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
   for (int i = 0; i < 2; i++) {
     UNROLL
     for (int n = 0; n < PARTS; n++)
-      _mm512_storeu_si512(x->p + n * (KEY_BLOCK * TILE_QUERIES) + i * DEPTH,
-                          _mm512_mask_shuffle_epi8(p[2 + i][n], 0x3333333333333333, p[i][n], x->odd_words));
+      _mm512_storeu_si512(x->p + n * (KEY_BLOCK * TILE_QUERIES) + i * DEPTH, pair_of(p[i][n], p[2 + i][n], x->odd_words));
     x->sum[i] = vec_add(x->sum[i], vec_add(e[i], e[2 + i]));
   }
   x->s += 2 * TILE_QUERIES;
