@@ -618,6 +618,23 @@ TEST(frequencies_are_those_of_models) {
 
 /* ---- Errors ---- */
 
+/* The last values before those that are refused. */
+TEST(rotations_take_their_limits) {
+  static const double most_frequencies[] = {1e6, 0};
+  static const attn_rope_config limits[] = {
+      {.dim = 4, .frequencies = most_frequencies},
+      {.dim = 256, .base = 1.0000001},
+      {.dim = 4, .base = 1e4, .scaling = ATTN_ROPE_NTK, .factor = 1},
+      {.dim = 2, .base = 1e4, .scaling = ATTN_ROPE_YARN, .factor = 1, .original_length = 1, .beta_fast = 1, .beta_slow = 1}};
+  for (size_t i = 0; i < COUNT(limits); i++) {
+    attn_rope_config config = limits[i];
+    attn_rope *rope;
+    config.struct_size = sizeof config, config.pairing = ATTN_ROPE_HALVES;
+    test_ok(attn_rope_create(&config, &rope));
+    attn_rope_destroy(rope);
+  }
+}
+
 TEST(rotations_check_their_fields) {
   const attn_rope_config good = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = 64, .base = 1e4,
                                             .scaling = ATTN_ROPE_YARN, .factor = 2, .original_length = 4096);
