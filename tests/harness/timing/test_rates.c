@@ -127,6 +127,8 @@ TEST(slices_are_as_long_as_they_should_be) {
   assert_int_equal(bench_peak_prepare(&loop, most_threads(), 1).threads, most_threads());
 }
 
+static bool own_loops; /* in place of the machine's */
+
 /* Kernels of libraries may use any instruction: of the type that P is rounded to. */
 TEST(libraries_have_the_peak_of_the_highest_tier) {
   attn_kernel_info kernel = {.name = "x", .isa = "c", .library = ""};
@@ -136,6 +138,22 @@ TEST(libraries_have_the_peak_of_the_highest_tier) {
   assert_ptr_equal(bench_peak_of(&kernel, "bf16"), attn_peak_for(highest, "f32"));
   kernel.numerics.p_rounding = 0x1p-9;
   assert_ptr_equal(bench_peak_of(&kernel, "bf16"), attn_peak_for(highest, "bf16"));
+}
+
+/* Only our own float32 kernels of a tier whose loop takes floats in parts have a second roof. */
+TEST(parts_have_a_roof_in_their_tier) {
+  static const attn_peak_loop f32 = {.isa = "amx", .dtype = "f32"}, bf16 = {.isa = "amx", .dtype = "bf16"};
+  attn_kernel_info kernel = {.name = "x", .isa = "amx", .library = ""};
+  own_loops = true;
+  const attn_peak_loop *parts = bench_parts_peak_of(&kernel, &f32);
+  assert_true(parts && parts->f32_share == 0.25);
+  assert_null(bench_parts_peak_of(&kernel, &bf16));
+  assert_null(bench_parts_peak_of(&kernel, NULL));
+  kernel.library = "x";
+  assert_null(bench_parts_peak_of(&kernel, &f32));
+  kernel.library = "", kernel.isa = "c";
+  assert_null(bench_parts_peak_of(&kernel, &f32));
+  own_loops = false;
 }
 
 /* ---- Buffers of their own -------------------------------------------------------------------------------------------- */
@@ -161,13 +179,13 @@ static uint64_t read_feigned(const void *data, const void *beside, size_t bytes,
 
 /* The linker's --wrap gives these loops in place of the machine's: of those that are usable and read, the last one counts.
  */
-static bool own_loops;
 const attn_peak_loop *__real_attn_peak_get(int index);
 const attn_peak_loop *__wrap_attn_peak_get(int index);
 const attn_peak_loop *__wrap_attn_peak_get(int index) {
   static const attn_peak_loop loops[] = {{.isa = "c", .run = run_feigned},
                                          {.isa = "c", .run = run_feigned, .read = read_feigned},
                                          {.isa = "c", .run = run_feigned},
+                                         {.isa = "amx", .dtype = "bf16", .f32_share = 0.25},
                                          {.isa = "no such tier", .run = run_feigned, .read = read_feigned}};
   if (!own_loops) return __real_attn_peak_get(index);
   return index < (int)COUNT(loops) ? &loops[index] : NULL;

@@ -22,6 +22,7 @@ static const char small[] = "heads:2/seq:12/head_dim:8";
 
 static struct {
   int plans, fails_at;    /* plan number fails_at cannot be made; 0: all can */
+  int settled;            /* threads that are settled for a check */
   size_t workspace;       /* bytes that a plan asks for; 0: as many as it really does */
   bool overwrites;        /* its kernels change q */
   unsigned char *changes; /* or this byte, where they run on `of`, and the rounding */
@@ -54,6 +55,14 @@ long long __wrap_bench_cache_bytes(int level) {
   return level < feigned.level ? 0 : feigned.cache ? feigned.cache : __real_bench_cache_bytes(level);
 }
 
+/* Threads go to their CPUs before a kernel is checked. */
+void __real_bench_team_settle(int threads);
+void __wrap_bench_team_settle(int threads);
+void __wrap_bench_team_settle(int threads) {
+  now.settled = threads;
+  __real_bench_team_settle(threads);
+}
+
 static int blocks_before;
 
 static int begin(void **state) {
@@ -82,6 +91,7 @@ static attn_status plan_create(const attn_problem *problem, const attn_options *
 static size_t plan_workspace(const attn_plan *plan) { return now.workspace ? now.workspace : attn_plan_workspace(plan); }
 
 static attn_status plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
+  assert_int_equal(now.settled, 1);
   if (now.overwrites) ((float *)(uintptr_t)args->q)[0] += 1;
   if (now.changes) (void)fesetround(FE_DOWNWARD);
   if (now.changes && args == now.of) *now.changes ^= 1;
@@ -98,6 +108,7 @@ static const bench_build counted = {.version = attn_version,
 
 static void note(void *context, const char *what, const char *kernel) {
   assert_ptr_equal(context, &now);
+  now.settled = 0;
   const size_t used = strlen(now.notes);
   snprintf(now.notes + used, sizeof now.notes - used, "%s %s;", what, kernel);
   if (now.stops && !strcmp(what, "checking")) now.stop = 1;
@@ -401,6 +412,9 @@ TEST(a_layer_without_kernels_has_one_row) {
     assert_null(bench_refusal(&plain, kernels, 3, i));
   }
   assert_null(bench_refusal(&bench, &kernels[2], 1, 0));
+  bench_case other = plain;
+  other.problem.operation = (attn_operation)7;
+  test_contains(bench_refusal(&other, kernels, 3, 1), "no kernel takes it");
   const attn_kernel_info *const named[] = {kernels[0], kernels[2]};
   assert_null(bench_refusal(&bench, named, 2, 0));
   assert_non_null(bench_refusal(&bench, named, 2, 1));

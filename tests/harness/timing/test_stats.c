@@ -82,6 +82,9 @@ TEST(rounds_that_lost_their_cores_do_not_count) {
   assert_close(bench_paired_estimate(&pairs).value, log(2));
   assert_int_equal(bench_paired_estimate(&pairs).degrees, 12 - 2 * 2 - 1);
   assert_int_equal(bench_paired_estimate(&pairs).rounds, 12);
+  pairs.n = 12;
+  assert_close(bench_paired_estimate(&pairs).error, 0);
+  assert_int_equal(bench_paired_estimate(&pairs).rounds, 6);
   pairs.n = 10;
   assert_true(isnan(bench_paired_estimate(&pairs).error) && bench_paired_estimate(&pairs).value > log(2.1));
   pairs.n = 24, pairs.ran_b = NULL;
