@@ -167,10 +167,6 @@ static void softmax_rows(const query_head *head) {
 
 /* ---- Pass 3: output ---------------------------------------------------------------------------------------------- */
 
-static void add_row(float *restrict output, float weight, const float *restrict v, int64_t dim) {
-  for (int64_t d = 0; d < dim; d++) output[d] += weight * v[d];
-}
-
 static void accumulate_row(const query_head *head, int64_t i) {
   const int64_t dim = head->problem->dim_v;
   const bool selects = has_selection(head->problem);
@@ -178,7 +174,7 @@ static void accumulate_row(const query_head *head, int64_t i) {
   const float *p = score_row(head, i);
   for (int64_t d = 0; d < dim; d++) head->output[d] = 0.0f;
   for (int64_t j = keys.begin; j < keys.end; j++)
-    if (!selects || selected(head, i, j)) add_row(head->output, p[j], head->v + j * head->v_step, dim);
+    if (!selects || selected(head, i, j)) add_multiple(head->output, p[j], head->v + j * head->v_step, dim);
 }
 
 /* Stores a row whose elements are all finite. Other rows are computed again, in double and from their allowed keys alone. */
