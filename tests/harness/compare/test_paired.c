@@ -125,6 +125,30 @@ TEST(placements_are_no_difference_of_builds) {
   for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
 }
 
+static const bench_copies *loses_cores; /* in every second round */
+
+static int lose_cores(const bench_trial *trial) {
+  if (trial->copies == loses_cores && trial->samples.rounds % 2) sim.now_ns += 3 * any.call_ns[0];
+  return 0;
+}
+
+/* Rounds in which another program took the cores of one side do not count, whichever side it is. */
+TEST(rounds_that_lost_cores_are_no_difference_of_builds) {
+  const bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
+  const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  const bench_case_settings settings = {.timed = true, .rounds = 60, .meter = &simulated};
+  for (int side = 0; side < 2; side++) {
+    bench_row pair[2];
+    bench_comparison c;
+    simulated_begin(NULL);
+    sim.all = &any, sim.effect = lose_cores;
+    loses_cores = &sides[side];
+    assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+    assert_true(fabs(c.log_ratio) < 1e-3 && c.whole == 30);
+    for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
+  }
+}
+
 /* A plan that was made once and cannot be made again is an error, with the sentence of its build. Without any, there is no
  * time. */
 TEST(placements_need_their_plans) {
