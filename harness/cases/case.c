@@ -233,6 +233,21 @@ static const char *prefix_contradiction(const bench_case *bench) {
   return NULL;
 }
 
+/* Only where K is read, has as many columns as V, and both have the same factors. */
+static const char *latent_contradiction(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  if (is(bench, AXIS_LATENT, "off")) return NULL;
+  if (p->dim_v > p->dim_qk) return "latent: V is the first columns of K, so dim_v must be at most dim_qk";
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return "latent: V is a part of K, which score=precomputed does not read";
+  if (p->uses & ATTN_USE_KV_SCALES) return "latent: K and V are the same numbers, so kv_scales must be none";
+  if (attn_dtype_of(p->dtype_kv).values > 1 && p->dim_v % attn_dtype_of(p->dtype_kv).values)
+    return "latent: V must end with a block of K's, so dim_v must be a multiple of its values";
+  if (!is(bench, AXIS_LAYOUT, "bhsd") && !is(bench, AXIS_LAYOUT, "bshd") && !is(bench, AXIS_LAYOUT, "packed"))
+    return "latent: K and V have one layout, which must be bhsd, bshd or packed";
+  if (!is(bench, AXIS_LAYER, "none")) return "latent: V of a layer is no part of K, so layer must be none";
+  return NULL;
+}
+
 /* Names a contradiction between axes that attn_problem_validate() cannot see in the problem; NULL without one. */
 static const char *contradiction(const bench_case *bench) {
   const bool varlen = is_packed(bench), chunked = !is(bench, AXIS_CHUNK, "none");
@@ -252,7 +267,8 @@ static const char *contradiction(const bench_case *bench) {
     if (bench->problem.window_first > 0 || bench->problem.shared_prefix > 0)
       return "page_order=ring keeps a window's keys alone: window_first and shared_prefix must be 0";
   }
-  return prefix_contradiction(bench);
+  const char *latent = latent_contradiction(bench);
+  return latent ? latent : prefix_contradiction(bench);
 }
 
 /* The first reason why no kernel can take the case, or NULL. */
@@ -278,6 +294,7 @@ static void note_invalid(bench_case *bench) {
   const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
   if (bench_layout_apply(&bench->problem, bench->layout)) {
     build_scales(bench);
+    if (is(bench, AXIS_LATENT, "on")) bench->problem.v_stride = bench->problem.k_stride;
     reason = find_fault(bench, words, sizeof words);
   }
   if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);

@@ -51,7 +51,7 @@ bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t s
 bool bench_cases_append(bench_case_list *list, const bench_case *bench);
 
 /* ---- Presets ------------------------------------------------------------------------------------------------------ */
-/* Grids of cases in readable files, harness/cases/presets/NAME.preset, embedded into the program.
+/* Grids of cases in readable files, NAME.preset in harness/cases/presets or a folder of it, embedded into the program.
  *
  *     # The first comment says what the preset is for; `attnbench list presets` prints its first line.
  *     [title of a grid]

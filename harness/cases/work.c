@@ -182,12 +182,14 @@ typedef struct row_counts {
   double outputs;       /* rows of queries; those beyond q_len are written as zeros */
 } row_counts;
 
-/* The bytes of all tensors of rows, but for those of one number a row and those that are not read. */
-static double bytes_of_rows(const attn_problem *p, row_counts rows) {
+/* The bytes of all tensors of rows, but for those of one number a row and those that are not read, or are once: V may lie in
+ * rows of K. */
+static double bytes_of_rows(const attn_problem *p, const attn_args *args, row_counts rows) {
+  const bool latent = args->k && args->k == args->v;
   double bytes = 0;
   for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
     const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
-    if (!o.present || o.ignored || o.single) continue;
+    if (!o.present || o.ignored || o.single || (latent && i == ATTN_OPERAND_V)) continue;
     const double count = o.of_keys ? rows.keys : attn_is_output(p, (attn_operand_id)i) ? rows.outputs : rows.queries;
     bytes += count * (double)attn_elements_bytes(o.dtype, o.extent[3]);
   }
@@ -211,7 +213,7 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   const double alike = batches ? (double)p->batch / (double)batches : 0;
   if (batches) rows.keys -= shared_keys(p) / alike;
   const double scores = p->score == ATTN_SCORE_PRECOMPUTED ? 4 * bench_work_pairs(p, args) : 0;
-  return alike * bytes_of_rows(p, rows) + scores;
+  return alike * bytes_of_rows(p, args, rows) + scores;
 }
 
 /* Flop/s of a typical core, by tier and algorithm. */

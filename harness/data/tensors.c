@@ -16,7 +16,7 @@ enum { ALIGNMENT = 64 };
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------- */
 
-static void describe(const attn_problem *p, bench_buffer *t) {
+static void describe(const attn_problem *p, bool latent, bench_buffer *t) {
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const attn_operand given = attn_operand_of(p, (attn_operand_id)i), o = attn_operand_in_blocks(given);
     t[i] = (bench_buffer){.name = o.name,
@@ -29,7 +29,10 @@ static void describe(const attn_problem *p, bench_buffer *t) {
     memcpy(t[i].extent, o.extent, sizeof o.extent);
     memcpy(t[i].stride, o.stride, sizeof o.stride);
   }
+  t[BENCH_V].within_k = latent;
 }
+
+static bool is_latent(const bench_case *bench) { return bench_spec_is(&bench->spec, AXIS_LATENT, "on"); }
 
 /* Sets first and bytes. False if the span overflows. */
 static bool measure_buffer(bench_buffer *t) {
@@ -55,11 +58,12 @@ static size_t zoned_bytes(const bench_buffer *t) { return round_bytes(t->bytes +
 
 size_t bench_tensors_size(const bench_case *bench) {
   bench_buffer buffers[BENCH_TENSORS];
-  describe(&bench->problem, buffers);
+  describe(&bench->problem, is_latent(bench), buffers);
   size_t total = 0;
   for (int i = 0; i < BENCH_TENSORS; i++) {
     if (!measure_buffer(&buffers[i])) return 0;
-    if (buffers[i].present && __builtin_add_overflow(total, zoned_bytes(&buffers[i]), &total)) return 0;
+    if (buffers[i].present && !buffers[i].within_k && __builtin_add_overflow(total, zoned_bytes(&buffers[i]), &total))
+      return 0;
   }
   return total;
 }
@@ -101,7 +105,7 @@ static bool allocate_pages(bench_buffer *t, bench_guard guard, size_t *allocated
 }
 
 static bool allocate(bench_buffer *t, bench_guard guard, size_t *allocated) {
-  if (!t->present) return true;
+  if (!t->present || t->within_k) return true;
   bool done = guard == BENCH_GUARD_ZONES ? allocate_zones(t, allocated) : allocate_pages(t, guard, allocated);
   if (!done) return false;
   t->gap_byte = bench_poison_of(t->dtype);
@@ -130,16 +134,18 @@ static attn_args point_into(const attn_problem *p, const bench_buffer *t) {
 }
 
 /* Memory for every tensor, poisoned; on failure nothing is left allocated. */
-static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, bench_guard guard) {
+static bool allocate_all(const attn_problem *problem, bool latent, bench_tensors *tensors, bench_guard guard) {
   *tensors = (bench_tensors){.problem = *problem};
   tensors->buffers = calloc(BENCH_TENSORS, sizeof *tensors->buffers);
   if (!tensors->buffers) return false;
-  describe(problem, tensors->buffers);
+  describe(problem, latent, tensors->buffers);
   for (int i = 0; i < BENCH_TENSORS; i++) {
     if (measure_buffer(&tensors->buffers[i]) && allocate(&tensors->buffers[i], guard, &tensors->bytes)) continue;
     bench_tensors_destroy(tensors);
     return false;
   }
+  bench_buffer *v = &tensors->buffers[BENCH_V];
+  if (v->within_k) v->data = tensors->buffers[BENCH_K].data;
   tensors->args = point_into(problem, tensors->buffers);
   return true;
 }
@@ -152,7 +158,7 @@ attn_args bench_used_args(const attn_problem *p, const attn_args *given) {
 }
 
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {
-  if (!allocate_all(&bench->problem, tensors, guard)) return false;
+  if (!allocate_all(&bench->problem, is_latent(bench), tensors, guard)) return false;
   if (bench_tensors_fill(bench, tensors)) return true;
   bench_tensors_destroy(tensors);
   return false;
@@ -163,14 +169,14 @@ bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors) {
 }
 
 bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tensors) {
-  return allocate_all(problem, tensors, BENCH_GUARD_ZONES);
+  return allocate_all(problem, false, tensors, BENCH_GUARD_ZONES);
 }
 
 bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
-  if (!allocate_all(&source->problem, copy, BENCH_GUARD_ZONES)) return false;
+  if (!allocate_all(&source->problem, source->buffers[BENCH_V].within_k, copy, BENCH_GUARD_ZONES)) return false;
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const bench_buffer *from = &source->buffers[i];
-    if (!from->present) continue;
+    if (!from->present || from->within_k) continue;
     memcpy(copy->buffers[i].data, from->data, from->bytes);
     copy->buffers[i].gap_byte = from->gap_byte;
   }

@@ -26,6 +26,7 @@ typedef struct bench_buffer {
   const char *name;
   bool present, output;
   bool single;                  /* rows are one number, without columns */
+  bool within_k;                /* has no memory of its own: V that is the first columns of K */
   size_t element_bytes;         /* elements are here what is stored together: of some types, blocks of a row */
   attn_dtype dtype;             /* where elements are floats */
   int64_t extent[4], stride[4]; /* elements */
@@ -84,10 +85,10 @@ void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int thr
 /* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
 const char *bench_tensors_damage(const bench_tensors *tensors);
 
-/* Nothing where V belongs to other tensors. Multiplies V by the next of -2, 4, -1, 2, -4, 1 (of its first values), or
- * changes its sign where powers of two could round: in float16, with sinks, and where V holds numbers near the ends of the
- * type's range. The output of a kernel that rounds to nearest is then multiplied by the same factor, to the bit. Each of
- * `threads` threads changes its share. */
+/* Nothing where V belongs to other tensors, or lies in K, so that scores would change with it. Multiplies V by the next of
+ * -2, 4, -1, 2, -4, 1 (of its first values), or changes its sign where powers of two could round: in float16, with sinks,
+ * and where V holds numbers near the ends of the type's range. The output of a kernel that rounds to nearest is then
+ * multiplied by the same factor, to the bit. Each of `threads` threads changes its share. */
 void bench_tensors_renew_v(bench_tensors *tensors, int threads);
 
 /* ---- Inputs that no call has seen ---- */

@@ -302,7 +302,7 @@ double bench_v_factor(const bench_tensors *t) {
 }
 
 void bench_tensors_renew_v(bench_tensors *t, int threads) {
-  if (t->kv_of) return;
+  if (t->kv_of || t->buffers[BENCH_V].within_k) return;
   bench_buffer *v = &t->buffers[BENCH_V];
   const int64_t count = elements_of(v);
   if (!t->v_step) t->v_powers = takes_powers(t);

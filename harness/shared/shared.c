@@ -92,8 +92,9 @@ static int describe(const bench_case *bench, char id[ATTNBENCH_ID], int64_t size
   snprintf(id, ATTNBENCH_ID, "%s", bench->invalid[0] ? bench->invalid : bench->case_id);
   if (bench->invalid[0]) return 0;
   const attn_problem *p = &bench->problem;
-  if (!is_known(p)) {
-    snprintf(id, ATTNBENCH_ID, "masks, offsets and lengths without pages are not possible here; dense cases are right");
+  if (!is_known(p) || bench_spec_is(&bench->spec, AXIS_LATENT, "on")) {
+    snprintf(id, ATTNBENCH_ID,
+             "masks, offsets, latent rows and lengths without pages are not possible here; dense cases are right");
     return 0;
   }
   int32_t *tokens = malloc((3 * (size_t)p->batch + 1) * sizeof *tokens);

@@ -80,13 +80,14 @@ static bool add_side(coupling *to, const attn_operand *o, const attn_args *args,
 /* For places in the first head and column. */
 static attn_strides strides_of(const attn_operand *o) { return (attn_strides){.b = o->stride[0], .s = o->stride[2]}; }
 
-/* K and V of a key run, from key `first` on: the tensors with rows of keys, but for those of one number a row. */
+/* K and V of a key run, from key `first` on: the tensors with rows of keys, but for those of one number a row, and V that
+ * lies in rows of K. */
 static bool add_keys(const bench_tensors *t, const attn_sequence *seq, int64_t first, int64_t keys, coupling *to) {
   const bench_expected_row row = {.b = seq->b};
   for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
     const attn_operand o = attn_operand_of(&t->problem, (attn_operand_id)i);
     const attn_strides stride = strides_of(&o);
-    if (!o.of_keys || !o.present || o.ignored || o.single) continue;
+    if (!o.of_keys || !o.present || o.ignored || o.single || t->buffers[i].within_k) continue;
     if (!add_side(to, &o, &t->args, bench_key_place(&t->problem, &t->args, &stride, &row, first), keys)) return false;
   }
   return hand_on(to), true;

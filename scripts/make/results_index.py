@@ -35,7 +35,7 @@ FURTHER = {"figures/rate-seq.svg": "rates", "figures/winners.svg": "fastest kern
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
            "models": "other libraries on shapes of models", "pages": "keys and values in pages", "mixed": "mixed batches",
            "cascade": "shared prefixes", "quantised": "keys and values of 8 bits",
-           "block-sparse": "lists of key blocks"}
+           "block-sparse": "lists of key blocks", "mla": "latent rows"}
 
 
 def main(argv=None):

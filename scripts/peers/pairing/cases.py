@@ -14,8 +14,9 @@ WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom
 
 
 def read_preset(name):
-    """The axes of each section of harness/cases/presets/NAME.preset, with one value per axis, as attnbench spans them."""
-    path = Path(__file__).resolve().parents[3] / "harness" / "cases" / "presets" / f"{name}.preset"
+    """The axes of each section of the preset, with one value per axis, as attnbench spans them."""
+    presets = Path(__file__).resolve().parents[3] / "harness" / "cases" / "presets"
+    path = next(presets.rglob(f"{name}.preset"))
     sections = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):

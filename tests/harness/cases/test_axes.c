@@ -181,6 +181,7 @@ TEST(work_is_what_can_be_counted) {
                {SHAPE "/align:bottom-right/window:0..0", 60, 60 * 24, 4224 - 2 * KEY},
                {SHAPE "/align:offset/offset:-2147483648/window:3", 0, 0, 4224 - 7 * KEY},
                {SHAPE "/layout:broadcast", 420, 420 * 24, 4224},
+               {SHAPE "/latent:on", 420, 420 * 24, 4 * (480 + 224 + 240)},
                {SHAPE "/causal:top-left/page_tokens:16/page_order:shuffled", 180, 180 * 24, 4224 - 2 * KEY}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_case bench = case_of(cases[i].id);

@@ -523,6 +523,51 @@ TEST(keys_in_pages_change_places) {
   bench_tensors_destroy(&before);
 }
 
+/* V in rows of K: the same memory in copies, too; both change when rows change places, and come back. */
+TEST(latent_values_lie_in_keys) {
+  char error[256];
+  bench_spec spec;
+  uint64_t random = 9;
+  assert_true(bench_spec_from_id("B:2/Hq:4/Hkv:1/Sq:2/Sk:50/D:9/Dv:4/latent:on", &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &bench);
+  bench_tensors copy, apart;
+  bench_case own = bench;
+  assert_true(bench_spec_from_id("B:2/Hq:4/Hkv:1/Sq:2/Sk:50/D:9/Dv:4", &spec, error, sizeof error));
+  bench_case_build(&spec, SEED, &own);
+  assert_true(bench_tensors_create(&bench, &tensors) && bench_tensors_clone(&tensors, &copy));
+  assert_true(bench_tensors_create(&own, &apart));
+  assert_true(tensors.args.v == tensors.args.k && copy.args.v == copy.args.k && copy.args.k != tensors.args.k);
+  assert_true(bench.problem.v_stride.s == 9 && tensors.bytes < apart.bytes);
+  assert_true(bench_tensors_size(&bench) == tensors.bytes);
+  bench_tensors_renew_v(&tensors, 1);
+  assert_true(bench_v_factor(&tensors) == 1);
+  const uint64_t before = bench_tensors_input_hash(&copy);
+  assert_true(bench_tensors_input_hash(&tensors) == before && bench_tensors_vary(&tensors, NULL, &random));
+  bench_tensors_freshen(&tensors, &random, 1);
+  assert_true(memcmp(tensors.args.v, copy.args.v, 2 * 50 * 9 * sizeof(float)) != 0);
+  assert_true(bench_tensors_damage(&tensors) == NULL);
+  bench_tensors_restore(&tensors, 1);
+  assert_true(bench_tensors_input_hash(&tensors) == before);
+  bench_tensors_destroy(&tensors);
+  bench_tensors_destroy(&copy);
+  bench_tensors_destroy(&apart);
+}
+
+TEST(latent_values_need_keys_that_hold_them) {
+  static const char *const wrong[][2] = {{"D:4/Dv:9/latent:on", "dim_v must be at most dim_qk"},
+                                         {"D:9/Dv:4/latent:on/kv_scales:token", "kv_scales must be none"},
+                                         {"D:9/Dv:4/latent:on/score:precomputed", "score=precomputed"},
+                                         {"D:9/Dv:4/latent:on/layout:spread", "layout"}};
+  for (int i = 0; i < 4; i++) {
+    char error[256], id[128];
+    bench_spec spec;
+    snprintf(id, sizeof id, "B:2/Hq:4/Hkv:1/Sq:2/Sk:50/%s", wrong[i][0]);
+    assert_true(bench_spec_from_id(id, &spec, error, sizeof error));
+    bench_case_build(&spec, SEED, &bench);
+    test_contains(bench.invalid, wrong[i][1]);
+  }
+}
+
 static int by_bytes(const void *a, const void *b) { return memcmp(a, b, 16); }
 
 /* A kernel could compute rows that are alike once, and find changed keys by one column. */

@@ -288,7 +288,7 @@ static void note_lines_of(const unsigned char *data, size_t bytes) {
     for (int which = BENCH_Q; which <= BENCH_O && rotation[n].buffers; which++) {
       const bench_buffer *t = &rotation[n].buffers[which];
       const ptrdiff_t at = data - t->data;
-      if (at < 0 || at >= (ptrdiff_t)t->bytes) continue;
+      if (t->within_k || at < 0 || at >= (ptrdiff_t)t->bytes) continue;
       inside = at + (ptrdiff_t)bytes < (ptrdiff_t)t->bytes + LINE;
       for (size_t line = 0; line < bytes / LINE; line++) lines_read[n][which][(size_t)at / LINE + line]++;
     }
@@ -348,6 +348,7 @@ static void expect_lines(int n, int turns) {
   for (int which = BENCH_Q; which <= BENCH_O; which++) {
     const bench_buffer *t = &rotation[n].buffers[which];
     const int64_t bytes = (int64_t)t->element_bytes;
+    if (t->within_k) continue;
     for (int64_t b = 0; b < t->extent[0]; b++)
       for (int64_t h = 0; h < t->extent[1]; h++)
         for (int64_t row = 0; row < t->extent[2]; row++) {
@@ -379,6 +380,7 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
                                     "/causal:offset/offset:3/window:2",
                                     "/dtype:f32+bf16",
                                     "/dim_v:16",
+                                    "/dim_v:16/latent:on",
                                     "/seq_k:40/page_tokens:16/page_order:shuffled/lengths:kv_len",
                                     "/seq_k:40/page_tokens:32/layout:bshd"};
   for (size_t i = 0; i < COUNT(ids); i++) {
