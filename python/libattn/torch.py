@@ -51,7 +51,7 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
               "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None, str kv_format='', "
               "Tensor? kv_num_blocks=None, Tensor? kv_indices=None, Tensor? full_kv_num_blocks=None, "
-              "Tensor? full_kv_indices=None, int block_queries=128, int block_keys=128)")
+              "Tensor? full_kv_indices=None, int block_queries=128, int block_keys=128, int mask_keys=0)")
 
 
 def _refuse_tangents(*tensors):
@@ -93,7 +93,8 @@ def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_l
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
          max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
          shared_prefix=0, k_scale=None, v_scale=None, kv_format="", kv_num_blocks=None, kv_indices=None,
-         full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, lse=False, state=None):
+         full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, mask_keys=0, lse=False,
+         state=None):
     _refuse_tangents(q, k, v, bias, alibi, sinks, k_scale, v_scale)
     lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
     blocks = None if all(x is None for x in lists) else KeyBlocks(*lists, (block_queries, block_keys))
@@ -102,7 +103,8 @@ def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_l
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
                     layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
                     keys=(key_begin, key_end or None), shared_prefix=shared_prefix, k_scale=k_scale, v_scale=v_scale,
-                    kv_format=kv_format or None, key_blocks=blocks, return_lse=lse, state=state)
+                    kv_format=kv_format or None, key_blocks=blocks, mask_keys=mask_keys or None, return_lse=lse,
+                    state=state)
 
 
 def _run_lse(*args, **options):
@@ -135,19 +137,38 @@ def _fake_lse(q, k, v, *args, **options):
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
           "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format", "kv_num_blocks", "kv_indices",
-          "full_kv_num_blocks", "full_kv_indices", "block_queries", "block_keys")
+          "full_kv_num_blocks", "full_kv_indices", "block_queries", "block_keys", "mask_keys")
 _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, "block_queries": 128, "block_keys": 128,
-          **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix"), 0)}
+          **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix", "mask_keys"), 0)}
 
 
 # ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
 
 
+def _lengths(q, k, o):
+    """Keys of each sequence, [b, 1, 1, 1]."""
+    lengths = torch.full((q.shape[0],), k.shape[-2]) if o["kv_len"] is None else o["kv_len"]
+    return lengths.view(-1, 1, 1, 1)
+
+
+def _mask(q, k, o):
+    """The mask of all keys, [b or 1, h or 1, q or 1, k or 1]; keys before those of a mask of the newest are allowed."""
+    mask, newest = o["mask"], o["mask_keys"]
+    if mask is None:
+        return torch.tensor(True)
+    if not newest:
+        return mask
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    column = torch.arange(k.shape[-2]) - (_lengths(q, k, o) - newest)
+    column = column.expand(q.shape[0], *mask.shape[1:3], -1)
+    chosen = mask.expand(q.shape[0], -1, -1, newest).gather(-1, column.clamp(0, newest - 1))
+    return chosen | (column < 0)
+
+
 def _allowed(q, k, o):
     """(keys that lengths, window and causality leave, distance from the query), [b or 1, 1, q, k], of [b, h, s, d]."""
     queries, keys = q.shape[-2], k.shape[-2]
-    lengths = torch.full((q.shape[0],), keys) if o["kv_len"] is None else o["kv_len"]
-    lengths = lengths.view(-1, 1, 1, 1)
+    lengths = _lengths(q, k, o)
     j, i = torch.arange(keys), torch.arange(queries)[:, None]
     position = i + (lengths - queries if o["align"] == "bottom_right" else 0)
     if o["offsets"] is not None:
@@ -184,7 +205,7 @@ def _scores(q, k, o):
     if o["softcap"]:
         s = o["softcap"] * torch.tanh(s / o["softcap"])
     allowed, distance = _allowed(q, k, o)
-    mask = torch.tensor(True) if o["mask"] is None else o["mask"]
+    mask = _mask(q, k, o)
     if o["kv_num_blocks"] is not None:
         mask = _named(q, k, o, "full_") | (_named(q, k, o, "") & mask)
     allowed = allowed & mask
@@ -337,7 +358,7 @@ def _by_pytorch(q, k, v, **options):
     """The same by PyTorch's own function, which has a backward pass; None where it lacks an option."""
     o = {**_USUAL, **options}
     lacking = ("alibi", "sinks", "cu_seqlens_q", "page_table", "kv_num_blocks")
-    if q.dtype not in DTYPES or o["softcap"] or any(o[name] is not None for name in lacking):
+    if q.dtype not in DTYPES or o["softcap"] or o["mask_keys"] or any(o[name] is not None for name in lacking):
         return None
     _count("gradients")
     if o["layout"] == "bshd":

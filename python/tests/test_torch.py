@@ -494,6 +494,35 @@ def test_operator_with_lists_of_key_blocks(long):
                               test_utils=None if long else ("test_schema", "test_faketensor"))
 
 
+def test_operator_with_a_mask_of_the_newest_keys(long):
+    """The numbers of a mask of all keys that says the same, and their gradients; with lengths, and with lists of blocks."""
+    operator, (queries, keys, newest) = torch.ops.libattn.sdpa, (5, 150, 7)
+    q, k, v = (torch.randn(2, heads, rows, 8, requires_grad=True) for heads, rows in ((4, queries), (2, keys), (2, keys)))
+    lengths = torch.tensor([150, 90], dtype=torch.int32)
+    lists = {"full_kv_num_blocks": torch.ones(1, 1, 1).int(), "full_kv_indices": torch.tensor([[[[0, 1, 2]]]]).int(),
+             "kv_num_blocks": torch.ones(1, 1, 1).int(), "kv_indices": torch.tensor([[[[2, 1, 0]]]]).int(),
+             "block_queries": 16, "block_keys": 64}
+    listed = torch.tensor([True, False, True]).repeat_interleave(64)[:keys]
+    for shape, kv_len, given in (((2, 4, queries, newest), lengths, {}), ((queries, newest), None, {}),
+                                 ((queries, newest), lengths, {}), ((2, 1, queries, newest), None, lists)):
+        tree, options = torch.rand(shape) < 0.5, {"mask_keys": newest, "kv_len": kv_len, **given}
+        dense = torch.ones(2, *((1,) * (4 - tree.ndim) + shape)[1:3], keys, dtype=torch.bool)
+        for b in range(2):
+            end = keys if kv_len is None else int(lengths[b])
+            dense[b, ..., end - newest:end] = tree[b] if tree.ndim == 4 else tree
+        dense = dense & listed if given else dense
+        outs = [operator(q, k, v, mask=tree, **options), operator(q, k, v, mask=dense, kv_len=kv_len)]
+        close(*outs)
+        for a, b in zip(*(torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs)):
+            close(a, b, 1e-4)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="mask"):
+            operator(q, k, v, mask=torch.ones(queries, newest + 1, dtype=torch.bool), mask_keys=newest)
+        torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, tuple(x.detach() for x in (q, k, v)),
+                              {"mask": torch.rand(queries, newest) < 0.5, "mask_keys": newest},
+                              test_utils=None if long else ("test_schema", "test_faketensor"))
+
+
 def as_numpy_options(options):
     """The operator's options as libattn.sdpa has them."""
     given = dict(options)
