@@ -334,6 +334,8 @@ static bool find_page(const bench_tensors *t, int64_t *b, int64_t *row) {
 /* The rows that a call needs of a tensor: queries within q_len, and keys within kv_len, for some query. */
 static bool is_needed(const bench_tensors *t, int which, int64_t b, int64_t row) {
   const attn_problem *p = &t->problem;
+  if (p->uses & ATTN_USE_VARLEN)
+    return row < (which == BENCH_Q || which == BENCH_O ? t->args.cu_seqlens_q : t->args.cu_seqlens_k)[p->batch];
   if (which == BENCH_O) return true;
   if (which == BENCH_Q) return row < rows_of(t, b);
   if (t->args.page_table && !find_page(t, &b, &row)) return false;
@@ -376,6 +378,7 @@ TEST(read_rates_are_those_of_what_a_call_needs) {
                                     "/lengths:kv_len",
                                     "/lengths:kv_len/layout:bshd",
                                     "/lengths:q_len",
+                                    "/lengths:varlen",
                                     "/heads_kv:1",
                                     "/causal:offset/offset:3/window:2",
                                     "/dtype:f32+bf16",

@@ -134,8 +134,9 @@ TEST(ratios_are_over_common_rounds) {
   script quick = steady("a_c", 0), slow = steady("b_c", 1e9);
   for (int r = 0; r < 30; r++) quick.call_ns[r] = r < 3 ? 1e6 : 2e6;
   quick.lengths = 30;
-  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 1, .meter = &simulated};
   time_setup(one_thread, &settings, (const script *[]){&quick, &slow}, 2);
+  assert_int_equal(rows[0].stop, BENCH_STOP_PRECISION);
   assert_true(rows[1].time.n >= 3 && rows[1].time.n <= 5 && rows[0].time.n > 2 * rows[1].time.n);
   assert_int_equal(rows[1].stop, BENCH_STOP_BUDGET);
   assert_int_equal(rows[0].ratio.n, rows[1].time.n);
