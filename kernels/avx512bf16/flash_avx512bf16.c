@@ -401,7 +401,7 @@ static unseen_keys tile_pairs(const row_block *block, int64_t tile_row, tile_key
 static void visited_pairs(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, left_over *left) {
   unseen_tile tile = {.row = tile_row};
   int64_t pending = 0;
-  for (tile_visit visit = {.end = begin}; next_tile_visit(visits, tile_row, visit.end, end, &visit);) {
+  for (tile_visit visit = {.next = begin}; next_tile_visit(visits, tile_row, visit.next, end, &visit);) {
     tile.keys[tile.visits++] = tile_pairs(visit.block, tile_row, visit.keys, pending, left);
     pending += round_up(visit.keys.end, PANEL_KEYS) - visit.keys.first;
   }

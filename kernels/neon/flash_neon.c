@@ -17,6 +17,7 @@ const attn_kernel attn_flash_neon = {
                  "flash attention: streaming softmax over key blocks, no score matrix; tiles of 8 rows, 4 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
+    .key_blocks = true,
     .rejects = takes_everything,
     .plan = plan_any_rows,
     .terms = ANY_ROWS_KERNEL_TERMS,

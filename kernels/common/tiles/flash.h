@@ -232,8 +232,7 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
 enum {
   FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
   FLASH_SCORE_PAD = 16, /* floats between rows of S: breaks up powers of two, which would share L1 sets */
-  MOST_FLASH_ROWS = 4 * FLASH_ROWS,
-  MOST_LISTED_ROWS = 128 /* rows of a task share a list of key blocks: PyTorch's default */
+  MOST_FLASH_ROWS = 4 * FLASH_ROWS
 };
 
 /* Fixed by the dimensions alone, because key borders decide when a row rescales: K and V of a block take at most half of a
@@ -403,7 +402,7 @@ static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64
   } scored[MOST_VISITS];
   int count = 0;
   int64_t pending = 0;
-  for (tile_visit visit = {.end = begin}; next_tile_visit(visits, tile_row, visit.end, end, &visit);) {
+  for (tile_visit visit = {.next = begin}; next_tile_visit(visits, tile_row, visit.next, end, &visit);) {
     float *score = visit.block->score + pending;
     const int64_t first = first_score(visit.block, visit.keys);
     score_softmax_tile(visit.block, tile_row, visit.keys, score, pending, cold);
@@ -426,6 +425,7 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block) {
     const int64_t end = min64(key + schedule->key_block, keys.end);
     if (listed && next_visit(&visits, key, end).begin >= end) continue;
+    if (listed) start_key_block(&visits, key, end);
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
       if (listed)
         flash_visited_tile(&visits, tile_row, key, end, &cold);

@@ -376,15 +376,16 @@ static void few_sum_visit(const row_block *block, key_visit visit, int64_t pendi
 }
 
 /* The keys [begin, end) of a key block. O takes in all of their P at once (flash_visited_tile() of flash.h). */
-static void few_key_block(const key_visits *visits, int64_t begin, int64_t end, attn_key_range keys) {
+static void few_key_block(key_visits *visits, int64_t begin, int64_t end, attn_key_range keys) {
   int64_t pending = 0;
   key_visit visit;
-  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.end) {
+  start_key_block(visits, begin, end);
+  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.next) {
     few_visit(block_of_visit(visits, visit), visit, pending, keys);
     pending += few_pending(visit);
   }
   pending = 0;
-  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.end) {
+  for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.next) {
     few_sum_visit(block_of_visit(visits, visit), visit, pending);
     pending += few_pending(visit);
   }

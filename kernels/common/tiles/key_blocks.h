@@ -4,7 +4,9 @@
  * All rows of a row block share one list.
  *
  * Blocks of keys that the list does not name are neither read nor computed. All else goes as with a mask that says the same,
- * so that bits are the same: keys stay in their panels and key blocks, and masked keys would add exact zeros.
+ * so that bits are the same: keys stay in their panels and key blocks, and masked keys would add exact zeros. Where panels
+ * do not divide blocks, the panels with keys of two kinds are visited with a mask of their own, which says what both kinds
+ * say.
  *
  * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_KEY_BLOCKS_H
@@ -12,21 +14,31 @@
 
 #include "scores.h"
 
-/* Keys that are visited together, [begin, end). */
+/* Kinds of blocks: without a visit, with args.mask, without it. Panels are of a kind, too; MIXED have keys of two. */
+enum { BLOCK_UNLISTED, BLOCK_MASKED, BLOCK_FULL, BLOCK_MIXED };
+
+/* Keys that are visited together, [begin, end); the next visit begins at `next` or later. */
 typedef struct key_visit {
-  int64_t begin, end;
-  bool full; /* args.mask does not count */
+  int64_t begin, end, next;
+  uint8_t kind;
 } key_visit;
 
-enum { BLOCK_UNLISTED, BLOCK_MASKED, BLOCK_FULL };
+enum {
+  PANELS_DIVIDE_BLOCKS = LEAST_BLOCK_KEYS % PANEL_KEYS == 0,
+  MOST_VISITS =
+      PANELS_DIVIDE_BLOCKS ? 4 : 9, /* a key block of 256 has four of the smallest blocks, or parts of five and borders */
+  MOST_LISTED_ROWS = PANELS_DIVIDE_BLOCKS ? 128 : 64, /* rows of a task have one list: PyTorch's block, or as */
+  MIXED_ROWS = PANELS_DIVIDE_BLOCKS ? 1 : 64,         /* many as let mixed_mask lie on the stack */
+  MIXED_KEYS = 256                                    /* at least those of a key block */
+};
 
-enum { MOST_VISITS = 4 /* a key block of 256 has at most four of the smallest blocks */ };
-
-/* A row block as it meets keys of both kinds. */
+/* A row block as it meets keys of each kind. */
 typedef struct key_visits {
   const row_block *masked;
-  row_block full;
-  attn_problem without_mask;
+  row_block full, mixed;
+  attn_problem without_mask, with_mixed;
+  attn_args mixed_args;
+  uint8_t mixed_mask[MIXED_ROWS][MIXED_KEYS]; /* for a key block; the columns of mixed panels alone are filled in */
 } key_visits;
 
 /* The kind of the blocks that the lists for args.mask (`full` = false), or without it, name. */
@@ -37,7 +49,7 @@ static inline uint8_t kind_of_list(const attn_problem *p, bool full) {
 /* Whether keys are of several kinds: with lists, or a mask of the newest keys. Panels that blocks do not consist of can tell
  * keys apart by the mask alone. */
 static inline bool visits_blocks(const attn_problem *p) {
-  return attn_lists_keys(p) || (attn_masks_newest(p) && LEAST_BLOCK_KEYS % PANEL_KEYS == 0);
+  return attn_lists_keys(p) || (attn_masks_newest(p) && PANELS_DIVIDE_BLOCKS);
 }
 
 static inline void start_kinds(const row_block *block, key_visits *visits) {
@@ -59,7 +71,6 @@ static inline void start_visits(const row_block *block, key_visits *visits) {
   const int64_t size = attn_visited_keys(p), blocks = ceil_div(p->seq_k, size);
   visits->masked = block;
   if (!visits_blocks(p)) return;
-  assert(LEAST_BLOCK_KEYS % PANEL_KEYS == 0);
   memset(block->listed, attn_lists_keys(p) ? BLOCK_UNLISTED : BLOCK_MASKED, (size_t)blocks);
   if (attn_lists_keys(p) && block->first_row < block->seq->len_q && block->seq->len_k > 0) { /* else there may be no list */
     assert(block->first_row / p->block_queries == (block->first_row + block->rows_per_head - 1) / p->block_queries);
@@ -73,37 +84,117 @@ static inline void start_visits(const row_block *block, key_visits *visits) {
   visits->full.shifted = scores_shifted(&visits->without_mask);
 }
 
+/* Whether the panel of a key has keys of two blocks. */
+static inline bool panel_has_border(int64_t key, int64_t size) {
+  if (PANELS_DIVIDE_BLOCKS) return false;
+  const int64_t panel = round_down(key, PANEL_KEYS);
+  return panel / size < (panel + PANEL_KEYS - 1) / size;
+}
+
+/* The kind of the key's block. Behind the last block is none. */
+static inline uint8_t kind_of_key(const row_block *block, int64_t key) {
+  const int64_t size = attn_visited_keys(block->problem), n = key / size;
+  return n * size < block->problem->seq_k ? block->listed[n] : BLOCK_UNLISTED;
+}
+
+/* The kind of the keys from `key` on, and the end of those whose kind is found at once. */
+static inline uint8_t kind_from(const row_block *block, int64_t key, int64_t *end) {
+  const int64_t size = attn_visited_keys(block->problem), panel = round_down(key, PANEL_KEYS);
+  if (panel_has_border(key, size)) {
+    *end = panel + PANEL_KEYS;
+    const uint8_t first = kind_of_key(block, panel), second = kind_of_key(block, *end - 1);
+    return first == second ? first : BLOCK_MIXED;
+  }
+  *end = round_down(key, size) + size;
+  if (!PANELS_DIVIDE_BLOCKS) *end = round_down(*end, PANEL_KEYS);
+  return kind_of_key(block, key);
+}
+
+/* The listed keys of a mixed panel, from `key` on. */
+static inline key_visit visit_of_mixed(const row_block *block, int64_t key, int64_t end) {
+  const int64_t border = round_down(end - 1, attn_visited_keys(block->problem));
+  key_visit visit = {key, end, end, BLOCK_MIXED};
+  if (kind_of_key(block, border - 1) == BLOCK_UNLISTED) visit.begin = max64(key, border);
+  if (kind_of_key(block, border) == BLOCK_UNLISTED) visit.end = border;
+  return visit;
+}
+
 /* The first keys from `key` on that are visited together, before `end`; begin >= end where there are none. */
 static inline key_visit next_visit(const key_visits *visits, int64_t key, int64_t end) {
   const row_block *block = visits->masked;
-  if (!visits_blocks(block->problem)) return (key_visit){key, end, false};
-  const int64_t size = attn_visited_keys(block->problem);
-  while (key < end && block->listed[key / size] == BLOCK_UNLISTED) key = round_down(key, size) + size;
-  if (key >= end) return (key_visit){end, end, false};
-  const uint8_t kind = block->listed[key / size];
-  key_visit visit = {key, key, kind == BLOCK_FULL};
-  while (visit.end < end && block->listed[visit.end / size] == kind) visit.end = round_down(visit.end, size) + size;
-  visit.end = min64(visit.end, end);
+  if (!visits_blocks(block->problem)) return (key_visit){key, end, end, BLOCK_MASKED};
+  key_visit visit = {.begin = key, .end = key};
+  while (visit.begin < end && (visit.kind = kind_from(block, visit.begin, &visit.end)) == BLOCK_UNLISTED)
+    visit.begin = visit.end;
+  if (visit.begin >= end) return (key_visit){end, end, end, BLOCK_MASKED};
+  if (visit.kind == BLOCK_MIXED) {
+    visit = visit_of_mixed(block, visit.begin, visit.end);
+    visit.end = min64(visit.end, end);
+    return visit.begin < visit.end ? visit : next_visit(visits, visit.next, end);
+  }
+  for (int64_t more = visit.end; visit.end < end && kind_from(block, visit.end, &more) == visit.kind;) visit.end = more;
+  visit.end = visit.next = min64(visit.end, end);
   return visit;
 }
 
 static inline const row_block *block_of_visit(const key_visits *visits, key_visit visit) {
-  return visit.full ? &visits->full : visits->masked;
+  return visit.kind == BLOCK_MIXED ? &visits->mixed : visit.kind == BLOCK_FULL ? &visits->full : visits->masked;
+}
+
+/* The mask of a mixed panel, by the kinds of its keys' blocks. */
+static inline void mix_panel(key_visits *visits, int64_t first, int64_t key, int64_t end) {
+  const row_block *block = visits->masked;
+  for (int64_t i = 0; i < block->rows; i++) {
+    const problem_row at = problem_row_of(block, i);
+    for (int64_t j = key; j < end; j++) {
+      const uint8_t kind = kind_of_key(block, j);
+      const bool hidden =
+          kind == BLOCK_MASKED && attn_mask_hides(block->problem, block->args, block->b, at.head, at.query, j);
+      visits->mixed_mask[i][j - first] = kind != BLOCK_UNLISTED && !hidden;
+    }
+  }
+}
+
+/* Before a row block visits the keys of the key block from `first` on, up to `end`. The mask of mixed panels is one of the
+ * newest keys: those from `first` on. */
+static inline void start_key_block(key_visits *visits, int64_t first, int64_t end) {
+  const row_block *block = visits->masked;
+  if (PANELS_DIVIDE_BLOCKS || !visits_blocks(block->problem)) return;
+  assert(block->rows <= MIXED_ROWS && end - first <= MIXED_KEYS);
+  visits->with_mixed = *block->problem;
+  visits->with_mixed.uses |= ATTN_USE_MASK;
+  visits->with_mixed.mask_keys = block->seq->len_k - first;
+  attn_score_strides *stride = &visits->with_mixed.mask_stride;
+  *stride = (attn_score_strides){.h = block->rows_per_head * MIXED_KEYS, .q = MIXED_KEYS, .k = 1};
+  visits->mixed_args = *block->args; /* the mask's first element would stand before the array: no pointer to there */
+  visits->mixed_args.mask =
+      (const uint8_t *)((uintptr_t)visits->mixed_mask -
+                        (uintptr_t)attn_score_offset(stride, block->b, block->head, block->first_row, 0));
+  visits->mixed = *block;
+  visits->mixed.problem = &visits->with_mixed;
+  visits->mixed.args = &visits->mixed_args;
+  visits->mixed.adjusted = scores_adjusted(&visits->with_mixed);
+  visits->mixed.shifted = scores_shifted(&visits->with_mixed);
+  for (int64_t key = first, next; key < end; key = next)
+    if (kind_from(block, key, &next) == BLOCK_MIXED) mix_panel(visits, first, key, min64(next, end));
 }
 
 /* Keys that a tile of rows visits together. */
 typedef struct tile_visit {
   const row_block *block;
   tile_keys keys;
-  int64_t end; /* the visit's */
+  int64_t next; /* the visit's */
 } tile_visit;
 
 /* The first visit from `key` on, before `end`, in which the tile sees a key; false where there is none. */
 static inline bool next_tile_visit(const key_visits *visits, int64_t tile_row, int64_t key, int64_t end, tile_visit *found) {
-  for (key_visit visit = next_visit(visits, key, end); visit.begin < visit.end; visit = next_visit(visits, visit.end, end)) {
+  for (key_visit visit = next_visit(visits, key, end); visit.begin < visit.end;
+       visit = next_visit(visits, visit.next, end)) {
     const row_block *block = block_of_visit(visits, visit);
-    *found = (tile_visit){block, keys_of_tile(block, tile_row, visit.begin, visit.end), visit.end};
-    if (found->keys.class != TILE_SKIP) return true;
+    const tile_keys keys = keys_of_tile(block, tile_row, round_down(visit.begin, PANEL_KEYS), visit.end);
+    *found = (tile_visit){block, keys, visit.next};
+    found->keys.begin = max64(keys.begin, visit.begin);
+    if (keys.class != TILE_SKIP && found->keys.begin < keys.end) return true;
   }
   return false;
 }
