@@ -59,7 +59,7 @@ static const char *find_null_answer(const bench_expected *expected, const attn_a
 int64_t bench_output_place(const attn_problem *p, const attn_args *args, const attn_operand *output,
                            const bench_expected_row *row, int64_t d) {
   const int64_t *stride = output->stride;
-  const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2], .d = stride[3]};
+  const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2]};
   return bench_row_place(p, args, &rows, row) + d * stride[3];
 }
 
