@@ -216,6 +216,8 @@ static attn_status name_kernel(bench_layer_trial *trial) {
   return status;
 }
 
+const char *bench_product_to_name(const bench_layer_trial *trial) { return trial->product[0] ? trial->product : NULL; }
+
 /* The product of the kernel's tier, which may be one that is taken by name only; otherwise the best up to that tier. */
 static attn_status make_example(bench_layer_trial *trial) {
   attn_options products = trial->options;

@@ -158,6 +158,9 @@ double bench_dense_flops(const bench_case *bench, int64_t weights);
  * the status. */
 attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
+/* The product that the layer is to name; NULL: it chooses. */
+const char *bench_product_to_name(const bench_layer_trial *trial);
+
 /* A layer with its data and output: layer.c allocates and runs it, layer_check.c checks it. */
 enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
 

@@ -44,7 +44,7 @@ static attn_status mha_create(bench_layer_trial *trial) {
   const attn_problem *p = &data->bench->problem;
   const attn_mha_weights weights = bench_mha_weights_of(data);
   const attn_mha_options options =
-      ATTN_STRUCT(attn_mha_options, .attention = &trial->options, .product = trial->product[0] ? trial->product : NULL);
+      ATTN_STRUCT(attn_mha_options, .attention = &trial->options, .product = bench_product_to_name(trial));
   attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
   if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
@@ -124,6 +124,7 @@ attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int
 /* The wrong answer has the other activation. */
 static attn_status feed_forward_create(bench_layer_trial *trial) {
   attn_feed_forward_config config = bench_feed_forward_at(trial->data, 0, 0);
+  config.product = bench_product_to_name(trial);
   if (trial->wrong) config.activation = ATTN_GELU;
   attn_feed_forward *layer = NULL;
   const attn_status status = attn_feed_forward_create(&config, &trial->options, &layer);
@@ -156,6 +157,7 @@ static bench_layer_shape feed_forward_shape(const bench_case *bench) {
 }
 
 const bench_layer_functions bench_layer_feed_forward = {.shape = feed_forward_shape,
+                                                        .names_product = true,
                                                         .wrong = "the other activation",
                                                         .create = feed_forward_create,
                                                         .destroy = feed_forward_destroy,
@@ -258,6 +260,7 @@ static attn_block_config config_of(const bench_layer_data *data) {
 /* The wrong layer sees all keys in the last attention. */
 static attn_status block_create(bench_layer_trial *trial) {
   attn_block_config config = config_of(trial->data);
+  config.product = bench_product_to_name(trial);
   if (trial->wrong) (attentions_of(trial->data->bench) == 2 ? &config.cross : &config.self)->attention.scale = 0;
   attn_block *block = NULL;
   const attn_status status = attn_block_create(&config, &trial->options, &block);
@@ -297,9 +300,9 @@ static attn_nn_field block_expect(const bench_chosen *c) {
   return add_and_norm(x, attn_nn_oracle_feed_forward(&x, &config.feed_forward), &config.feed_forward_norm);
 }
 
-#define BLOCK_FUNCTIONS                                                                                                   \
-  .shape = block_shape, .create = block_create, .destroy = block_destroy, .workspace = block_workspace, .run = block_run, \
-  .expect = block_expect
+#define BLOCK_FUNCTIONS                                                                          \
+  .shape = block_shape, .names_product = true, .create = block_create, .destroy = block_destroy, \
+  .workspace = block_workspace, .run = block_run, .expect = block_expect
 
 const bench_layer_functions bench_layer_block = {BLOCK_FUNCTIONS};
 

@@ -278,6 +278,7 @@ typedef struct attn_feed_forward_config {
   attn_activation activation; /**< Applied to the hidden rows. */
   attn_linear first;          /**< width -> hidden */
   attn_linear second;         /**< hidden -> width */
+  const char *product;        /**< Kernel of both maps, as attn_product_create() takes it; NULL = our own. */
 } attn_feed_forward_config;
 
 /** A feed-forward network with its weights packed. */
@@ -457,6 +458,9 @@ typedef struct attn_block_config {
   attn_norm feed_forward_norm;           /**< Its norm. */
 
   bool pre_norm; /**< Norms before the sublayers instead of after them. */
+
+  const char *product; /**< Kernel of all dense layers, as attn_product_create() takes it; NULL = our own, but for the
+                          feed-forward network what its config names. */
 } attn_block_config;
 
 /** Sets the sizes that the init functions of blocks read, and returns its argument. */

@@ -41,7 +41,7 @@ static attn_status build(attn_additive *layer, const attn_additive_config *c, co
   attn_status status = attn_nn_keep_options(options, &layer->options);
   const attn_nn_linear maps[] = {{"attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, &layer->query},
                                  {"attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, &layer->key}};
-  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
+  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   if (status != ATTN_OK) return status;
   layer->score_weight = attn_nn_allocate("score_weight", (size_t)c->hidden * sizeof(float));
   if (!layer->score_weight) return ATTN_OUT_OF_MEMORY;

@@ -149,26 +149,28 @@ static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
 }
 
 static attn_status add_attention(attn_block *block, const attn_mha_problem *problem, const attn_mha_weights *weights,
-                                 const attn_norm *norm, bool cross, const attn_options *options) {
-  const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options);
+                                 const attn_norm *norm, bool cross, const attn_mha_options *mha) {
   sublayer *s = &block->sublayers[block->count];
   *s = (sublayer){.cross = cross, .norm = keep_norm(block, norm)};
   block->count++;
-  return attn_mha_create(problem, weights, &mha, &s->attention);
+  return attn_mha_create(problem, weights, mha, &s->attention);
 }
 
 static attn_status build(attn_block *block, const attn_block_config *c, const attn_options *options) {
   block->norm_arrays = attn_nn_allocate("the norms", (size_t)(MOST_SUBLAYERS * 2 * block->width) * sizeof(float));
   if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
+  const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options, .product = c->product);
   attn_status status = attn_nn_keep_options(options, &block->options);
-  if (status == ATTN_OK) status = add_attention(block, &c->self, &c->self_weights, &c->self_norm, false, options);
+  if (status == ATTN_OK) status = add_attention(block, &c->self, &c->self_weights, &c->self_norm, false, &mha);
   if (status == ATTN_OK && c->has_cross)
-    status = add_attention(block, &c->cross, &c->cross_weights, &c->cross_norm, true, options);
+    status = add_attention(block, &c->cross, &c->cross_weights, &c->cross_norm, true, &mha);
   if (status != ATTN_OK) return status;
   sublayer *s = &block->sublayers[block->count];
   *s = (sublayer){.norm = keep_norm(block, &c->feed_forward_norm)};
   block->count++;
-  return attn_feed_forward_create(&c->feed_forward, options, &s->feed_forward);
+  attn_feed_forward_config feed_forward = c->feed_forward;
+  if (c->product) feed_forward.product = c->product;
+  return attn_feed_forward_create(&feed_forward, options, &s->feed_forward);
 }
 
 /* [stream] [input of the sublayer: pre-norm only] [output of the sublayer] [workspace of the sublayer] */

@@ -28,7 +28,7 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   const attn_nn_linear maps[] = {
       {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, activation, &layer->first},
       {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, &layer->second}};
-  const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
+  const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
   return ATTN_OK;

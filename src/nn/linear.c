@@ -22,10 +22,10 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
   return attn_product_create(&weights, options, map->product);
 }
 
-attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options) {
+attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options, const char *product) {
   attn_options plain;
   attn_status status = attn_options_read(options, &plain);
-  plain.kernel = NULL; /* it is the name of an attention kernel, not of a product */
+  plain.kernel = product; /* options->kernel names an attention kernel */
   for (int i = 0; i < count && status == ATTN_OK; i++) status = create_linear(&maps[i], &plain);
   return status;
 }

@@ -8,7 +8,7 @@
 #include "src/nn/check.h"
 
 /* For the reader of the config, and of the configs that hold one. */
-static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT(attn_feed_forward_config, second);
+static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT_GROWN(attn_feed_forward_config, second, product);
 
 /* The function that a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
@@ -22,7 +22,8 @@ typedef struct attn_nn_linear {
   attn_product **product; /* receives the map, its W and b packed */
 } attn_nn_linear;
 
-attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options);
+/* product: the kernel's name; NULL = automatic. */
+attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options, const char *product);
 
 /* y[rows][out] = x[rows][in] W + b, both dense unless a row stride is given (0: dense). */
 typedef struct attn_nn_rows {

@@ -63,7 +63,7 @@ static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_
     const attn_nn_linear maps[] = {
         {"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, NN_RELU, &layer->first[h]},
         {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, NN_NOTHING, &layer->second[h]}};
-    status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
+    status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   }
   return status;
 }
@@ -74,7 +74,7 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   const attn_nn_linear maps[] = {
       {"attn_synthesizer_config.value", &c->value, c->width, joined, NN_NOTHING, &layer->value},
       {"attn_synthesizer_config.output", &c->output, joined, c->width, NN_NOTHING, &layer->output}};
-  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
+  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   if (status != ATTN_OK) return status;
   attn_problem p;
   attn_problem_init(&p, c->batch, c->heads, c->heads, c->seq, c->seq, 1, c->dim_v);

@@ -432,6 +432,14 @@ TEST(arguments_are_checked) {
   test_invalid(attn_block_create(&f.config, NULL, NULL), "block is NULL");
   const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
   test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, "flash_mmx");
+  attn_block_config named = f.config;
+  named.feed_forward.product = "product_mmx";
+  test_refused(attn_block_create(&named, NULL, &block), ATTN_UNKNOWN_KERNEL, "product_mmx");
+  named.product = "product_c"; /* the same for all layers, whatever theirs say */
+  test_ok(attn_block_create(&named, NULL, &block));
+  attn_block_destroy(block);
+  named.product = "product_sse", named.feed_forward.product = NULL;
+  test_refused(attn_block_create(&named, NULL, &block), ATTN_UNKNOWN_KERNEL, "product_sse");
 
   float y[BATCH * SEQ * WIDTH];
   f.args.y = y;

@@ -27,15 +27,20 @@ static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, cons
   return y;
 }
 
-static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_activation activation, int threads) {
+/* False: the product cannot run here. */
+static bool feed_forward_by(const char *product, int64_t rows, int64_t width, int64_t hidden, attn_activation activation,
+                            int threads) {
   const attn_feed_forward_config config =
       ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .activation = activation,
-                  .first = nn_random_linear(width, hidden, true, 1), .second = nn_random_linear(hidden, width, true, 2));
+                  .first = nn_random_linear(width, hidden, true, 1), .second = nn_random_linear(hidden, width, true, 2),
+                  .product = product);
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads);
   attn_feed_forward *layer;
   float *x = nn_random(rows * width, 5), *y = nn_random(rows * width, 6);
   for (int64_t i = 0; i < rows * width; i++) x[i] *= 4;
-  test_ok(attn_feed_forward_create(&config, &options, &layer));
+  const attn_status status = attn_feed_forward_create(&config, &options, &layer);
+  if (product && status == ATTN_UNSUPPORTED) return false;
+  test_ok(status);
   const size_t bytes = attn_feed_forward_workspace(layer, rows);
   void *workspace = test_allocate(bytes);
   test_ok(attn_feed_forward_run(layer, rows, x, y, workspace, bytes));
@@ -46,6 +51,13 @@ static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_ac
   assert_memory_equal(x, y, (size_t)(rows * width) * sizeof *x);
   free(workspace);
   attn_feed_forward_destroy(layer);
+  return true;
+}
+
+static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_activation activation, int threads) {
+  assert_true(feed_forward_by(NULL, rows, width, hidden, activation, threads));
+  assert_true(feed_forward_by("product_c", rows, width, hidden, activation, threads));
+  (void)feed_forward_by("product_amx", rows, width, hidden, activation, threads); /* in an order of its own */
 }
 
 /* Where the error may change the sign, a rectified value has the error of the other side. */
@@ -110,6 +122,9 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");
 #undef REFUSED
+  attn_feed_forward_config unknown = good;
+  unknown.product = "product_mmx";
+  test_refused(attn_feed_forward_create(&unknown, NULL, &layer), ATTN_UNKNOWN_KERNEL, "product_mmx");
   test_invalid(attn_feed_forward_create(NULL, NULL, &layer), "config is NULL");
   test_invalid(attn_feed_forward_create(&good, NULL, NULL), "layer is NULL");
   test_invalid(attn_feed_forward_create(&good, &ATTN_STRUCT(attn_options, .threads = -2), &layer), "threads is -2");
