@@ -75,6 +75,10 @@ TEST(a_tier_that_compares_otherwise_gets_a_factor) {
     assert_true(attn_probe_distance(&costs, times, count) < distance / 2);
     assert_true(fabs(change_of("avx2", before) - expected[i]) < 1e-9);
     assert_true(change_of("avx512", before) == 0);
+    read_class("amd-zen4"); /* if it is the highest tier, all others get it */
+    make_times("avx512", -factors[i], 0.05);
+    assert_true(attn_probe_adjust(&costs, times, count, "avx512"));
+    assert_true(fabs(change_of("avx2", before) - expected[i]) < 1e-9 && change_of("avx512", before) == 0);
   }
 }
 
