@@ -77,7 +77,7 @@ static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, in
   part[0] = load_values(from, stride, n);
 }
 
-/* The same as they are. */
+/* Copies the first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
 static ALWAYS_INLINE void copy_values(const input_value *from, int64_t stride, int64_t n, input_value to[ROW_VALUES]) {
   _mm512_storeu_si512(to, load_values(from, stride, n));
 }
@@ -111,7 +111,7 @@ static ALWAYS_INLINE void load_parts(const input_value *from, int64_t stride, in
   split_row(load_floats(from, stride, n), load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES), part);
 }
 
-/* The same as they are. */
+/* Copies the first n of ROW_VALUES values that are `stride` apart; zeros beyond. */
 static ALWAYS_INLINE void copy_values(const input_value *from, int64_t stride, int64_t n, input_value to[ROW_VALUES]) {
   vec_store(to, load_floats(from, stride, n));
   vec_store(to + VEC_LANES, load_floats(from + VEC_LANES * stride, stride, n - VEC_LANES));

@@ -631,6 +631,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.attention.dtype_o = ATTN_F16, "dtypes 0, 0, 1");
   REFUSES(problem.attention.score = ATTN_SCORE_GAUSSIAN, "attn_mha_problem.attention.score is 2");
   REFUSES(problem.x_stride.s = INT64_MAX, "attn_mha_problem.x_stride");
+  REFUSES(problem.memory_stride.b = INT64_MIN, "attn_mha_problem.memory_stride");
   REFUSES(problem.memory_stride.d = INT64_MAX / 2, "attn_mha_problem.memory_stride");
   REFUSES(problem.y_stride.s = 31, "attn_mha_problem.y_stride.s is 31; elements would overlap");
   REFUSES(problem.weights_stride.k = 0, "attn_mha_problem.weights_stride.k is 0");

@@ -23,13 +23,14 @@ typedef struct key_visit {
   uint8_t kind;
 } key_visit;
 
+/* A key block of 256 has at most four of the smallest blocks, or parts of five and the four panels between them. Rows of a
+ * task have one list: as many as PyTorch's block has, or as many as let mixed_mask lie on the stack. */
 enum {
   PANELS_DIVIDE_BLOCKS = LEAST_BLOCK_KEYS % PANEL_KEYS == 0,
-  MOST_VISITS =
-      PANELS_DIVIDE_BLOCKS ? 4 : 9, /* a key block of 256 has four of the smallest blocks, or parts of five and borders */
-  MOST_LISTED_ROWS = PANELS_DIVIDE_BLOCKS ? 128 : 64, /* rows of a task have one list: PyTorch's block, or as */
-  MIXED_ROWS = PANELS_DIVIDE_BLOCKS ? 1 : 64,         /* many as let mixed_mask lie on the stack */
-  MIXED_KEYS = 256                                    /* at least those of a key block */
+  MOST_VISITS = PANELS_DIVIDE_BLOCKS ? 4 : 9,
+  MOST_LISTED_ROWS = PANELS_DIVIDE_BLOCKS ? 128 : 64,
+  MIXED_ROWS = PANELS_DIVIDE_BLOCKS ? 1 : MOST_LISTED_ROWS,
+  MIXED_KEYS = 256 /* at least those of a key block */
 };
 
 /* A row block as it meets keys of each kind. */

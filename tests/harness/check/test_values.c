@@ -83,6 +83,29 @@ TEST(the_worst_value_is_the_one_furthest_beyond_its_limit) {
   test_contains(v.reason, " times the error limit; 2 values of 2 rows are beyond theirs");
 }
 
+TEST(errors_within_their_limits_are_counted_in_limits) {
+  small_case c;
+  open_right_case(&c);
+  *out_of(&c, 1, 0) += 0x1p-20f;
+  const bench_verdict v = verdict_on(&c, 0);
+  assert_int_equal(v.status, BENCH_PASS);
+  assert_true(v.max_err_ratio > 0 && v.max_err_ratio < 1 && v.max_abs_err == 0x1p-20);
+  expect_at(&v, 0, 2, 1, 0);
+}
+
+TEST(the_lse_is_compared_where_it_is_asked_for) {
+  small_case c;
+  open_right_case(&c);
+  *lse_of(&c, 1) = 3;
+  assert_int_equal(verdict_on(&c, 0).status, BENCH_PASS);
+  c.expected.problem.uses |= ATTN_USE_LSE;
+  const bench_verdict v = verdict_on(&c, 0);
+  assert_int_equal(v.status, BENCH_FAIL);
+  expect_at(&v, 0, 2, 1, -1);
+  assert_true(v.max_abs_err == 1);
+  test_contains(v.reason, "lse[batch 0, head 2, query 1] is 3, should be 2: ");
+}
+
 /* The larger one of two errors of storing counts. */
 TEST(coarse_stores_widen_the_limit) {
   small_case c;
