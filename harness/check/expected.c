@@ -55,19 +55,23 @@ static int by_size(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static double most_error(double p) { return fmin(1, p * 0x1p24); }
+static const double ROUNDOFF = 0x1p-24; /* half of the last place of a float32 below 1 is at most so much */
 
-/* Pairs of keys with weights that float32 does not tell apart: a score errs by some u * S. A weight below u, which cannot
- * change the sum by u, counts less. Sorts p. */
-static double count_ties(double *p, int64_t count, double abs_sum) {
-  const double same = 1 + 2 * 0x1p-24 * (1 + abs_sum);
-  double ties = 0, before = 0;
-  qsort(p, (size_t)count, sizeof *p, by_size);
-  for (int64_t j = 0, first = 0; j < count; before += most_error(p[j++])) {
+static double most_error(double p) { return fmin(1, p / ROUNDOFF); }
+
+/* Pairs of weights that a float32 sum rounds alike, in the order of their size: those that float32 does not tell apart, as a
+ * score errs by some u * S, and those of the largest group within half a place of the sum. A weight below u, which cannot
+ * change the sum by u, counts less. */
+static double count_ties(const double *p, int64_t count, double abs_sum) {
+  const double same = 1 + 2 * ROUNDOFF * (1 + abs_sum);
+  double ties = 0, before = 0, near = 0, most = 0;
+  for (int64_t j = 0, first = 0, first_near = 0; j < count; before += most_error(p[j++])) {
     while (p[j] > p[first] * same) before -= most_error(p[first++]);
+    while (p[j] > p[first_near] + ROUNDOFF) near -= most_error(p[first_near++]);
     ties += 2 * before * most_error(p[j]);
+    most = fmax(most, near += most_error(p[j]));
   }
-  return ties;
+  return ties + most * fmax(most - 1, 0);
 }
 
 /* Computes row n. The oracle leaves p in the scratch of allowed keys and does not touch the others: a negative mark tells
@@ -82,6 +86,7 @@ void bench_expected_attend(bench_expected *e, const attn_args *args, int64_t n, 
   int64_t count = 0;
   for (int64_t j = 0; j < p->seq_k; j++)
     if (score[j] >= 0.0) score[count++] = score[j];
+  qsort(score, (size_t)count, sizeof *score, by_size);
   row->facts.ties = count_ties(score, count, row->facts.abs_sum);
 }
 

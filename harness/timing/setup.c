@@ -109,11 +109,7 @@ static bool open_tensors(bench_setup *s) {
 static bool ask_oracle(bench_setup *s) {
   const attn_problem *problem = &s->bench->problem;
   const attn_args *args = &s->tensors[0].args;
-  /* The sharp limit presumes V of mean zero and scores that differ, or addends of equal size all round the same way
-   * (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the inputs' magnitude squared. */
-  const double magnitude = bench_spec_real(&s->bench->spec, AXIS_MAGNITUDE);
-  const bool scores_differ = magnitude * magnitude >= 0.05;
-  const bool averages_out = !bench_spec_is(&s->bench->spec, AXIS_VALUES, "positive") && scores_differ;
+  const bool averages_out = !bench_spec_is(&s->bench->spec, AXIS_VALUES, "positive"); /* V has a mean of zero */
   bench_note(s, "asking the oracle", "");
   s->expected = bench_expected_create(problem, args, s->bench->seed, averages_out);
   s->flops = bench_work_flops(problem, bench_work_pairs(problem, args));

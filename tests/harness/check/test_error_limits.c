@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "check/check.h"
+#include "data/generate.h"
 #include "kernels/common/problem/dtypes.h"
 #include "tests/support/limits_model.h"
 #include "tests/support/support.h"
@@ -85,6 +86,31 @@ TEST(nothing_is_flushed_of_infinite_inputs) {
   assert_true(isfinite(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).proven));
   r.numerics.input_flush = 0x1p-126;
   assert_true(isinf(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).proven));
+}
+
+/* Normal scores, be they so alike that all additions round one way, or so different that most weights vanish in the sum:
+ * the LSE of a sum one by one is within the sharp limit. In between no weight is like many others: it grows by sqrt(n). */
+TEST(a_sum_one_by_one_is_within_the_sharp_limit) {
+  enum { KEYS = 16384 };
+  static const double spreads[] = {1e-6, 1e-5, 1e-4, 1e-3, 0.1, 1, 3, 4, 6};
+  static float scores[KEYS], v[KEYS];
+  for (int64_t n = 64; n <= KEYS; n *= 4)
+    for (size_t i = 0; i < COUNT(spreads); i++) {
+      attn_problem p;
+      float sum = 0, most = -INFINITY;
+      attn_problem_init(&p, 1, 1, 1, 1, n, 1, 1);
+      p.score = ATTN_SCORE_PRECOMPUTED;
+      for (int64_t j = 0; j < n; j++)
+        most = fmaxf(most, scores[j] = (float)(spreads[i] * bench_value_normal(1, BENCH_STREAM_SCORES, (uint64_t)(n + j))));
+      for (int64_t j = 0; j < n; j++) sum += expf(scores[j] - most);
+      bench_expected *e = bench_expected_create(&p, &(attn_args){.scores = scores, .v = v}, 1, true);
+      const attn_oracle_row *facts = &e->row[0].facts;
+      const bench_row_limits limits = bench_limits_of_row(&p, &(attn_numerics){0}, facts, true);
+      const double ratio = bench_lse_ratio(&limits, facts->lse, (double)most + log((double)sum));
+      if (ratio > 1) fail_msg("%d scores of spread %g: %g times the limit", (int)n, spreads[i], ratio);
+      if (spreads[i] >= 0.1 && spreads[i] <= 1) assert_true(facts->ties < (double)n);
+      bench_expected_destroy(e);
+    }
 }
 
 TEST(limits_that_are_no_numbers_fail) {

@@ -60,15 +60,21 @@ static double get(const sample *s, const element *at) {
                    : attn_oracle_load(args->o, s->p.dtype_o, place_of(s, &s->p.o_stride, at) + at->d * s->p.o_stride.d);
 }
 
-/* Pairs of different keys whose weights are the same to within float32's error of a score. */
+/* Pairs of different keys whose weights are the same to within float32's error of a score, and of the most keys whose
+ * weights are within 2^-24, half a place of their sum, of one another. */
 static double count_ties(const sample *s, double abs_sum) {
-  const double same = 1 + 0x1p-23 * (1 + abs_sum);
-  double ties = 0;
-  for (int64_t i = 0; i < s->p.seq_k; i++)
-    for (int64_t j = 0; j < s->p.seq_k; j++)
-      if (i != j && s->score[i] >= 0 && fmax(s->score[i], s->score[j]) <= same * fmin(s->score[i], s->score[j]))
-        ties += fmin(1, s->score[i] * 0x1p24) * fmin(1, s->score[j] * 0x1p24);
-  return ties;
+  const double same = 1 + 0x1p-23 * (1 + abs_sum), *p = s->score;
+  double ties = 0, most = 0;
+  for (int64_t i = 0; i < s->p.seq_k; i++) {
+    double near = 0;
+    for (int64_t j = 0; j < s->p.seq_k && p[i] >= 0; j++) {
+      if (i != j && p[j] >= 0 && fmax(p[i], p[j]) <= same * fmin(p[i], p[j]))
+        ties += fmin(1, p[i] * 0x1p24) * fmin(1, p[j] * 0x1p24);
+      if (p[j] >= p[i] && p[j] <= p[i] + 0x1p-24) near += fmin(1, p[j] * 0x1p24);
+    }
+    most = fmax(most, near);
+  }
+  return ties + most * fmax(most - 1, 0);
 }
 
 static void compute_row(const sample *s, element *at) {
