@@ -127,6 +127,14 @@ static bool always_runs_well(const bench_setup *s, bench_trial *t) {
   return true;
 }
 
+/* Whether the failed trial, which ran well while the other's plan was closed, is wrong again once that is open and has been
+ * called. If not, something else ended meanwhile, such as a library's thread that spins for some time after its start. */
+static bool is_wrong_again(bench_setup *s, bench_trial *failed, bench_trial *other) {
+  bench_setup_reopen_plan(s, other);
+  (void)(other->plan && runs_well(s, other, NULL));
+  return !runs_well(s, failed, NULL);
+}
+
 /* The trial whose presence, or whose open plan, makes the failed one wrong every time, while it is right without. NULL:
  * none. */
 static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
@@ -135,12 +143,15 @@ static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   for (int i = 0; i < s->count && !found; i++)
     if (may_disturb(s, &s->trials[i], failed) && is_disturbed_by(s, failed, &s->trials[i])) found = &s->trials[i];
   for (int i = 0; i < s->count && !found && !always_runs_well(s, failed); i++) {
-    if (!may_disturb(s, &s->trials[i], failed) || !s->trials[i].plan) continue;
-    bench_setup_close_plan(closed[count++] = &s->trials[i]);
-    if (always_runs_well(s, failed)) found = &s->trials[i];
+    bench_trial *t = &s->trials[i];
+    if (!may_disturb(s, t, failed) || !t->plan) continue;
+    bench_setup_close_plan(t);
+    if (!always_runs_well(s, failed))
+      closed[count++] = t;
+    else if (is_wrong_again(s, failed, t))
+      found = t;
   }
-  for (int i = 0; i < count; i++)
-    if (closed[i] != found) bench_setup_reopen_plan(s, closed[i]);
+  for (int i = 0; i < count; i++) bench_setup_reopen_plan(s, closed[i]);
   return found;
 }
 
@@ -164,5 +175,5 @@ bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   if (busiest && share > BUSY_SHARE) return busiest;
   if (may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
   if (!cause) cause = busiest;
-  return cause ? cause : failed;
+  return cause || always_runs_well(s, failed) ? cause : failed;
 }

@@ -155,7 +155,8 @@ void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
  * without it. */
 void bench_setup_time(bench_setup *setup);
 
-/* The trial to blame for what is wrong with a failed one: that one, or another that disturbs it. */
+/* The trial to blame for what is wrong with a failed one: that one, or another that disturbs it. NULL: nothing is wrong any
+ * more. */
 bench_trial *bench_setup_find_cause(bench_setup *setup, bench_trial *failed);
 
 /* Whether more threads were busy than the trial has, its calls waited, or it worked when its output was read: says so. */

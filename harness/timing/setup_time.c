@@ -7,7 +7,7 @@
 #include "timing/places.h"
 #include "timing/setup.h"
 
-enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200 };
+enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200, MOST_REPEATS = 3 };
 
 static const double NO_BUDGET_S = 1e9;
 
@@ -122,11 +122,9 @@ static bench_trial *find_hidden_work(bench_trial *const *trials, int count, char
   return NULL;
 }
 
-/* Gives the error to the trial that caused it, and removes that trial from the list. Where no cause is known, the trial that
- * failed counts as one. */
-static int leave_out(bench_setup *s, bench_trial **trials, int count, bench_trial *failed, const char *why) {
-  if (failed == &s->control) failed = &s->trials[s->controlled - s->trials];
-  bench_trial *cause = bench_setup_find_cause(s, failed);
+/* Gives the error to the trial that caused it, and removes that trial from the list. */
+static int leave_out(const bench_setup *s, bench_trial **trials, int count, bench_trial *cause, const bench_trial *failed,
+                     const char *why) {
   int left = 0;
   for (int i = 0; i <= count; i++) bench_trial_clear(trials[i]);
   const bool known = cause->verdict.status != BENCH_PASS || s->inputs_lost;
@@ -155,9 +153,11 @@ static bool time_in_places(bench_setup *s, bench_trial *const *trials, int count
   return fine;
 }
 
-/* Times the trials, without those that fail. Returns how many are left. */
+/* Times the trials, without those that fail. Returns how many are left. Threads that were busy beside a sample and sleep now
+ * may belong to no kernel: then all is timed again, a few times. Where no cause of a wrong output is known, the trial that
+ * failed counts as one. */
 static int time_trials(bench_setup *s, bench_trial **trials, int count) {
-  while (count > 0) {
+  for (int again = 0; count > 0;) {
     const char *error;
     char why[400] = ""; /* more rounds find the kernel that caused it */
     bench_trial *failed;
@@ -170,7 +170,13 @@ static int time_trials(bench_setup *s, bench_trial **trials, int count) {
       (void)bench_say(why, sizeof why, "%s", error);
     if (fine && !failed) return count;
     for (int i = 0; i <= count && !failed; i++) spoil(trials[i], why);
-    count = failed ? leave_out(s, trials, count, failed, why) : 0;
+    if (!failed) return 0;
+    if (failed == &s->control) failed = &s->trials[s->controlled - s->trials];
+    bench_trial *cause = bench_setup_find_cause(s, failed);
+    if (!cause && fine && again++ < MOST_REPEATS)
+      for (int i = 0; i <= count; i++) bench_trial_clear(trials[i]);
+    else
+      count = leave_out(s, trials, count, cause ? cause : failed, failed, why);
   }
   return 0;
 }

@@ -2,6 +2,7 @@
 /* Who is named where kernels spoil each other: scripted trials in a world of threads whose rules are known. */
 #include "tests/harness/timing/simulated.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,15 +11,16 @@
 enum { TRIALS = 3, MOST_THREADS = 40, WRITES = 4 /* after a call: as many as calls of a calibration */ };
 
 /* A thread that a kernel starts does harm to the others: it writes into their outputs for a few calls, or as long as
- * its plan lives, or for ever; or it takes CPU time as long as its plan lives, or for ever. Or it is wrong itself. */
-enum { WRITES_A_WHILE, WRITES_WHILE_PLANNED, WRITES_FOR_EVER, BUSY_WHILE_PLANNED, BUSY_FOR_EVER, OWN, HARMS };
+ * its plan lives, or for ever; or it takes CPU time as long as its plan lives, or for ever. Or it is wrong itself. Or a
+ * library's thread, which was there before, takes CPU time for a while. */
+enum { WRITES_A_WHILE, WRITES_WHILE_PLANNED, WRITES_FOR_EVER, BUSY_WHILE_PLANNED, BUSY_FOR_EVER, OWN, SPINS_A_WHILE, HARMS };
 
 static struct {
   int harm, disturber, bystander; /* bystander: leaves a thread that does nothing; -1: there is none */
   int64_t first, harmless_from;   /* the disturber's call, and the bystander's, that starts its thread */
   int64_t calls[TRIALS];
-  int plans[TRIALS], threads, writes_left;
-  int owner[MOST_THREADS]; /* the trial that each thread belongs to */
+  int plans[TRIALS], threads, writes_left, spins_left; /* calls */
+  int owner[MOST_THREADS];                             /* the trial that each thread belongs to */
   bool gone[MOST_THREADS];
 } world;
 
@@ -53,6 +55,7 @@ const void *__wrap_bench_tasks_busiest_owner(double *share);
 
 bench_tasks __wrap_bench_tasks_now(void) {
   bench_tasks now = {.count = 1};
+  if (world.harm == SPINS_A_WHILE) now.number[now.count++] = MOST_THREADS + 1;
   for (int i = 0; i < world.threads; i++)
     if (!world.gone[i]) now.number[now.count++] = i + 1;
   return now;
@@ -68,6 +71,7 @@ bool __wrap_bench_tasks_grew(const bench_tasks *before, const void *owner) {
 }
 
 static bool takes_time(void) {
+  if (world.harm == SPINS_A_WHILE) return world.spins_left > 0;
   return (world.harm == BUSY_WHILE_PLANNED || world.harm == BUSY_FOR_EVER) && has_thread(world.disturber);
 }
 
@@ -95,7 +99,9 @@ static attn_status plan_create(const attn_problem *problem, const attn_options *
 static void plan_destroy(attn_plan *plan) {
   if (!plan) return;
   const int of = *(const int *)(const void *)plan;
-  if (!--world.plans[of] && of == world.disturber && ends_with_plan())
+  const bool closed = !--world.plans[of];
+  if (closed && world.spins_left > 1000) world.spins_left = 0; /* it ends now, by chance */
+  if (closed && of == world.disturber && ends_with_plan())
     for (int i = 0; i < world.threads; i++) world.gone[i] |= world.owner[i] == of;
   free(plan);
 }
@@ -112,6 +118,7 @@ static int spoil(const bench_trial *trial) {
   const int64_t call = ++world.calls[own];
   if (takes_time()) sim.cpu.all_ns += kernels[own].call_ns[0];
   if (own == world.bystander && call >= world.harmless_from) start_thread(own);
+  if (world.harm == SPINS_A_WHILE) return world.spins_left -= world.spins_left > 0, false;
   if (own == world.disturber) {
     if (call >= world.first && world.harm != OWN) start_thread(own), world.writes_left = WRITES;
     return call >= world.first && world.harm == OWN;
@@ -144,7 +151,7 @@ static void close_world(void) {
 }
 
 /* The disturber gets an error that names it. Where its thread ends with its plan, the others get their times; else they are
- * told that they did nothing wrong. */
+ * told that they did nothing wrong. A thread of no kernel costs none its times. */
 static void expect_named(void) {
   const char *disturber = kernels[world.disturber].kernel.name;
   char named[40], no_fault[80];
@@ -153,7 +160,7 @@ static void expect_named(void) {
   const bool for_ever = world.harm == WRITES_FOR_EVER || world.harm == BUSY_FOR_EVER;
   for (int i = 0; i < TRIALS; i++) {
     const bench_verdict *verdict = &rows[i].verdict;
-    const bool timed = i != world.disturber && !for_ever;
+    const bool timed = (i != world.disturber && !for_ever) || world.harm == SPINS_A_WHILE;
     if (verdict->status != (timed ? BENCH_PASS : BENCH_ERROR))
       fail_msg("harm %d of %s from call %d, beside %d: %s: %s", world.harm, disturber, (int)world.first, world.bystander,
                rows[i].kernel, verdict->reason);
@@ -174,6 +181,7 @@ TEST(the_kernel_that_disturbs_is_named) {
       world.harm = harm, world.disturber = n % TRIALS, world.first = first[n / TRIALS / TRIALS % (int)COUNT(first)];
       world.harmless_from = n / TRIALS / TRIALS < (int)COUNT(first) ? 1 : 60; /* in the check, or in a sample */
       world.bystander = n / TRIALS % TRIALS == world.disturber ? -1 : n / TRIALS % TRIALS;
+      world.spins_left = n % 2 && world.bystander < 0 ? INT_MAX : 2 * n;
       if (harm == WRITES_A_WHILE && world.bystander < 0) start_thread(world.disturber);
       simulated_begin(NULL);
       open_world();
