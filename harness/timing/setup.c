@@ -230,9 +230,9 @@ static void add_warm(bench_setup *s) {
   const double wanted = largest_group(s), level = level_bytes(s);
   double own = 0;
   for (int i = 0; i < BENCH_TENSORS; i++) own += is_own(first, i) ? (double)first->buffers[i].bytes : 0;
-  const double complete = lies_partly_below(s) ? 1 : fmin(wanted, floor(level / fmax(s->bytes, 1)));
-  const double sharing = fmin(wanted, 1 + floor((level - s->bytes) / fmax(own, 1)));
-  const bool shares = complete < wanted && sharing > complete && s->bench->problem.score != ATTN_SCORE_PRECOMPUTED;
+  const double complete = lies_partly_below(s) ? 1 : fmin(wanted, floor(level / s->bytes));
+  const double sharing = fmin(wanted, 1 + floor((level - s->bytes) / own));
+  const bool shares = sharing > complete && s->bench->problem.score != ATTN_SCORE_PRECOMPUTED;
   while (s->rotations < (shares ? sharing : complete) && add_rotation(s))
     if (shares) share_inputs(&s->tensors[s->rotations - 1], first);
 }

@@ -62,7 +62,7 @@ AREAS = (
     ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
                         " operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row rates verdict setup rounds cause timed_rows paired measured_goals operation check layer"
-                         " fault_memory cheats cli"),
+                         " process fault_memory cheats cli"),
     ("harness/goals/*", "goals measured_goals fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),

@@ -88,16 +88,12 @@ static bool next_real(reader *r, const char *name, double least, double most, do
   return next_value(r, name, text, sizeof text) && read_real(text, least, most, value);
 }
 
-/* Reads a whole number of at most 2^60 and moves behind it; false if there is none. */
+/* Reads a whole number of at most 2^60 and moves behind it; false if there is none. A longer one leaves digits behind. */
 static bool read_size(const char **at, int64_t *value) {
   if (**at < '0' || **at > '9') return false;
   const int64_t most = (int64_t)1 << 60;
-  for (*value = 0; **at >= '0' && **at <= '9'; ++*at) {
-    if (*value > most / 10) return false;
-    *value = 10 * *value + (**at - '0');
-    if (*value > most) return false;
-  }
-  return true;
+  for (*value = 0; **at >= '0' && **at <= '9' && *value <= most / 10; ++*at) *value = 10 * *value + (**at - '0');
+  return *value <= most;
 }
 
 /* "1..8", or "9..*" */

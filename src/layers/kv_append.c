@@ -534,10 +534,15 @@ static attn_status check_tensor(const char *field, const void *data, attn_dtype 
   return attn_check_strides(&tensor);
 }
 
-/* The rows of a cache, of whole blocks where those are stored. */
-static void sizes_of_cache(const job *j, const route *r, int64_t sizes[4]) {
-  sizes[0] = j->pages, sizes[1] = r->heads, sizes[2] = j->page_tokens;
-  sizes[3] = attn_row_elements(r->to_dtype, r->dim);
+static void sizes_of_new(const job *j, const route *r, int64_t sizes[4]) {
+  sizes[0] = j->a.cu_seqlens ? 1 : j->a.batch, sizes[1] = r->heads, sizes[2] = j->a.tokens, sizes[3] = r->dim;
+}
+
+/* The rows of a cache are of whole blocks where those are stored. */
+static void sizes_of_written(const job *j, const route *r, int64_t sizes[4]) {
+  sizes_of_new(j, r, sizes);
+  if (!r->cached) return;
+  sizes[0] = j->pages, sizes[2] = j->page_tokens, sizes[3] = attn_row_elements(r->to_dtype, r->dim);
 }
 
 /* Bytes that a tensor spans. */
@@ -565,15 +570,15 @@ static bool same_rows(const route *r) {
 }
 
 static span span_of_new(const job *j, const route *r) {
-  const int64_t sizes[4] = {j->a.cu_seqlens ? 1 : j->a.batch, r->heads, j->a.tokens, r->dim};
+  int64_t sizes[4];
+  sizes_of_new(j, r, sizes);
   return span_of(r->from.data, r->from.dtype, &r->from_stride, sizes);
 }
 
 static span span_of_written(const job *j, const route *r) {
-  const int64_t of_new[4] = {j->a.cu_seqlens ? 1 : j->a.batch, r->heads, j->a.tokens, r->dim};
-  int64_t of_cache[4];
-  sizes_of_cache(j, r, of_cache);
-  return span_of(r->to, r->to_dtype, &r->to_stride, r->cached ? of_cache : of_new);
+  int64_t sizes[4];
+  sizes_of_written(j, r, sizes);
+  return span_of(r->to, r->to_dtype, &r->to_stride, sizes);
 }
 
 static attn_status check_apart(span written, const char *name, span read, const char *other) {
@@ -602,16 +607,14 @@ static attn_status check_overlap(const job *j) {
 static attn_status check_route(const job *j, route *r) {
   const attn_kv_append_args *a = &j->a;
   const bool packed = a->cu_seqlens;
-  const int64_t from[4] = {packed ? 1 : a->batch, r->heads, a->tokens, r->dim};
-  int64_t cache[4];
-  sizes_of_cache(j, r, cache);
+  int64_t from[4], to[4];
+  sizes_of_new(j, r, from);
+  sizes_of_written(j, r, to);
   REQUIRE(!r->rotated || a->rope->turns.dim <= r->dim,
           "%s has rows of %" PRId64 " elements; rope rotates %" PRId64 ", so it must have as many", r->from_name, r->dim,
           a->rope->turns.dim);
   if (is_unset(&r->from_stride)) r->from_stride = dense(r->heads, a->tokens, r->dim, packed);
-  if (is_unset(&r->to_stride))
-    r->to_stride = r->cached ? dense(r->heads, j->page_tokens, cache[3], false) : dense(r->heads, a->tokens, r->dim, packed);
-  const int64_t *to = r->cached ? cache : from;
+  if (is_unset(&r->to_stride)) r->to_stride = dense(r->heads, to[2], to[3], packed && !r->cached);
   attn_status status = check_tensor(r->from_name, r->from.data, r->from.dtype, &r->from_stride, from, false);
   if (status == ATTN_OK) status = check_tensor(r->to_name, r->to, r->to_dtype, &r->to_stride, to, true);
   if (status != ATTN_OK || (!r->given && !r->made)) return status;

@@ -603,7 +603,7 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
  * depend on how X lies. */
 static bool lies_transposed(const attn_product_kernel *kernel, const attn_product_args *args) {
   const int64_t line_floats = ATTN_MEMORY_ALIGN / sizeof(float);
-  return args->x_stride.s == 1 && args->x_stride.d != 1 && args->rows >= line_floats && !kernel->rows_by_place;
+  return args->x_stride.s == 1 && args->rows >= line_floats && !kernel->rows_by_place;
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

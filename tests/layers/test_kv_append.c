@@ -672,6 +672,7 @@ TEST(refused_appends_write_nothing) {
   static const int32_t positions[B * T] = {0, 0, 0, 0, 0, -7};
   static float factors[PAGES * H * P];
   static const float nan = NAN;
+  float *odd = (float *)(void *)((char *)factors + 2);
   attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 10);
   test_fill(cache[0], COUNT(cache[0]), 1);
   memcpy(before[0], cache[0], sizeof cache[0]);
@@ -697,6 +698,8 @@ TEST(refused_appends_write_nothing) {
   REFUSED(bad.v_cache = NULL, "attn_kv_append_args.v is", "both must be given, or none");
   REFUSED((bad.q = k, bad.heads_q = 1), "attn_kv_append_args.q is", "with q_out");
   REFUSED(bad.k = (const char *)k + 2, "attn_kv_append_args.k is", "aligned");
+  REFUSED(bad.v_scale = odd, "attn_kv_append_args.v_scale is", "aligned");
+  REFUSED((bad.cache_dtype = ATTN_I8, bad.k_scale_cache = odd), "attn_kv_append_args.k_scale_cache is", "aligned");
   REFUSED(bad.capacity = 4, "capacity is 4 with page_tokens 16");
   REFUSED(bad.page_tokens = 0, "capacity is 0");
   REFUSED(bad.page_table = NULL, "page_table is NULL");

@@ -721,6 +721,18 @@ TEST(test_refuses_bad_arguments) {
   free_layer(&l);
 }
 
+/* Where memory is missing, x stands for it if it has as many rows; with no keys there is nothing to stand for. */
+TEST(test_x_stands_for_a_memory_of_its_size) {
+  for (int64_t keys = 0; keys < 4; keys++) {
+    const shape few = {"few keys", 1, 2, 2, 2, keys, 8, 8, 16, 16, 16, .cross = true};
+    layer l = make_layer(&few);
+    attn_mha_args args = args_of(&l);
+    args.memory = NULL;
+    assert_int_equal(run_made(&l.problem, &l.weights, &args, NULL, l.p), keys % 2 ? ATTN_INVALID_ARGUMENT : ATTN_OK);
+    free_layer(&l);
+  }
+}
+
 /* Whatever strides the problem's attention has, a layer uses its own. */
 TEST(test_strides_of_the_attention_are_the_layers) {
   layer l = make_layer(&shapes[0]);

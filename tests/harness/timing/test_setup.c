@@ -147,6 +147,13 @@ TEST(each_step_is_announced) {
   assert_true(s->flops == bench_layer_flops(s->bench) && s->bytes == bench_layer_bytes(s->bench));
   assert_true(s->flops > 0 && s->bytes > 0);
   bench_setup_close(s);
+  now.notes[0] = 0; /* a trial that is refused is not checked */
+  s = open_case("layer:add-norm/batch:1/seq:5/width:16", "naive_c", "flash_c", &checked);
+  s->trials[0].build = NULL;
+  assert_true(bench_setup_check(s));
+  assert_string_equal(now.notes, "making the layer ;checking naive_c;");
+  expect_verdict(&s->trials[1], BENCH_SKIP, "runs no kernel");
+  bench_setup_close(s);
 }
 
 /* A plan's time is the shortest of five more plans. Only timed runs make them. */
@@ -469,6 +476,18 @@ TEST(warm_groups_have_tensors_that_fit_a_cache) {
     feigned.cache = feigned.first = 0;
     bench_setup_close(s);
   }
+}
+
+/* Given scores are the only inputs: no two calls of a group have the same. */
+TEST(warm_groups_never_share_scores) {
+  bench_setup *s = open_case("score:precomputed/heads:2/seq:12/head_dim:8", "naive_c", NULL, &checked);
+  assert_true(bench_setup_check(s));
+  s->trials[0].call_ns = 1;
+  feigned.cache = (long long)(3.5 * s->bytes);
+  bench_setup_rotate(s);
+  assert_int_equal(s->rotations, 2);
+  assert_ptr_not_equal(s->tensors[1].args.scores, s->tensors[0].args.scores);
+  bench_setup_close(s);
 }
 
 /* Copies of 64 KiB: as many as fill four caches and one more; at most 512, and at most 40 % of memory. */
