@@ -174,7 +174,7 @@ static bool add_rotation(bench_setup *s) {
 /* All copies together are larger than the last-level cache, so that none is in it when its turn comes, as far as memory
  * allows. */
 static void rotate_cold(bench_setup *s) {
-  const double size = s->bytes > 1 ? s->bytes : 1, wanted = ROTATED_CACHES * bench_last_cache_bytes();
+  const double size = s->bytes, wanted = ROTATED_CACHES * bench_last_cache_bytes();
   const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available("")) / ((double)s->tensors[0].bytes + 1);
   const int target = (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
   while (s->rotations < target && add_rotation(s)) continue;

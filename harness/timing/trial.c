@@ -263,7 +263,7 @@ static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   for (int i = 0; i < x->count && status == ATTN_OK; i++) status = m->call(t, x->turn[i]);
   const double group_ns = fmax(m->now_ns() - start - s->clock_ns, 0);
   x->timed_ns += group_ns;
-  x->own_ns += lasts ? m->own_cpu_ns() - own_ns : group_ns;
+  x->own_ns += lasts ? fmax(m->own_cpu_ns() - own_ns - s->own_clock_ns, 0) : group_ns;
   return status == ATTN_OK ? bench_sample_keeps_float_mode(s, t) : fail_call(s, t);
 }
 

@@ -50,6 +50,7 @@ typedef struct event {
 typedef struct simulated_world {
   double now_ns, resolution_ns, peak_rate;
   double row_ns;      /* a close look; 0: 1000 */
+  double readings_ns; /* all readings of the calling thread's CPU time */
   double best_factor; /* factor of the peak of the last loop; 0 = 1 */
   event log[MOST_EVENTS];
   int events;

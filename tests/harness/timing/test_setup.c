@@ -338,7 +338,10 @@ TEST(trials_see_what_calls_wrote) {
     assert_int_equal(t->zero_mean, !layer); /* looks hold rows against the sharp limit, too */
     for (int n = 0; n < 8; n++) {
       const uint64_t inputs = layer ? (uint64_t)s->layer->input : bench_tensors_input_hash(&s->tensors[0]);
+      float q[2 * 12 * 8];
+      if (!layer) memcpy(q, s->tensors[0].args.q, sizeof q);
       bench_trial_freshen(t, 0, &random);
+      assert_true(layer || memcmp(q, s->tensors[0].args.q, sizeof q) != 0);
       assert_int_not_equal(layer ? (uint64_t)s->layer->input : bench_tensors_input_hash(&s->tensors[0]), inputs);
       assert_non_null(bench_trial_look(t, 0));
       test_ok(bench_trial_call(t, 0));
