@@ -19,9 +19,11 @@ void bench_tune_cost_add(bench_tune_cost *c, const attn_kernel_info *info, const
   bench_tune_problem(shape, &problem);
   kernel->terms.of(&problem, terms);
   c->terms = kernel->terms.count;
+  for (int i = 0; i < c->terms; i++) terms[i] /= time_ns;
   for (int i = 0; i < c->terms; i++) {
-    for (int j = 0; j < c->terms; j++) c->sums[i][j] += weight * (terms[i] / time_ns) * (terms[j] / time_ns);
-    c->right[i] += weight * terms[i] / time_ns;
+    if (terms[i] == 0) continue; /* most are, for any one problem */
+    for (int j = 0; j < c->terms; j++) c->sums[i][j] += weight * terms[i] * terms[j];
+    c->right[i] += weight * terms[i];
   }
   c->weight += weight;
   c->count++;
