@@ -6,12 +6,15 @@
 #include "kernels/common/problem/dtypes.h"
 #include "tests/support/support.h"
 
-enum { TOKENS = 1000, HEADS = 4, KV_HEADS = 2, DIM = 64, OTHERS = 20 };
+enum { HEADS = 4, KV_HEADS = 2, DIM = 64, OTHERS = 20 };
+
+/* Length of the prompt. */
+static int64_t tokens(void) { return test_few() ? 400 : 1000; }
 
 /* The prompt's rows from `first` on, after `first` tokens of past: causal over first + count keys. */
 static attn_problem chunk_problem(attn_dtype dtype, int64_t first, int64_t count) {
   attn_problem whole, p;
-  attn_problem_init(&whole, 1, HEADS, KV_HEADS, TOKENS, TOKENS, DIM, DIM);
+  attn_problem_init(&whole, 1, HEADS, KV_HEADS, tokens(), tokens(), DIM, DIM);
   attn_problem_init(&p, 1, HEADS, KV_HEADS, count, first + count, DIM, DIM);
   p.dtype_q = p.dtype_kv = p.dtype_o = dtype;
   p.q_stride = whole.q_stride;
@@ -39,16 +42,16 @@ static void run_chunk(const test_data *data, attn_dtype dtype, int64_t first, in
 /* Among others, which have other lengths over the same tensors; the result of all goes to `all`. */
 static void run_among(const test_data *data, attn_dtype dtype, int64_t first, int64_t count, void *o, void *all,
                       const attn_options *options) {
-  const size_t bytes = (size_t)attn_elements_bytes(dtype, HEADS * TOKENS * DIM);
+  const size_t bytes = (size_t)attn_elements_bytes(dtype, HEADS * tokens() * DIM);
   int32_t q_len[OTHERS + 1], kv_len[OTHERS + 1];
   attn_problem p = chunk_problem(dtype, first, count);
   p.batch = OTHERS + 1;
-  p.seq_k = TOKENS;
+  p.seq_k = tokens();
   p.uses = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN;
   p.q_stride.b = p.k_stride.b = p.v_stride.b = 0;
   for (int b = 0; b <= OTHERS; b++) {
     q_len[b] = (int32_t)(b * 37 % (count + 1));
-    kv_len[b] = (int32_t)(b * 211 % (TOKENS + 1));
+    kv_len[b] = (int32_t)(b * 211 % (tokens() + 1));
   }
   const int mine = (int)(first % OTHERS);
   q_len[mine] = (int32_t)count;
@@ -60,17 +63,17 @@ static void run_among(const test_data *data, attn_dtype dtype, int64_t first, in
   args.kv_len = kv_len;
   test_ok(test_run(&p, &args, options));
   for (int h = 0; h < HEADS; h++)
-    memcpy((char *)o + attn_elements_bytes(dtype, (h * TOKENS + first) * DIM),
-           (char *)all + (size_t)mine * bytes + attn_elements_bytes(dtype, h * TOKENS * DIM),
+    memcpy((char *)o + attn_elements_bytes(dtype, (h * tokens() + first) * DIM),
+           (char *)all + (size_t)mine * bytes + attn_elements_bytes(dtype, h * tokens() * DIM),
            (size_t)attn_elements_bytes(dtype, count * DIM));
 }
 
 static void same_bits_in_chunks_of(int64_t chunk, const test_data *data, attn_dtype dtype, const attn_options *options,
                                    bool among) {
-  const size_t bytes = (size_t)attn_elements_bytes(dtype, HEADS * TOKENS * DIM);
+  const size_t bytes = (size_t)attn_elements_bytes(dtype, HEADS * tokens() * DIM);
   void *o = test_allocate(bytes), *all = test_allocate(among ? bytes * (OTHERS + 1) : 1);
-  for (int64_t first = 0; first < TOKENS; first += chunk) {
-    const int64_t count = TOKENS - first < chunk ? TOKENS - first : chunk;
+  for (int64_t first = 0; first < tokens(); first += chunk) {
+    const int64_t count = tokens() - first < chunk ? tokens() - first : chunk;
     if (among)
       run_among(data, dtype, first, count, o, all, options);
     else
@@ -87,7 +90,7 @@ static void prompts_keep_their_bits(const char *tier, attn_dtype dtype) {
   static const int64_t chunks[] = {1, 7, 64, 333};
   const bool slow = strcmp(tier, "c") == 0 || strcmp(tier, "portable") == 0;
   attn_options options = ATTN_STRUCT(attn_options, .max_isa = tier, .threads = 1, .steady = 1);
-  const attn_problem p = chunk_problem(dtype, 0, TOKENS);
+  const attn_problem p = chunk_problem(dtype, 0, tokens());
   test_data data = test_data_create(&p, 23);
   test_ok(test_run(&p, &data.args, &options));
   for (size_t i = test_few() ? 3 : slow ? 2 : 0; i < COUNT(chunks); i++)
@@ -109,13 +112,13 @@ TEST(prompts_in_chunks_have_the_bits_of_one_call) {
 TEST(tokens_among_others_have_the_bits_of_one_call) {
   const attn_options options = ATTN_STRUCT(attn_options, .threads = 2, .steady = 1);
   for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
-    const attn_problem p = chunk_problem((attn_dtype)dtype, 0, TOKENS);
-    const size_t bytes = (size_t)attn_elements_bytes((attn_dtype)dtype, HEADS * TOKENS * DIM);
+    const attn_problem p = chunk_problem((attn_dtype)dtype, 0, tokens());
+    const size_t bytes = (size_t)attn_elements_bytes((attn_dtype)dtype, HEADS * tokens() * DIM);
     test_data data = test_data_create(&p, 29);
     test_ok(test_run(&p, &data.args, &options));
     void *o = test_allocate(bytes), *all = test_allocate(bytes * (OTHERS + 1));
     memcpy(o, data.args.o, bytes);
-    for (int64_t first = 3; first < TOKENS; first += 97) run_among(&data, (attn_dtype)dtype, first, 1, o, all, &options);
+    for (int64_t first = 3; first < tokens(); first += 97) run_among(&data, (attn_dtype)dtype, first, 1, o, all, &options);
     assert_memory_equal(o, data.args.o, bytes);
     free(o);
     free(all);
@@ -137,7 +140,7 @@ TEST(the_steady_choice_does_not_look_at_lengths) {
   const attn_options steady = ATTN_STRUCT(attn_options, .threads = 1, .steady = 1);
   for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
     char text[4000];
-    attn_problem p = chunk_problem((attn_dtype)dtype, 0, TOKENS);
+    attn_problem p = chunk_problem((attn_dtype)dtype, 0, tokens());
     const char *kernel = chosen(&p, &steady, text, sizeof text);
     test_contains(text, "steady");
     for (int64_t queries = 0; queries <= 400; queries = queries * 3 + 1)
