@@ -20,8 +20,10 @@ endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES) # part of a project that chooses none
   target_compile_options(attn_warnings INTERFACE -O3)
 endif()
-if(ATTN_SANITIZE OR ATTN_EMULATE_AVX512)
+if(ATTN_SANITIZE OR ATTN_EMULATE_AVX512 OR ATTN_FEW_INLINED)
   target_compile_definitions(attn_warnings INTERFACE ATTN_FEW_INLINED)
+  # Loops whose length only inlining tells are not unrolled.
+  target_compile_options(attn_warnings INTERFACE $<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>)
 endif()
 if(ATTN_SANITIZE)
   target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all

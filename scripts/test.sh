@@ -13,8 +13,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
   tiers      the same build with the tier capped at each level this CPU has: 200 cases of each suite with that tier's
              kernels; also checks that the automatic choice is not above it, and that the tier has costs
-  clang      Release build by clang: unit tests, some of them shorter, and 60 cases of each suite; with --long everything,
-             by every installed clang
+  clang      Release build by clang, which inlines little: unit tests, some of them shorter, and 60 cases of each suite;
+             with --long everything, inlined, by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 28 cases of
              each suite
   fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs, 60 seconds in all; tiers
@@ -118,6 +118,13 @@ some_cases() {
   cases=("-DATTN_TEST_CASES=$number" "-DATTN_TEST_SEED=$2")
 }
 
+# Sets `inlining`, CMake's options for builds that only have to be right: kernels take a tenth of their time to compile. With
+# --long builds inline what they should.
+little_inlining() {
+  inlining=(-DATTN_FEW_INLINED=ON "$@")
+  [ -z "$long" ] || inlining=()
+}
+
 # Sets `corpora`, CMake's option for builds that need not run the corpora of tests/fuzz, as the stage fuzz does.
 no_corpora() {
   corpora=()
@@ -158,11 +165,12 @@ stage_clang() {
   [ -z "$long" ] || { without='' only=() && unset ATTN_TEST_FEW; }
   some_cases 60 12
   no_corpora
+  little_inlining
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
     configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "${cases[@]}" \
-      "${corpora[@]}" || { fail_build || result=1; continue; }
+      "${corpora[@]}" "${inlining[@]}" || { fail_build || result=1; continue; }
     exclude=$without run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
   done
   return $result
@@ -223,7 +231,9 @@ stage_bare() {
   local only=("${of_library[@]/#/test_}" kernel_table tier attnbench)
   cap_tiers
   some_cases 40 14
-  configure_and_build bare build-bare "${cases[@]}" -DATTN_MAX_ISA="$cap" || { fail_build && return; } || return 1
+  little_inlining
+  configure_and_build bare build-bare "${cases[@]}" "${inlining[@]}" -DATTN_MAX_ISA="$cap" ||
+    { fail_build && return; } || return 1
   local names="${of_library[*]} cpus header kernel_table${long:+ cli eval_minilm}"
   run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$"
 }
@@ -337,7 +347,9 @@ stage_aarch64() {
     return 0
   }
   local only=(tests_emulator ${long:+tests_sanitize})
-  configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF || { fail_build && return; } || return 1
+  little_inlining -DCMAKE_C_FLAGS_RELEASE='-O1 -DNDEBUG'
+  configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF "${inlining[@]}" ||
+    { fail_build && return; } || return 1
   [ -n "$long" ] || local -x ATTN_TEST_FEW=1
   run_ctest build-aarch64 -L "emulator${long:+|sanitize}"
 }
