@@ -7,7 +7,7 @@
 #include "base/float_mode.h"
 #include "timing/setup.h"
 
-enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* rows of V, then they begin again */ };
+enum { ROUNDS = 5, REPEATS = 3 };
 static const double MOST_BUSY = 1.1; /* times the trial's threads; kernels that hide none are within 1.001 */
 static const double MOST_LATE = 0.5; /* times the CPU time of its calls */
 static const double BUSY_SHARE = 0.05;
@@ -90,7 +90,7 @@ static bool may_disturb(const bench_setup *s, const bench_trial *t, const bench_
 static uint64_t hash_inputs(bench_setup *s) {
   bench_tensors *tensors = &s->tensors[0];
   bench_tensors_restore(tensors, 1);
-  for (int i = 0; i < FACTORS && bench_v_factor(tensors) != 1; i++) bench_tensors_renew_v(tensors, 1);  // NOLINT
+  while (bench_v_factor(tensors) != 1) bench_tensors_renew_v(tensors, 1);  // NOLINT
   return bench_tensors_input_hash(tensors);
 }
 

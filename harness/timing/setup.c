@@ -175,7 +175,7 @@ static bool add_rotation(bench_setup *s) {
  * allows. */
 static void rotate_cold(bench_setup *s) {
   const double size = s->bytes, wanted = ROTATED_CACHES * bench_last_cache_bytes();
-  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available("")) / ((double)s->tensors[0].bytes + 1);
+  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available("")) / (double)s->tensors[0].bytes;
   const int target = (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
   while (s->rotations < target && add_rotation(s)) continue;
   for (int i = 0; i < s->count && s->rotations * size < wanted; i++)

@@ -181,7 +181,7 @@ bool bench_setup_check(bench_setup *s) {
   for (int i = 0; i < s->count; i++) {
     if (s->trials[i].refused) continue;
     if (has_data && !*stop) check_trial(s, &s->trials[i]);
-    if (s->expected && has_data && s->trials[i].verdict.status == BENCH_FAIL) has_data = renew_tensors(s);
+    if (s->expected && s->trials[i].verdict.status == BENCH_FAIL) has_data = renew_tensors(s);
     complete = !*stop;
   }
   return complete;

@@ -26,10 +26,10 @@ void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *
     const attn_kernel_costs *c = &costs[i];
     if (c->dtype != attn_costs_dtype(problem->dtype_kv) || !takes(c->kernel, context)) continue;
     const attn_expected now = {c, attn_expected_ns(c->kernel, c->ns, problem)};
-    if (!best[0].costs || now.ns < best[0].ns) {
+    if (now.ns < best[0].ns) {
       best[1] = best[0];
       best[0] = now;
-    } else if (!best[1].costs || now.ns < best[1].ns) {
+    } else if (now.ns < best[1].ns) {
       best[1] = now;
     }
   }

@@ -23,11 +23,10 @@ double attn_probe_distance(const attn_tuning *tuning, const attn_probe_time *tim
   for (int i = 0; i < count; i++) {
     if (!was_timed(&times[i])) continue;
     const double error = error_of(tuning, &times[i]);
-    if (isnan(error)) {
+    if (isnan(error))
       unknown++;
-      continue;
-    }
-    sum += error, squares += error * error, known++;
+    else
+      sum += error, squares += error * error, known++;
   }
   if (known == 0) return unknown > 0 ? UNKNOWN : 0;
   return sqrt((squares - sum * sum / known + unknown * UNKNOWN * UNKNOWN) / (known + unknown));

@@ -68,6 +68,22 @@ TEST(a_sample_and_its_slices_are_guessed) {
   assert_close(bench_sample_guess_ns(&trial), 200e3 + 4 * 3 * 200e3);
 }
 
+/* Which calls are looked at closely hangs on the clock: two runs of the same seed look at others. */
+TEST(no_seed_tells_what_is_looked_at) {
+  const script s = steady("steady", 1e3);
+  int64_t looked_at[2] = {0, 0};
+  for (int run = 0; run < 2; run++) {
+    (void)simulated_begin(NULL);
+    sim.now_ns += 12345 * run;
+    SET_UP(40, &s);
+    t.options.min_sample_s = 1e-4;
+    run_well();
+    for (int i = 0; i < sim.events; i++)
+      if (sim.log[i].kind == LOOK_CLOSELY) looked_at[run] = 31 * looked_at[run] + i;
+  }
+  assert_int_not_equal(looked_at[0], looked_at[1]);
+}
+
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
 static void expect_error(const script *s, const char *part) {
