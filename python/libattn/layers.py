@@ -85,9 +85,13 @@ def _new(like, *shape):
     return array, read_dense(array, "the result")[0]
 
 
+def _text(name):
+    return name.encode() if name else None
+
+
 def _options(kernel, threads):
     _whole_or_none(threads=threads)
-    return S.attn_options(kernel=kernel.encode() if kernel else None, threads=threads or 0)
+    return S.attn_options(kernel=_text(kernel), threads=threads or 0)
 
 
 def _linear(arrays, weight, bias, name, inputs, outputs, transposed=True):
@@ -203,7 +207,8 @@ class MultiHeadAttention(_Layer):
     [batch], "alibi_slopes" and "sinks" [heads].
 
     The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
-    nn.Linear, "in_out" its transpose.
+    nn.Linear, "in_out" its transpose. product: the kernel of the projections ("product_amx"); the error of an unknown name
+    lists those that run here.
     """
 
     _kind = "mha"
@@ -213,7 +218,7 @@ class MultiHeadAttention(_Layer):
                  dim_qk: int | None = None, dim_v: int | None = None, causal: bool = False, align: str = "top_left",
                  window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
                  uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None, threads: int | None = None,
-                 **weights: Any) -> None:
+                 product: str | None = None, **weights: Any) -> None:
         _whole(batch=batch, heads=heads, seq=seq, width=width)
         _whole_or_none(seq_memory=seq_memory, width_memory=width_memory, width_out=width_out, heads_kv=heads_kv,
                        dim_qk=dim_qk, dim_v=dim_v)
@@ -233,7 +238,7 @@ class MultiHeadAttention(_Layer):
             problem.attention.scale = scale
         arrays = _Arrays()
         inner = _options(kernel, threads)
-        options = S.attn_mha_options(attention=ctypes.addressof(inner))
+        options = S.attn_mha_options(attention=ctypes.addressof(inner), product=_text(product))
         packed = _mha_weights(arrays, problem, layout, _named(weights))
         self._handle, self._memory = ctypes.c_void_p(), threading.local()
         check(F.attn_mha_create(ctypes.byref(problem), ctypes.byref(packed), ctypes.byref(options),
@@ -292,17 +297,18 @@ def _activation(name):
 
 class FeedForward(_Layer):
     """y = activation(x w1^T + b1) w2^T + b2: w1 [hidden][width], w2 [width][hidden], as PyTorch stores them. activation:
-    "relu" or "gelu" (exact)."""
+    "relu" or "gelu" (exact). product: the kernel of both maps."""
 
     _kind = "feed_forward"
 
     def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, activation: str = "relu",
-                 threads: int | None = None) -> None:
+                 threads: int | None = None, product: str | None = None) -> None:
         arrays = _Arrays()
         self.hidden, self.width = _shape(w1, "w1", 2)
         config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, activation=_activation(activation),
                                             first=_linear(arrays, w1, b1, "w1", self.width, self.hidden),
-                                            second=_linear(arrays, w2, b2, "w2", self.hidden, self.width))
+                                            second=_linear(arrays, w2, b2, "w2", self.hidden, self.width),
+                                            product=_text(product))
         self._make(config, _options(None, threads))
 
     def __call__(self, x: Any) -> Any:
@@ -330,6 +336,7 @@ class Block(_Layer):
     self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2: the network. norms: three pairs
     (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
     block is then a decoder's, and causal, as it is with causal=True. uses and cross_uses: as `uses` of MultiHeadAttention.
+    product: the kernel of all dense layers.
     """
 
     _kind = "block"
@@ -339,7 +346,7 @@ class Block(_Layer):
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
                  pre_norm: bool = False, activation: str = "relu", causal: bool = False, uses: tuple[str, ...] = (),
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
-                 threads: int | None = None) -> None:
+                 threads: int | None = None, product: str | None = None) -> None:
         _whole(batch=batch, heads=heads, seq=seq, width=width)
         hidden = _shape(w1, "w1", 2)[0]
         self._config = config = self._start(batch, heads, seq, width, hidden, memory)
@@ -357,6 +364,7 @@ class Block(_Layer):
         for name, pair in zip(("self_norm", "cross_norm", "feed_forward_norm"), norms):
             setattr(config, name, _norm(arrays, pair, width, epsilon))
         config.pre_norm = pre_norm
+        config.product = _text(product)
         self._make(config, _options(kernel, threads))
 
     @staticmethod

@@ -119,6 +119,18 @@ def test_decoder_block():
     close(block(x, memory), norm(y + gelu(y @ w1.T.astype(float)) @ w2.T))
 
 
+def test_dense_layers_run_by_the_product_that_is_named():
+    x, w, w1, w2 = draw(1, 6, 16), weights_of(16, 16, 16), draw(32, 16), draw(16, 32)
+    makers = [lambda product: layers.MultiHeadAttention(batch=1, heads=2, seq=6, width=16, product=product, **w),
+              lambda product: layers.FeedForward(w1, w2, product=product),
+              lambda product: layers.Block(batch=1, heads=2, seq=6, width=16, self_weights=w, w1=w1, w2=w2, product=product)]
+    for make in makers:
+        close(make("product_c")(x), make(None)(x))
+        with pytest.raises(ValueError, match="no product is called 'product_d'"):
+            make("product_d")
+    assert "product_c" in makers[0]("product_c").describe()
+
+
 def test_additive():
     q, k, v = draw(2, 4, 12), draw(2, 6, 10), draw(2, 6, 5)
     w_q, w_k, w = draw(8, 12), draw(8, 10), draw(8)
