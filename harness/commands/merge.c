@@ -142,7 +142,7 @@ static bool write_folder(merged *m) {
 
 /* ---- One machine ---------------------------------------------------------------------------------------------------- */
 
-/* DIR, or of several machines DIR/NAME; a name that is taken gets a number. */
+/* Results of one machine go to DIR, those of several to DIR/NAME each. A name that is taken gets a number. */
 static void name_folder(merged *m) {
   char name[200], other[200];
   int alike = 0;

@@ -45,7 +45,7 @@ static int64_t draw(uint64_t *random, int64_t below) {
 
 static int64_t stored(const bench_buffer *t, int i) { return t->stride[i] == 0 && t->extent[i] > 0 ? 1 : t->extent[i]; }
 
-/* Where the call finds it: copies may share a tensor, which is not in their own buffer then. */
+/* The memory in which the call finds a tensor. Copies of a set may share it, and then it is not in their own buffer. */
 static unsigned char *span_of(const bench_tensors *t, bench_tensor which) {
   const attn_operand operand = attn_operand_of(&t->problem, (attn_operand_id)which);
   const bench_buffer *b = &t->buffers[which];

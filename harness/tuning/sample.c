@@ -15,7 +15,7 @@ static const double CLEARLY = 1.03;        /* times as long takes the next kerne
 static const double UNCLEAR = 1.15;        /* and may be expected to take, where it may as well be the quickest */
 enum {
   FEWEST_POINTS = 200,   /* problems in all, where time is short */
-  FEWEST_ROUNDS = 3,     /* rounds for a time from which costs come */
+  FEWEST_ROUNDS = 3,     /* rounds of a time that costs are fitted to */
   POINTS_OF_ALL = 300,   /* problems of a type that all kernels are timed on */
   FEWEST_NEAR = 3,       /* such problems for a kernel that is timed on more */
   POINTS_OF_NEAR = 1500, /* until so many are */

@@ -386,7 +386,7 @@ static void settle_job(attention *a, const job *j, uint16_t *p, float *sum) {
 
 /* ---- The pipeline ---- */
 
-/* The first block from `key_block` on that not all rows of the tile visit without mask. */
+/* Skips blocks, from `key_block` on, that every row of the tile visits without a mask; returns the next one. */
 static int64_t end_of_full(const row_block *block, const query_tile *t, int64_t key_block) {
   while (key_block < t->end_block && both_halves_are(block, t, key_block, BLOCK_FULL)) key_block++;
   return key_block;

@@ -15,7 +15,7 @@ typedef struct softmax_work {
   const float *minus_ref;  /* [TILE_QUERIES]: minus the reference of each query */
   float *sum;              /* [TILE_QUERIES]: receives the sum of P, as rounded if it is one bfloat16 */
   float scale;             /* factor of the scores, to log2 units */
-  const float *bias[2];    /* bias of the first query and key of this block and of the next one; read if biased */
+  const float *bias[2];    /* where the bias of this block begins, and that of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
   float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
   uintptr_t wanted;        /* adjacent lines that are used later: each pair of keys prefetches two, or four if biased */

@@ -238,7 +238,8 @@ static NO_INLINE void relative_rows(const panel_work *w, int64_t vecs) {
   }
 }
 
-/* False if the stored scores are not yet what P is made of: then relative_rows() is next. */
+/* Computes and stores the scores of a tile. Returns true if softmax takes them as they are, false if relative_rows() has to
+ * come first. */
 static ALWAYS_INLINE bool score_pairs(const pair_work *work, const panel_kind kind, const bool beside, const int vecs,
                                       const int64_t depth) {
   const panel_work *w = &work->panel;

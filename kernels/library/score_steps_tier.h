@@ -61,7 +61,8 @@ static void steps_softmax_rows(const row_block *block, attn_key_range keys, floa
   }
 }
 
-/* Keys [key, end) of row i, whole panels: adjusted, masked, largest kept, in natural units. */
+/* Turns the products of row i with the keys [key, end), whole panels, into masked scores in natural units. Returns the
+ * largest of each lane. */
 static vec mask_natural(const row_block *block, int64_t i, int64_t key, int64_t end, float factor, float *score) {
   vec best = vec_set1(-INFINITY);
   for (int64_t j = key; j < end; j += VEC_LANES) {

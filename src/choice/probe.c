@@ -7,7 +7,7 @@
 
 /* ---- Distances ---- */
 
-static const double UNKNOWN = 0.5; /* the error of a logarithm that a kernel without costs counts as */
+static const double UNKNOWN = 0.5; /* counts as the error of a kernel without costs */
 
 /* The logarithm of how much longer it took than the costs say; NaN if they say nothing. */
 static double error_of(const attn_tuning *tuning, const attn_probe_time *t) {

@@ -282,7 +282,7 @@ static double time_calls(const session *s, candidate *c, int64_t calls) {
 static double shorter(double a_ns, double b_ns) { return isnan(a_ns) || isnan(b_ns) ? NAN : fmin(a_ns, b_ns); }
 
 /* The first call of a candidate fetches its code and memory. The next ones say how many make a sample: two, because one may
- * be disturbed; after a long one, which needs no such number, one where that was disturbed itself. */
+ * be disturbed. A long call is a sample by itself, and is made once more only if it was disturbed. */
 static void call_first(session *s, candidate *c) {
   c->call_ns = time_calls(s, c, 1);
   if (c->call_ns < REWARM_BELOW_NS)

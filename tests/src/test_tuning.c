@@ -111,7 +111,8 @@ TEST(borders_belong_to_the_box) {
   }
 }
 
-/* 16 of 48 and 80, 8 of 40 and 72: widths that kernels on tiles have to copy have rules of their own. */
+/* A rule names the largest step (8, 16 or 32) that divides its head dimension, because kernels on tiles copy rows of other
+ * widths: 16 for 48 and 80, 8 for 40 and 72. */
 TEST(steps_have_rules_of_their_own) {
   static const int64_t dims[] = {32, 40, 48, 72, 80, 96}, steps[] = {32, 8, 16, 8, 16, 32};
   for (int64_t step = 8; step <= 32; step *= 2) {

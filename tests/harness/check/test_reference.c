@@ -207,7 +207,8 @@ TEST(references_learn_from_right_rows_only) {
 
 /* ---- Answers that fail ----------------------------------------------------------------------------------------------- */
 
-/* The linker's --wrap: runs of plans fail that have these numbers, counted from the last reset. */
+/* Runs of plans number first_bad to last_bad fail, counted from the last reset. The linker's --wrap calls these functions
+ * in place of attn_plan_run(). */
 static int runs, first_bad = -1, last_bad = -1;
 
 attn_status __real_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);

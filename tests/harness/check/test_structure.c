@@ -84,7 +84,7 @@ typedef struct watched {
   unsigned ran;
 } watched;
 
-/* With the right output. change may be NULL; it changes the inputs before that. */
+/* Opens a case whose output is right. change may be NULL; else it changes the inputs before the output is computed. */
 static watched open_with(const char *id, void (*change)(const attn_args *args)) {
   watched w = {.bench = valid_case(id), .numerics = attn_naive_c.info.numerics, .alone = true};
   attn_plan *plan;

@@ -58,8 +58,8 @@ double __wrap_bench_memory_available(const char *root) {
   return feigned_memory > 0 ? feigned_memory : __real_bench_memory_available(root);
 }
 
-/* One placement a round, at most 121, as long as all take 256 MiB at most, or else five as long as they take 40 % of the
- * free memory; fewer are a warning. Each lies at a line of its own memory. */
+/* Every round has a placement of its own, up to 121 of them, if all take at most 256 MiB. Otherwise there are five if these
+ * take at most 40 % of the free memory, or fewer with a warning. Each lies at a line of its own memory. */
 TEST(placements_fit_into_memory) {
   const bench_case bench = case_of("seq:8");
   static const struct {

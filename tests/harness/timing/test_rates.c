@@ -158,7 +158,7 @@ TEST(parts_have_a_roof_in_their_tier) {
 
 /* ---- Buffers of their own -------------------------------------------------------------------------------------------- */
 
-static int wrong_thread = -1, wrong_number; /* this measurement reads something wrong; -1: none */
+static int wrong_thread = -1, wrong_number; /* thread and number of the measurement that reads wrong numbers; -1: none */
 
 static int order_of(const void *beside, size_t ahead) { return ahead ? 2 : beside ? 1 : 0; }
 

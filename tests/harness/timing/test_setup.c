@@ -81,7 +81,7 @@ static int end(void **state) {
 }
 
 static attn_status plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
-  const attn_strides *of_state = &problem->state_stride; /* a build from before states refuses them */
+  const attn_strides *of_state = &problem->state_stride; /* which a build without states refuses */
   const bool unknown = !(problem->uses & ATTN_USE_STATE) && (of_state->b | of_state->h | of_state->s | of_state->d) != 0;
   if (++now.plans == now.fails_at || unknown)
     return attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = "none"), plan);
@@ -326,7 +326,8 @@ TEST(rows_without_memory_say_so) {
   }
 }
 
-/* A call that was never made leaves marks or poison behind. The right output is known, to the bit on known inputs. */
+/* The trial sees that a call was never made, by the marks or poison that it did not overwrite, and whether its output has
+ * the known bits. */
 TEST(trials_see_what_calls_wrote) {
   char text[350];
   for (int layer = 0; layer < 2; layer++) {

@@ -138,7 +138,7 @@ TEST(few_queries_and_many_have_their_kernels) {
   attn_plan_destroy(plan);
 }
 
-/* Each kernel by its name computes what the plan says that it computes. */
+/* A sequence has the bits of the kernel that the plan names for its number of queries. */
 TEST(rows_are_of_the_kernel_that_is_told) {
   const attn_problem p = packed_problem();
   const attn_options options = automatic(2);
