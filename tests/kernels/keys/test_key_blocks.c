@@ -66,33 +66,49 @@ static void choose_lists(world *w) {
     }
 }
 
-static bool lists_name(const world *w, int full, int64_t b, int64_t h, int64_t i, int64_t j) {
+/* Marks the blocks of keys that the list of query i names. */
+static void mark_listed(const world *w, int full, int64_t b, int64_t h, int64_t i, bool listed[MOST_ENTRIES]) {
   const attn_problem *p = &w->listed;
   const attn_strides *n = &p->kv_num_blocks_stride, *entry = &p->kv_indices_stride;
   const int64_t kv = h / (HEADS / KV_HEADS), list = i / p->block_queries;
   const int32_t *at = w->entries[full] + b * entry->b + kv * entry->h + list * entry->s;
-  for (int32_t left = w->counts[full][b * n->b + kv * n->h + list * n->s]; left > 0; left--, at++)
-    if (*at == j / p->block_keys) return true;
-  return false;
+  memset(listed, 0, MOST_ENTRIES * sizeof *listed);
+  for (int32_t left = w->counts[full][b * n->b + kv * n->h + list * n->s]; left > 0; left--) listed[*at++] = true;
 }
 
 /* The mask that says what lists and given mask say. */
 static void choose_masks(world *w) {
   const attn_problem *p = &w->listed;
   const bool given = attn_uses(p, ATTN_USE_MASK);
-  for (int64_t n = 0; n < BATCH * HEADS * p->seq_q * p->seq_k; n++) {
-    const int64_t j = n % p->seq_k, i = n / p->seq_k % p->seq_q, h = n / p->seq_k / p->seq_q % HEADS;
-    const int64_t b = n / p->seq_k / p->seq_q / HEADS;
-    w->given[n] = (uint8_t)below(3);
-    w->dense[n] = lists_name(w, 1, b, h, i, j) || (lists_name(w, 0, b, h, i, j) && (!given || w->given[n]));
+  for (int64_t row = 0; row < BATCH * HEADS * p->seq_q; row++) {
+    const int64_t i = row % p->seq_q, h = row / p->seq_q % HEADS, b = row / p->seq_q / HEADS;
+    bool partly[MOST_ENTRIES], fully[MOST_ENTRIES];
+    mark_listed(w, 0, b, h, i, partly);
+    mark_listed(w, 1, b, h, i, fully);
+    for (int64_t j = 0, n = row * p->seq_k; j < p->seq_k; j++, n++) {
+      const int64_t block = j / p->block_keys;
+      w->given[n] = (uint8_t)below(3);
+      w->dense[n] = fully[block] || (partly[block] && (!given || w->given[n]));
+    }
   }
+}
+
+static void round_tensors(world *w) {
+  const float *wide[] = {w->q, w->k, w->v};
+  for (int n = 0; n < 3; n++)
+    for (int64_t i = 0; i < ROOM; i++) attn_store_f32(w->narrow[n], ATTN_BF16, i, wide[n][i]);
+}
+
+static world *new_world(void) {
+  world *w = test_allocate(sizeof *w);
+  test_fill(w->q, ROOM, 1), test_fill(w->k, ROOM, 2), test_fill(w->v, ROOM, 3);
+  test_fill(w->sinks, HEADS, 4), test_fill(w->slopes, HEADS, 5);
+  round_tensors(w);
+  return w;
 }
 
 /* A bf16 kernel's world. */
 static void narrow_inputs(world *w) {
-  const float *wide[] = {w->q, w->k, w->v};
-  for (int n = 0; n < 3; n++)
-    for (int64_t i = 0; i < ROOM; i++) attn_store_f32(w->narrow[n], ATTN_BF16, i, wide[n][i]);
   w->listed.dtype_q = w->listed.dtype_kv = w->masked.dtype_q = w->masked.dtype_kv = ATTN_BF16;
   w->args.q = w->narrow[0], w->args.k = w->narrow[1], w->args.v = w->narrow[2];
 }
@@ -102,8 +118,6 @@ static void make_world(world *w, int round) {
   choose_problem(w, round);
   choose_lists(w);
   choose_masks(w);
-  test_fill(w->q, ROOM, 1), test_fill(w->k, ROOM, 2), test_fill(w->v, ROOM, 3);
-  test_fill(w->sinks, HEADS, 4), test_fill(w->slopes, HEADS, 5);
   const attn_problem *p = &w->listed;
   for (int b = 0; b < BATCH; b++) w->kv_len[b] = (int32_t)(p->seq_k - b * p->seq_k / 3);
   const int64_t pages = BATCH * ((p->seq_k - 1) / PAGE + 1);
@@ -172,7 +186,7 @@ static void compare_round(world *w, const char *kernel, int round) {
 }
 static void lists_give_the_bits_of_a_mask(const char *kernel) {
   if (!takes_lists(kernel)) return;
-  world *w = test_allocate(sizeof *w);
+  world *w = new_world();
   for (int round = 0; round < ROUNDS; round += round_step()) compare_round(w, kernel, round);
   free(w);
 }
@@ -206,15 +220,16 @@ static void compare_newest(world *w, const char *kernel, int round) {
 
 static void newest_keys_give_the_bits_of_a_whole_mask(const char *kernel) {
   if (rejection_of(kernel, false, needs_bf16(kernel) ? ATTN_BF16 : ATTN_F32)) return;
-  world *w = test_allocate(sizeof *w);
+  world *w = new_world();
   for (int round = 0; round < ROUNDS; round += round_step()) compare_newest(w, kernel, round);
   free(w);
 }
 KERNEL_TEST(newest_keys_give_the_bits_of_a_whole_mask)
 
 /* NaN in every key that no list names. */
-static void compare_with_poison(world *w, const char *kernel, int64_t queries) {
+static void compare_with_poison(const char *kernel, int64_t queries) {
   enum { KEYS = 320 };
+  world *w = new_world();
   make_world(w, 0);
   attn_problem *p = &w->listed;
   attn_problem_init(p, 1, 1, 1, queries, KEYS, DIM, DIM);
@@ -222,22 +237,20 @@ static void compare_with_poison(world *w, const char *kernel, int64_t queries) {
   p->uses |= ATTN_USE_LSE;
   static const int32_t count = 2, blocks[] = {3, 1};
   w->args = ATTN_STRUCT(attn_args, .q = w->q, .k = w->k, .v = w->v, .kv_num_blocks = &count, .kv_indices = blocks);
-  const bool narrow = needs_bf16(kernel);
-  if (narrow) narrow_inputs(w);
+  if (needs_bf16(kernel)) narrow_inputs(w);
   assert_true(outputs_of(p, w->args, kernel, w->right));
   for (int64_t n = 0; n < KEYS * DIM; n++)
     if (n / DIM / 64 != 1 && n / DIM / 64 != 3) w->k[n] = w->v[n] = NAN;
-  if (narrow) narrow_inputs(w);
+  round_tensors(w);
   assert_true(outputs_of(p, w->args, kernel, w->got));
   assert_memory_equal(w->got, w->right, (size_t)(queries * (DIM + 1)) * sizeof(float));
+  free(w);
 }
 
 static void unlisted_keys_may_hold_anything(const char *kernel) {
   if (!takes_lists(kernel)) return;
-  world *w = test_allocate(sizeof *w);
-  compare_with_poison(w, kernel, 3);
-  compare_with_poison(w, kernel, 30);
-  free(w);
+  compare_with_poison(kernel, 3);
+  compare_with_poison(kernel, 30);
 }
 KERNEL_TEST(unlisted_keys_may_hold_anything)
 
