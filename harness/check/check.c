@@ -157,7 +157,8 @@ static bool may_refer(const bench_reference *r, int index) {
   const attn_kernel_info *kernel = attn_kernel_get(index);
   const attn_numerics *n = &kernel->numerics;
   return !(r->wrong >> index & 1) && !kernel->library[0] && !(n->p_rounding > 0) && !(n->input_rounding > 0) &&
-         n->exp_error <= 0x1p-21 && strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
+         !(n->query_rounding > 0) && n->exp_error <= 0x1p-21 && strcmp(kernel->algorithm, "decode") != 0 &&
+         !attn_kernel_rejects(kernel, &r->problem);
 }
 
 /* The kernel that shares least code with the one to check; of several the first, which is the fastest, but naive_c for
@@ -274,6 +275,8 @@ static void learn(bench_reference *r, const bench_expected *e) {
     largest->max_v = fmax(largest->max_v, facts->max_v);
     largest->max_q = fmax(largest->max_q, facts->max_q);
     largest->max_k = fmax(largest->max_k, facts->max_k);
+    largest->sum_k = fmax(largest->sum_k, facts->sum_k);
+    largest->norm_k = fmax(largest->norm_k, facts->norm_k);
     if (facts->allowed) largest->ties = fmax(largest->ties, facts->ties / (double)facts->allowed / (double)facts->allowed);
     for (int64_t d = 0; r->m && d < e->problem.dim_v; d++, k++)
       if (e->m[k] > 0.0) r->spread = fmax(r->spread, e->w[k] / e->m[k] * sqrt((double)facts->allowed));

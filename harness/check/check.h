@@ -71,6 +71,7 @@ typedef struct bench_row_limits {
   double lost, lse;     /* underflow; limit of the LSE's error */
   double max_v, p_rounding;
   double store_error; /* relative error of storing an output: u_o unless the caller raises it */
+  double moved;       /* error, in units of W, from scores that rounded queries move; that of the LSE */
   attn_dtype dtype_o;
   bool both;  /* generated zero-mean data must meet the sharp limit as well */
   bool empty; /* no allowed key: o = 0 and lse = -inf exactly */

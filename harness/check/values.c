@@ -160,12 +160,20 @@ typedef struct row_terms {
   double rescales, bend; /* how often the sum is rescaled; error of tanh */
   double pair;           /* error of two rounded inputs in a product */
   double vanish;         /* most that flushed inputs and results take from a score */
+  double coarse;         /* most that queries rounded to integers move a score, */
+  double spread;         /* and a bound of the standard deviation by which they move those of unrelated keys */
 } row_terms;
 
 static double flushed_scores(const attn_problem *problem, const attn_oracle_row *row, double f) {
   const double scale = fabs((double)problem->scale), flushed = f > 0 ? f * (row->max_q + row->max_k) : 0.0;
   if (problem->score != ATTN_SCORE_DOT) return 0.0;
   return (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
+}
+
+/* Most that an element of the row's query errs by, times the scale of scores; max_q is 0 where no product is. */
+static double rounded_query(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row) {
+  if (problem->score != ATTN_SCORE_DOT || !(numerics->query_rounding > 0)) return 0.0;
+  return fabs((double)problem->scale) * numerics->query_rounding * row->max_q;
 }
 
 double bench_p_rounding(const attn_problem *problem, const attn_numerics *numerics) {
@@ -177,6 +185,7 @@ double bench_p_rounding(const attn_problem *problem, const attn_numerics *numeri
 static row_terms terms_of(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row) {
   const double u = 0x1p-24, eps = numerics->exp_error, f = numerics->input_flush;
   const double tanhs = (problem->score == ATTN_SCORE_ADDITIVE) + (problem->softcap > 0);
+  const double query = rounded_query(problem, numerics, row);
   return (row_terms){.u = u,
                      .u_p = bench_p_rounding(problem, numerics),
                      .pair = 2 * numerics->input_rounding,
@@ -189,12 +198,14 @@ static row_terms terms_of(const attn_problem *problem, const attn_numerics *nume
                      .scaled = attn_uses(problem, ATTN_USE_KV_SCALES),
                      .rescales = (double)(1 + row->allowed / 16),
                      .bend = tanhs * (2 * eps + 4 * u),
-                     .vanish = flushed_scores(problem, row, f)};
+                     .vanish = flushed_scores(problem, row, f),
+                     .coarse = query > 0 ? query * row->sum_k : 0.0,
+                     .spread = query > 0 ? query * row->norm_k : 0.0};
 }
 
 static double proven_error(const row_terms *t, double abs_sum) {
-  return (t->u * (t->terms + 16 + t->scaled) + t->bend + t->pair) * abs_sum + t->vanish + t->eps * (1 + t->rescales) +
-         t->u_p + t->pair + t->u * (t->n + t->rescales + 4 + t->scaled);
+  return (t->u * (t->terms + 16 + t->scaled) + t->bend + t->pair) * abs_sum + t->vanish + t->coarse +
+         t->eps * (1 + t->rescales) + t->u_p + t->pair + t->u * (t->n + t->rescales + 4 + t->scaled);
 }
 
 static double sharp_error(const row_terms *t, double abs_sum) {
@@ -207,13 +218,15 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
   const row_terms t = terms_of(problem, numerics, row);
   const double proven = proven_error(&t, row->abs_sum), sharp = sharp_error(&t, row->abs_sum);
   const double lse_rounding = 4 * t.u * (1 + fabs(row->lse));
+  const double moved = expm1(12 * t.spread) / 2;
   return (bench_row_limits){
       .proven = proven,
       .sharp = sharp,
       .lost = t.n * 0x1p-125 * row->max_v + (2 * t.n + 4) * t.tiny + t.f,
-      .lse = (zero_mean ? fmin(proven, sharp + t.u_p) : proven) + lse_rounding,
+      .lse = (zero_mean ? fmin(proven, sharp + t.u_p + moved) : proven) + lse_rounding,
       .max_v = row->max_v,
       .p_rounding = t.u_p,
+      .moved = moved,
       .store_error = attn_dtype_of(problem->dtype_o).roundoff,
       .dtype_o = problem->dtype_o,
       .both = zero_mean,
@@ -224,6 +237,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
 bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits other) {
   limits.proven += other.proven, limits.sharp += other.sharp;
   limits.lost += other.lost, limits.lse += other.lse;
+  limits.moved += other.moved;
   limits.p_rounding += other.p_rounding, limits.store_error += other.store_error;
   return limits;
 }
@@ -232,12 +246,13 @@ const char *bench_beyond_cap(const attn_numerics *numerics) {
   if (!(numerics->exp_error <= 0x1p-8)) return "an exp error";
   if (!(numerics->p_rounding <= 0x1p-8)) return "a rounding of P";
   if (!(numerics->input_rounding <= 0x1p-8)) return "a rounding of inputs";
+  if (!(numerics->query_rounding <= 0x1p-7)) return "a rounding of queries";
   return numerics->input_flush <= 0x1p-126 ? NULL : "flushed inputs";
 }
 
 bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics) {
   const double exact = fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
-  return numerics->exp_error > exact || numerics->input_rounding > exact;
+  return numerics->exp_error > exact || numerics->input_rounding > exact || numerics->query_rounding > exact;
 }
 
 /* INFINITY where the error is infinite or one of the two is a NaN. */
@@ -247,7 +262,7 @@ static double ratio_of(double error, double limit) { return error < INFINITY && 
 static double error_limit(const bench_row_limits *limits, double o, double m, double w) {
   const double a = 2 * limits->proven;
   const double proven = (a < 1 ? expm1(a) * m : 2 * (limits->max_v + fabs(o))) + limits->lost;
-  const double sharp = 2 * limits->sharp * m + 6 * limits->p_rounding * w + limits->lost;
+  const double sharp = 2 * limits->sharp * m + (6 * limits->p_rounding + limits->moved) * w + limits->lost;
   return limits->both && sharp < proven ? sharp : proven;
 }
 

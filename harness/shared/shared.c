@@ -143,7 +143,8 @@ static attn_problem dense_problem(const attnbench_problem *p) {
   const int64_t *sizes = p->sizes;
   attn_problem problem;
   attn_problem_init(&problem, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[5]);
-  problem.dtype_q = problem.dtype_kv = problem.dtype_o = (attn_dtype)p->dtype;
+  problem.dtype_q = problem.dtype_o = (attn_dtype)p->dtype;
+  problem.dtype_kv = (attn_dtype)p->dtype_kv;
   if (p->align >= 0) attn_problem_set_causal(&problem, (attn_align)p->align);
   if (p->with_lse) problem.uses |= ATTN_USE_LSE;
   return problem;
@@ -165,16 +166,17 @@ void attnbench_expected_destroy(attnbench_expected *expected) {
   free(expected);
 }
 
-double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse, const double arithmetic[5],
+double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse, const double arithmetic[6],
                          double *abs_error, int64_t where[5]) {
   const attn_numerics numerics = {.exp_error = arithmetic[0],
                                   .p_rounding = arithmetic[1],
                                   .input_flush = arithmetic[2],
-                                  .input_rounding = arithmetic[3]};
+                                  .input_rounding = arithmetic[3],
+                                  .query_rounding = arithmetic[4]};
   attn_args args = expected->args;
   args.o = (void *)(uintptr_t)o; /* only read here */
   args.lse = (float *)(uintptr_t)lse;
-  const bench_verdict verdict = bench_check_stored_values(expected->rows, &args, &numerics, arithmetic[4]);
+  const bench_verdict verdict = bench_check_stored_values(expected->rows, &args, &numerics, arithmetic[5]);
   *abs_error = verdict.max_abs_err;
   memcpy(where, verdict.err_index, sizeof verdict.err_index);
   where[4] = verdict.rows_checked;

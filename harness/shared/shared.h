@@ -62,7 +62,7 @@ typedef struct attnbench_expected attnbench_expected;
 /* Dense zero-mean inputs [batch][heads][seq][dim], and the problem that they belong to. */
 typedef struct attnbench_problem {
   int64_t sizes[6];      /* batch, heads_q, heads_kv, seq_q, seq_k, head_dim */
-  int dtype;             /* an attn_dtype, of inputs and output */
+  int dtype, dtype_kv;   /* an attn_dtype, of Q and the output, and one of K and V */
   int align;             /* an attn_align of a causal problem; -1 if it is not causal */
   int with_lse;          /* whether attnbench_compare() will get an LSE */
   const void *q, *k, *v; /* must outlive the result of attnbench_expected_create() */
@@ -73,12 +73,12 @@ typedef struct attnbench_problem {
 ATTNBENCH_API attnbench_expected *attnbench_expected_create(const attnbench_problem *problem);
 ATTNBENCH_API void attnbench_expected_destroy(attnbench_expected *expected);
 
-/* Compares a dense output, and its dense LSE (NULL without). arithmetic: exp_error, p_rounding, input_flush and
- * input_rounding of attn_numerics, and the relative error of storing an output (0: it rounds to nearest). Returns the
- * largest error / limit: at most 1 passes. *abs_error: the largest error. where: batch, head, query and column of the
- * largest ratio, then the number of rows checked. */
+/* Compares a dense output, and its dense LSE (NULL without). arithmetic: exp_error, p_rounding, input_flush,
+ * input_rounding and query_rounding of attn_numerics, and the relative error of storing an output (0: it rounds to
+ * nearest). Returns the largest error / limit: at most 1 passes. *abs_error: the largest error. where: batch, head, query
+ * and column of the largest ratio, then the number of rows checked. */
 ATTNBENCH_API double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse,
-                                       const double arithmetic[5], double *abs_error, int64_t where[5]);
+                                       const double arithmetic[6], double *abs_error, int64_t where[5]);
 
 /* ---- Peaks (timing/rates.h) ---------------------------------------------------------------------------------- */
 

@@ -41,6 +41,7 @@ static void widen(attn_numerics *to, const attn_numerics *by) {
   to->p_rounding = fmax(to->p_rounding, by->p_rounding);
   to->input_flush = fmax(to->input_flush, by->input_flush);
   to->input_rounding = fmax(to->input_rounding, by->input_rounding);
+  to->query_rounding = fmax(to->query_rounding, by->query_rounding);
 }
 
 void bench_trial_declare(bench_trial *t) {

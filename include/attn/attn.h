@@ -573,6 +573,8 @@ typedef struct attn_numerics {
   double input_flush;    /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
   double input_rounding; /**< Unit roundoff of Q, K, P and V in the products, where these round float32 values; 0 = they take
                             them exactly. The automatic choice has no kernel that rounds them. */
+  double query_rounding; /**< Largest error of an element of Q in the products, relative to the largest of its row, where
+                            they take Q as integers; 0 = they don't. The automatic choice has no such kernel. */
 } attn_numerics;
 
 /** Facts about a kernel that are known without running it. */

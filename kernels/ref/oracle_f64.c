@@ -201,10 +201,11 @@ static double score_term(const query *r, int64_t d, double q, double k) {
   return q * k;
 }
 
-/* The sum over the head dimension, and of its terms' absolute values; the row's max_k grows. */
+/* The sum over the head dimension, and of its terms' absolute values; the row's max_k, sum_k and norm_k grow. */
 static double sum_terms(const query *r, int64_t j, attn_oracle_row *row, double *terms) {
   const int64_t dim = r->problem->dim_qk;
   compensated sum = {0, 0};
+  double sum_k = 0, squares = 0;
   for (int64_t first = 0; first < dim; first += COLUMNS) {
     const int64_t count = block_of(first, dim);
     double q[COLUMNS], k[COLUMNS];
@@ -215,8 +216,12 @@ static double sum_terms(const query *r, int64_t j, attn_oracle_row *row, double 
       add(&sum, term);
       *terms += fabs(term);
       row->max_k = larger(row->max_k, fabs(k[c]));
+      sum_k += fabs(k[c]);
+      squares += square(k[c]);
     }
   }
+  row->sum_k = larger(row->sum_k, sum_k);
+  row->norm_k = larger(row->norm_k, sqrt(squares));
   return value_of(&sum);
 }
 
@@ -248,7 +253,7 @@ static double score_of(const query *r, int64_t j, attn_oracle_row *row, double *
   return score;
 }
 
-/* Fills score[j] for the allowed keys, and the row's n, S, max_q and max_k. */
+/* Fills score[j] for the allowed keys, and the row's n, S, max_q, max_k, sum_k and norm_k. */
 static void score_row(const query *r, attn_oracle_row *row, double *score) {
   const int64_t dim = r->problem->score == ATTN_SCORE_PRECOMPUTED ? 0 : r->problem->dim_qk;
   for (int64_t j = 0; j < r->len_k; j++) {

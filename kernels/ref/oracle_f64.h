@@ -8,13 +8,14 @@
 
 /* One output row and what the error bound of docs/numerics.md needs to know about it. */
 typedef struct attn_oracle_row {
-  double lse;          /* log sum exp of the allowed scores without the sink; -inf for an empty row */
-  double abs_sum;      /* S: over the allowed keys, the largest sum of absolute terms of a score (dot terms, bias, ALiBi) */
-  int64_t allowed;     /* n: allowed keys */
-  double ties;         /* pairs of allowed keys with the same weight, i and j as well as j and i; left to harness/check */
-  double max_v;        /* largest |v| over allowed keys, all of dim_v */
-  double max_q, max_k; /* largest |q|, |k| the row reads; for the flush term */
-  bool exists;         /* false: i >= q_len, o must be 0 and lse -inf */
+  double lse;           /* log sum exp of the allowed scores without the sink; -inf for an empty row */
+  double abs_sum;       /* S: over the allowed keys, the largest sum of absolute terms of a score (dot terms, bias, ALiBi) */
+  int64_t allowed;      /* n: allowed keys */
+  double ties;          /* pairs of allowed keys with the same weight, i and j as well as j and i; left to harness/check */
+  double max_v;         /* largest |v| over allowed keys, all of dim_v */
+  double max_q, max_k;  /* largest |q|, |k| the row reads; for the flush term */
+  double sum_k, norm_k; /* largest sum of |k| of an allowed key, and root of its sum of squares; for rounded queries */
+  bool exists;          /* false: i >= q_len, o must be 0 and lse -inf */
 } attn_oracle_row;
 
 /* An output row: batch, query head, query. With VARLEN, i counts from the start of sequence b. */

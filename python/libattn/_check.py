@@ -15,10 +15,12 @@ import time
 from ._native import C, F, S, bench_library, check
 from ._plan import kernels
 
-# batch, heads_q, heads_kv, seq_q, seq_k, head_dim; dtype; alignment of a causal mask, or None
+# batch, heads_q, heads_kv, seq_q, seq_k, head_dim; dtype of K and V, and if it is no integer of Q and O, else float32;
+# alignment of a causal mask, or None
 CASES = [((1, 2, 1, 37, 45, 64), "ATTN_F32", "ATTN_ALIGN_BOTTOM_RIGHT"), ((1, 1, 1, 70, 70, 40), "ATTN_F32", None),
          ((1, 2, 1, 33, 64, 64), "ATTN_BF16", "ATTN_ALIGN_TOP_LEFT"), ((1, 1, 1, 20, 33, 32), "ATTN_F16", None),
-         ((2, 4, 2, 1, 130, 64), "ATTN_F32", None), ((1, 4, 2, 2, 90, 64), "ATTN_BF16", "ATTN_ALIGN_BOTTOM_RIGHT")]
+         ((2, 4, 2, 1, 130, 64), "ATTN_F32", None), ((1, 4, 2, 2, 90, 64), "ATTN_BF16", "ATTN_ALIGN_BOTTOM_RIGHT"),
+         ((1, 8, 2, 1, 130, 64), "ATTN_I8", None)]
 
 
 def _draw_case(generator):
@@ -26,7 +28,7 @@ def _draw_case(generator):
     heads_kv, seq_q = generator.randint(1, 2), generator.choice([generator.randint(1, 4), generator.randint(5, 80)])
     sizes = (generator.randint(1, 2), heads_kv * generator.randint(1, 4), heads_kv, seq_q, generator.randint(1, 150),
              generator.choice([32, 64, 128, generator.randint(1, 128)]))
-    return (sizes, generator.choice(["ATTN_F32", "ATTN_F16", "ATTN_BF16"]),
+    return (sizes, generator.choice(["ATTN_F32", "ATTN_F16", "ATTN_BF16", "ATTN_I8"]),
             generator.choice([None, "ATTN_ALIGN_TOP_LEFT", "ATTN_ALIGN_BOTTOM_RIGHT"]))
 
 
@@ -40,6 +42,9 @@ def _cases(seconds):
 
 def _draw(generator, count, dtype):
     """Dense numbers as the memory of an array of the dtype."""
+    if dtype == "ATTN_I8":
+        integers = (round(generator.gauss(0, 3)) for _ in range(count))
+        return bytearray(array.array("b", (max(-127, min(127, x)) for x in integers)).tobytes())
     values = array.array("f", [generator.gauss(0, 1) for _ in range(count)])
     if dtype == "ATTN_F16":
         return bytearray(struct.pack(f"{count}e", *values))
@@ -58,23 +63,26 @@ def _address(memory):
 class _Case:
     def __init__(self, number, sizes, dtype, align):
         self.name = f"{'x'.join(map(str, sizes))} {dtype}{', ' + align if align else ''}"
-        self.sizes, self.dtype = sizes, dtype
+        self.sizes, self.dtype_kv = sizes, dtype
+        self.dtype = "ATTN_F32" if dtype == "ATTN_I8" else dtype
         self.align = getattr(C, align) if align else -1
         b, hq, hkv, sq, sk, d = self.sizes
         generator = random.Random(number)
         counts = (b * hq * sq * d, b * hkv * sk * d, b * hkv * sk * d)
-        self.inputs = [_draw(generator, count, self.dtype) for count in counts]
+        types = (self.dtype, self.dtype_kv, self.dtype_kv)
+        self.inputs = [_draw(generator, count, which) for count, which in zip(counts, types)]
         self.o = bytearray(len(self.inputs[0]))
         self.lse = bytearray(4 * b * hq * sq)
         self.expected = bench_library().attnbench_expected_create(ctypes.byref(S.attnbench_problem(
-            sizes=self.sizes, dtype=getattr(C, self.dtype), align=self.align, with_lse=1, seed=1,
-            **dict(zip("qkv", map(_address, self.inputs))))))
+            sizes=self.sizes, dtype=getattr(C, self.dtype), dtype_kv=getattr(C, self.dtype_kv), align=self.align,
+            with_lse=1, seed=1, **dict(zip("qkv", map(_address, self.inputs))))))
 
     def problem(self):
         problem = S.attn_problem()
         b, hq, hkv, sq, sk, d = self.sizes
         F.attn_problem_init(ctypes.byref(problem), b, hq, hkv, sq, sk, d, d)
-        problem.dtype_q = problem.dtype_kv = problem.dtype_o = getattr(C, self.dtype)
+        problem.dtype_q = problem.dtype_o = getattr(C, self.dtype)
+        problem.dtype_kv = getattr(C, self.dtype_kv)
         problem.uses |= C.ATTN_USE_LSE
         if self.align >= 0:
             F.attn_problem_set_causal(ctypes.byref(problem), self.align)
@@ -89,8 +97,9 @@ class _Case:
 
     def error(self, kernel):
         """Largest error over its limit: 1 and less passes."""
-        narrowing = 0.0 if self.dtype == "ATTN_F32" else kernel.p_rounding
-        arithmetic = (ctypes.c_double * 5)(kernel.exp_error, narrowing, kernel.input_flush, kernel.input_rounding, 0)
+        narrowing = 0.0 if self.dtype_kv == "ATTN_F32" else kernel.p_rounding
+        arithmetic = (ctypes.c_double * 6)(kernel.exp_error, narrowing, kernel.input_flush, kernel.input_rounding,
+                                           kernel.query_rounding, 0)
         absolute, where = ctypes.c_double(), (ctypes.c_int64 * 5)()
         return bench_library().attnbench_compare(self.expected, _address(self.o), _address(self.lse), arithmetic,
                                                  ctypes.byref(absolute), where)

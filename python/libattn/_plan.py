@@ -67,12 +67,14 @@ class Kernel:
     p_rounding: float
     input_flush: float
     input_rounding: float
+    query_rounding: float
     unusable: str | None  # why this CPU cannot run it
 
 
 def _kernel(info):
     texts = (getattr(info, name).decode() for name in ("name", "algorithm", "isa", "library", "summary"))
-    numerics = (getattr(info.numerics, name) for name in ("exp_error", "p_rounding", "input_flush", "input_rounding"))
+    numerics = (getattr(info.numerics, name) for name in ("exp_error", "p_rounding", "input_flush", "input_rounding",
+                                                       "query_rounding"))
     reason = F.attn_kernel_unusable(ctypes.addressof(info))
     return Kernel(*texts, *numerics, reason.decode() if reason else None)
 

@@ -43,7 +43,9 @@ static const char *unusable(const attn_kernel *kernel, const char *cap) {
   return reason || !attn_hooks_of(kernel)->unusable ? reason : kernel->library->unusable(cap);
 }
 
-bool attn_is_automatic(const attn_kernel_info *kernel) { return !(kernel->numerics.input_rounding > 0); }
+bool attn_is_automatic(const attn_kernel_info *kernel) {
+  return !(kernel->numerics.input_rounding > 0 || kernel->numerics.query_rounding > 0);
+}
 
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];

@@ -257,7 +257,13 @@ static void find_facts(const head *t, int64_t i, dense_row *row) {
     const double magnitude = t->magnitude[i * t->seq_k + j];
     raise_to(&facts->abs_sum, magnitude);
     if (isfinite(magnitude)) raise_to(&row->finite_sum, magnitude);
-    for (int64_t d = 0; d < p->dim_qk; d++) raise_to(&facts->max_k, fabs(t->k[j * p->dim_qk + d]));
+    double sum_k = 0, squares = 0;
+    for (int64_t d = 0; d < p->dim_qk; d++) {
+      const double k = fabs(t->k[j * p->dim_qk + d]);
+      raise_to(&facts->max_k, k);
+      sum_k += k, squares += k * k;
+    }
+    raise_to(&facts->sum_k, sum_k), raise_to(&facts->norm_k, sqrt(squares));
     for (int64_t d = 0; d < p->dim_v; d++) raise_to(&facts->max_v, fabs(t->v[j * p->dim_v + d]));
   }
   for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));

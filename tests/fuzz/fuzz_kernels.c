@@ -145,8 +145,9 @@ static void compare_oracles(const fuzz_problem *f, const dense_row *row, place a
   const attn_oracle_row *other = &row->facts;
   const double amplified = 1 + row->finite_sum;
   bool same = facts.exists == other->exists && facts.allowed == other->allowed && facts.max_q == other->max_q &&
-              facts.max_k == other->max_k && facts.max_v == other->max_v &&
-              near(facts.abs_sum, other->abs_sum, facts.abs_sum) && near(facts.lse, other->lse, amplified + fabs(facts.lse));
+              facts.max_k == other->max_k && facts.max_v == other->max_v && near(facts.sum_k, other->sum_k, facts.sum_k) &&
+              near(facts.norm_k, other->norm_k, facts.norm_k) && near(facts.abs_sum, other->abs_sum, facts.abs_sum) &&
+              near(facts.lse, other->lse, amplified + fabs(facts.lse));
   for (int64_t d = 0; d < f->problem.dim_v; d++)
     same = same && near(o[d], row->o[d], amplified * m[d]) && near(m[d], row->m[d], amplified * m[d]) &&
            near(w[d], row->w[d], 1e3 * amplified * m[d]);

@@ -125,6 +125,29 @@ static void check_kernel(const char *kernel) {
     check_exp(info, ATTN_BF16);
 }
 
+/* Where products take Q as integers: of two keys, one is 0, so the logarithm of the quotient is the other's score, which a
+ * single element of Q makes. The first one, which its key does not read, is the largest of its row. */
+static double measure_queries(const char *kernel) {
+  static float q[ROWS][DIM], o[ROWS][DIM];
+  static const int8_t k[2][DIM] = {{0, 1}}, v[2][DIM] = {{1, 0}, {0, 1}};
+  attn_problem p = probe_problem(ATTN_F32);
+  p.dtype_kv = ATTN_I8;
+  double worst = 0;
+  for (int n = 0; n < ROWS; n++) q[n][0] = 4, q[n][1] = (float)(4.0 * n / ROWS);
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
+  test_ok(test_run(&p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
+  for (int n = 0; n < ROWS; n++)
+    worst = fmax(worst, fabs(log((double)o[n][0] / (double)o[n][1]) - (double)q[n][1]) / (double)q[n][0]);
+  return worst;
+}
+
+static void check_queries(const char *kernel) {
+  const double declared = attn_kernel_find(kernel)->numerics.query_rounding;
+  if (declared > 0) compare(kernel, "queries", declared, measure_queries(kernel));
+}
+
+TEST(declared_errors_of_queries_are_true) { test_each_kernel(check_queries); }
+
 TEST(declared_errors_are_true) { test_each_kernel(check_kernel); }
 
 /* ---- Denormal weights ---- */

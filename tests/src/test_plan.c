@@ -76,6 +76,7 @@ TEST(registry_can_be_read) {
     assert_true(strlen(info->summary) > 10);
     assert_non_null(info->library);
     assert_true(info->numerics.p_rounding >= 0 && info->numerics.input_flush >= 0 && info->numerics.input_rounding >= 0);
+    assert_true(info->numerics.query_rounding >= 0);
     assert_true(info->numerics.exp_error > 0);
     assert_true(info->numerics.exp_error < 1e-5 || info->numerics.exp_error < info->numerics.p_rounding / 100);
   }

@@ -221,18 +221,19 @@ static const char *takes_few_rows(const attn_problem *problem, char *buffer, siz
 
 static char long_name[ATTN_KERNEL_NAME_BYTES];
 static const char *const term_names[] = {"row", "call"};
-#define KERNEL_THAT_ROUNDS(kernel_name, reject, rounding)                                                                \
-  {                                                                                                                      \
-    .info = {kernel_name, "", "c", "", "for tests", {.input_rounding = rounding}}, .rejects = reject, .plan = idle_plan, \
-    .terms = {2, term_names, count_rows}, .run = run_nothing,                                                            \
+#define KERNEL_THAT_ROUNDS(kernel_name, reject, ...)                                                      \
+  {                                                                                                       \
+    .info = {kernel_name, "", "c", "", "for tests", {__VA_ARGS__}}, .rejects = reject, .plan = idle_plan, \
+    .terms = {2, term_names, count_rows}, .run = run_nothing,                                             \
   }
-#define KERNEL(kernel_name, reject) KERNEL_THAT_ROUNDS(kernel_name, reject, 0)
+#define KERNEL(kernel_name, reject) KERNEL_THAT_ROUNDS(kernel_name, reject, .exp_error = 0)
 static const attn_kernel slow = KERNEL("slow", idle_rejects), quick = KERNEL("quick", idle_rejects),
                          few = KERNEL("few", takes_few_rows), longest = KERNEL(long_name, idle_rejects),
-                         rough = KERNEL_THAT_ROUNDS("rough", idle_rejects, 0x1p-17);
+                         rough = KERNEL_THAT_ROUNDS("rough", idle_rejects, .input_rounding = 0x1p-17),
+                         coarse = KERNEL_THAT_ROUNDS("coarse", idle_rejects, .query_rounding = 0x1p-17);
 
 static void add_kernels(void) {
-  static const attn_kernel *const kernels[] = {&slow, &quick, &few, &longest, &rough};
+  static const attn_kernel *const kernels[] = {&slow, &quick, &few, &longest, &rough, &coarse};
   static const attn_plugin added = {.kernels = kernels, .kernel_count = COUNT(kernels)};
   memset(long_name, 'x', sizeof long_name - 1);
   assert_true(attn_registry_add(&added, "this program"));
@@ -259,14 +260,17 @@ TEST(the_quickest_by_costs_runs) {
 }
 
 TEST(kernels_that_round_their_inputs_run_only_where_they_are_named) {
-  read_lines(COST("slow", "f32", "100", "50") COST("rough", "f32", "1", "1"));
+  read_lines(COST("slow", "f32", "100", "50") COST("rough", "f32", "1", "1") COST("coarse", "f32", "1", "1"));
   const attn_problem problem = of_shape(40, 40, 1, 32);
   expect_choice(&problem, "slow", "no other kernel with costs can run", NULL);
-  const attn_options options = with("rough");
-  attn_plan *plan;
-  test_ok(attn_plan_create(&problem, &options, &plan));
-  assert_string_equal(attn_plan_kernel(plan), "rough");
-  attn_plan_destroy(plan);
+  static const char *const names[] = {"rough", "coarse"};
+  for (size_t i = 0; i < COUNT(names); i++) {
+    const attn_options options = with(names[i]);
+    attn_plan *plan;
+    test_ok(attn_plan_create(&problem, &options, &plan));
+    assert_string_equal(attn_plan_kernel(plan), names[i]);
+    attn_plan_destroy(plan);
+  }
 }
 
 /* Terms that no line names take no time. */

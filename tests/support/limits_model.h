@@ -8,7 +8,7 @@
 #include "check/check.h"
 
 typedef struct model {
-  double proven, sharp, u_p, lost, lse, store; /* two kernels that may both err: sums */
+  double proven, sharp, u_p, moved, lost, lse, lse_mean, store; /* two kernels that may both err: sums */
   double max_v;
 } model;
 
@@ -23,24 +23,30 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
   const double flushed = k->input_flush > 0 ? k->input_flush * (f->max_q + f->max_k) : 0;
   const double vanish =
       p->score == ATTN_SCORE_DOT ? (double)p->dim_qk * (scale * flushed + 0x1p-126 * (scale + f->max_k)) : 0;
-  m->proven +=
+  double proven =
       (u * (terms + 16) + bend) * f->abs_sum + vanish + eps * (1 + rescales) + u_p_of(p, k) + u * (n + rescales + 4);
-  m->sharp += (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n + f->ties) + 4);
-  m->proven += 2 * k->input_rounding * (f->abs_sum + 1);
-  m->sharp += 2 * k->input_rounding * (f->abs_sum + 1);
+  double sharp = (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n + f->ties) + 4), moved = 0;
+  proven += 2 * k->input_rounding * (f->abs_sum + 1);
+  sharp += 2 * k->input_rounding * (f->abs_sum + 1);
+  if (p->score == ATTN_SCORE_DOT && k->query_rounding > 0) {
+    proven += k->query_rounding * scale * f->max_q * f->sum_k;
+    moved = expm1(12 * k->query_rounding * scale * f->max_q * f->norm_k) / 2;
+  }
+  m->proven += proven, m->sharp += sharp, m->moved += moved;
+  m->lse += proven + 4 * u * (1 + fabs(f->lse));
+  m->lse_mean += fmin(proven, sharp + u_p_of(p, k) + moved) + 4 * u * (1 + fabs(f->lse)); /* zero-mean data */
   m->u_p += u_p_of(p, k);
   m->lost += n * 0x1p-125 * f->max_v + (2 * n + 4) * (k->input_flush > 0 ? 0x1p-126 : 0x1p-149) + k->input_flush;
   m->store += p->dtype_o == ATTN_F32 ? 0x1p-24 : p->dtype_o == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-  m->lse += 4 * u * (1 + fabs(f->lse));
   m->max_v = f->max_v;
 }
 
 /* How far an element may be from `right`. m and w: M and W of an output; an LSE does not use them. */
 static double limit_of(const model *l, attn_dtype type, bool zero_mean, bool is_lse, double right, double m, double w) {
   const double step = type == ATTN_F32 ? 0x1p-149 : type == ATTN_F16 ? 0x1p-24 : 0x1p-133;
-  if (is_lse) return l->lse + (zero_mean ? fmin(l->proven, l->sharp + l->u_p) : l->proven);
+  if (is_lse) return zero_mean ? l->lse_mean : l->lse;
   double e = 2 * l->proven < 1 ? expm1(2 * l->proven) * m : 2 * (l->max_v + fabs(right));
-  if (zero_mean) e = fmin(e, 2 * l->sharp * m + 6 * l->u_p * w);
+  if (zero_mean) e = fmin(e, 2 * l->sharp * m + (6 * l->u_p + l->moved) * w);
   return e + l->lost + l->store * (fabs(right) + e + l->lost) + step / 2;
 }
 

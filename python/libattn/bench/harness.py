@@ -157,6 +157,7 @@ class Rounding:
     p_rounding: float = 0.0
     input_flush: float = 0.0
     input_rounding: float = 0.0
+    query_rounding: float = 0.0
     store_error: float = 0.0
 
 
@@ -179,9 +180,10 @@ class Reference:
     def __init__(self, case, q, k, v, seed=1, lse=False):
         align = ALIGNMENTS[case.causal]
         sizes = (c_int64 * 6)(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim)
+        number = dtypes()[case.dtype].number
         self.inputs = q, k, v  # the handle points to their data
         self.handle = bench_library().attnbench_expected_create(byref(S.attnbench_problem(
-            sizes=sizes, dtype=dtypes()[case.dtype].number, align=-1 if align is None else align, with_lse=lse, seed=seed,
+            sizes=sizes, dtype=number, dtype_kv=number, align=-1 if align is None else align, with_lse=lse, seed=seed,
             **{name: x.ctypes.data for name, x in zip("qkv", self.inputs)})))
         if not self.handle:
             raise MemoryError("no memory for the float64 oracle")
@@ -196,7 +198,7 @@ class Reference:
         if output.shape != q.shape or output.dtype != q.dtype:
             raise ValueError(f"output is {output.dtype} {output.shape}; {q.dtype} {q.shape} is right")
         arithmetic = doubles([rounding.exp_error, rounding.p_rounding, rounding.input_flush, rounding.input_rounding,
-                              rounding.store_error])
+                              rounding.query_rounding, rounding.store_error])
         abs_error, where = doubles([0.0]), (c_int64 * 5)()
         dense = [x if x is None or x.flags.c_contiguous else x.copy() for x in (output, lse)]
         addresses = (x if x is None else x.ctypes.data for x in dense)

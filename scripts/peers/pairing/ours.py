@@ -51,7 +51,8 @@ class LibraryKernel:
         numerics = info.numerics
         narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # with a float32 V, P stays float32
         return Prepared(calls=[plan.bind(q, k, v, o, pages=case.pages) for q, k, v in rotations], output=output,
-                       rounding=Rounding(numerics.exp_error, narrowing, numerics.input_flush, numerics.input_rounding),
+                       rounding=Rounding(numerics.exp_error, narrowing, numerics.input_flush, numerics.input_rounding,
+                                         numerics.query_rounding),
                        facts={"algorithm": info.algorithm.decode(), "isa": info.isa.decode(),
                               "library": info.library.decode(), "plan_ns": plan_ns,
                               "workspace_bytes": plan.workspace.nbytes},

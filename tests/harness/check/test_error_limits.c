@@ -21,9 +21,17 @@ typedef struct row {
 } row;
 
 static row row_of(attn_score score, attn_dtype dtype_kv) {
-  row r = {
-      .numerics = {.exp_error = 0x1p-19, .p_rounding = 0x1p-9},
-      .facts = {.lse = -2.5, .abs_sum = 3, .allowed = 100, .ties = 44, .max_v = 4, .max_q = 2, .max_k = 5, .exists = true}};
+  row r = {.numerics = {.exp_error = 0x1p-19, .p_rounding = 0x1p-9},
+           .facts = {.lse = -2.5,
+                     .abs_sum = 3,
+                     .allowed = 100,
+                     .ties = 44,
+                     .max_v = 4,
+                     .max_q = 2,
+                     .max_k = 5,
+                     .sum_k = 40,
+                     .norm_k = 7,
+                     .exists = true}};
   attn_problem_init(&r.problem, 1, 1, 1, 1, 200, 36, 8);
   r.problem.score = score;
   r.problem.dtype_kv = dtype_kv;
@@ -40,6 +48,7 @@ static void expect_formulas(const row *r) {
     assert_near(got.lost, wanted.lost);
     assert_near(got.lse, limit_of(&wanted, ATTN_F32, zero_mean, true, 0, 0, 0));
     assert_true(got.max_v == r->facts.max_v && got.p_rounding == wanted.u_p);
+    assert_near(got.moved, wanted.moved);
     assert_true(got.both == zero_mean && got.empty == (r->facts.allowed == 0) && got.dtype_o == r->problem.dtype_o);
     assert_true(got.store_error == wanted.store);
   }
@@ -66,6 +75,21 @@ TEST(what_vanishes_is_part_of_the_limits) {
 TEST(rounded_inputs_are_part_of_the_limits) {
   row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
   r.numerics.input_rounding = 0x1p-10;
+  expect_formulas(&r);
+}
+
+/* So are queries that are rounded to integers, in scores that are products of theirs. */
+TEST(rounded_queries_are_part_of_the_limits) {
+  row r = row_of(ATTN_SCORE_DOT, ATTN_I8);
+  const double without = bench_limits_of_row(&r.problem, &r.numerics, &r.facts, true).proven;
+  r.numerics.query_rounding = 0x1p-10;
+  r.problem.scale = -0.25f;
+  expect_formulas(&r);
+  assert_true(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, true).proven > without);
+  bench_row_limits limits = bench_limits_of_row(&r.problem, &r.numerics, &r.facts, true);
+  limits.store_error = limits.lost = 0;
+  assert_near(bench_output_ratio(&limits, 0, 1, 1, 1), 1 / (limits.sharp * 2 + 6 * limits.p_rounding + limits.moved));
+  r.problem.score = ATTN_SCORE_ADDITIVE;
   expect_formulas(&r);
 }
 
@@ -119,10 +143,11 @@ TEST(limits_that_are_no_numbers_fail) {
 }
 
 TEST(two_answers_may_differ_by_the_sum) {
-  const bench_row_limits a = {1, 2, 3, 4, 5, 6, 7, ATTN_F32, true, false}, b = {10, 20, 30, 40, 50, 60, 70, ATTN_BF16, 0, 0};
+  const bench_row_limits a = {1, 2, 3, 4, 5, 6, 7, 8, ATTN_F32, true, false},
+                         b = {10, 20, 30, 40, 50, 60, 70, 80, ATTN_BF16, 0, 0};
   const bench_row_limits sum = bench_limits_sum(a, b);
   assert_true(sum.proven == 11 && sum.sharp == 22 && sum.lost == 33 && sum.lse == 44);
-  assert_true(sum.max_v == 5 && sum.p_rounding == 66 && sum.store_error == 77);
+  assert_true(sum.moved == 88 && sum.max_v == 5 && sum.p_rounding == 66 && sum.store_error == 77);
   assert_true(sum.dtype_o == ATTN_F32 && sum.both && !sum.empty);
 }
 
@@ -184,17 +209,23 @@ TEST(outputs_round_to_the_smallest_numbers) {
 /* The largest declared errors that are not refused, and the largest that are not marked as approximate. */
 TEST(the_caps_are_those_of_numerics_md) {
   attn_problem problem = row_of(ATTN_SCORE_DOT, ATTN_F32).problem;
-  const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126, .input_rounding = 0x1p-8};
-  attn_numerics over[] = {edge, edge, edge, edge};
+  const attn_numerics edge = {.exp_error = 0x1p-8,
+                              .p_rounding = 0x1p-8,
+                              .input_flush = 0x1p-126,
+                              .input_rounding = 0x1p-8,
+                              .query_rounding = 0x1p-7};
+  attn_numerics over[] = {edge, edge, edge, edge, edge};
   over[0].exp_error *= 1.01, over[1].p_rounding *= 1.01, over[2].input_flush *= 1.01, over[3].input_rounding *= 1.01;
+  over[4].query_rounding *= 1.01;
   assert_null(bench_beyond_cap(&edge));
-  for (int i = 0; i < 4; i++) assert_non_null(bench_beyond_cap(&over[i]));
+  for (int i = 0; i < 5; i++) assert_non_null(bench_beyond_cap(&over[i]));
   assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-21, .p_rounding = 0x1p-8}));
   assert_true(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1.1p-21}));
   assert_true(bench_is_approximate(&problem, &(attn_numerics){.input_rounding = 0x1p-17}));
+  assert_true(bench_is_approximate(&problem, &(attn_numerics){.query_rounding = 0x1p-17}));
   problem.dtype_kv = ATTN_F16;
   assert_true(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1.1p-11}));
   assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-11, .p_rounding = 0x1p-11}));
   problem.dtype_kv = ATTN_BF16;
-  assert_false(bench_is_approximate(&problem, &edge));
+  assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-8, .input_rounding = 0x1p-8}));
 }

@@ -158,7 +158,7 @@ static void expect_mark(const sample *s) {
 
 static attn_numerics draw_numerics(void) {
   static const double exp_error[] = {0x1p-22, 0x1p-15, 0}, p_rounding[] = {0, 0x1p-8, 0x1p-12}, flush[] = {0, 0x1p-126};
-  return (attn_numerics){exp_error[draw(3)], p_rounding[draw(3)], flush[draw(2)], p_rounding[draw(3)]};
+  return (attn_numerics){exp_error[draw(3)], p_rounding[draw(3)], flush[draw(2)], p_rounding[draw(3)], p_rounding[draw(3)]};
 }
 
 /* One number of V. */
@@ -258,6 +258,7 @@ static void find_largest_facts(sample *s) {
     compute_row(s, &at);
     most->abs_sum = fmax(most->abs_sum, at.facts.abs_sum), most->max_v = fmax(most->max_v, at.facts.max_v);
     most->max_q = fmax(most->max_q, at.facts.max_q), most->max_k = fmax(most->max_k, at.facts.max_k);
+    most->sum_k = fmax(most->sum_k, at.facts.sum_k), most->norm_k = fmax(most->norm_k, at.facts.norm_k);
     most->ties = fmax(most->ties, at.facts.ties / pow(fmax(1, (double)at.facts.allowed), 2));
     for (int64_t d = 0; d < s->p.dim_v; d++)
       if (s->m[d] > 0) s->spread = fmax(s->spread, s->w[d] / s->m[d] * sqrt((double)at.facts.allowed));
@@ -365,10 +366,10 @@ static void change_rows(sample *s) {
   assert_int_equal(verdict.status, BENCH_PASS);
   find_largest_facts(s);
   const bench_reference *r = s->expected->reference;
-  const double known[] = {r->largest.abs_sum, r->largest.max_v, r->largest.max_q,
-                          r->largest.max_k,   r->largest.ties,  r->spread};
-  const double facts[] = {s->largest.abs_sum, s->largest.max_v, s->largest.max_q,
-                          s->largest.max_k,   s->largest.ties,  s->spread};
+  const double known[] = {r->largest.abs_sum, r->largest.max_v,  r->largest.max_q, r->largest.max_k,
+                          r->largest.sum_k,   r->largest.norm_k, r->largest.ties,  r->spread};
+  const double facts[] = {s->largest.abs_sum, s->largest.max_v,  s->largest.max_q, s->largest.max_k,
+                          s->largest.sum_k,   s->largest.norm_k, s->largest.ties,  s->spread};
   bool more = false;
   for (size_t i = 0; i < COUNT(facts); i++) {
     assert_true(known[i] >= facts[i] * (1 - 1e-12)); /* sums in another order */

@@ -87,7 +87,7 @@ TEST(looks_without_memory_pass_nothing) {
 
 static bool may_refer(const attn_kernel_info *kernel, const attn_problem *p) {
   const attn_numerics *n = &kernel->numerics;
-  const bool exact = !(n->p_rounding > 0) && !(n->input_rounding > 0) && n->exp_error <= 0x1p-21;
+  const bool exact = !(n->p_rounding > 0) && !(n->input_rounding > 0) && !(n->query_rounding > 0) && n->exp_error <= 0x1p-21;
   return !kernel->library[0] && exact && strcmp(kernel->algorithm, "decode") && !attn_kernel_rejects(kernel, p);
 }
 
