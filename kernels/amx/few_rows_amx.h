@@ -48,7 +48,7 @@ enum {
 };
 
 #define DECODE_PRODUCTS /* decode.h takes the functions of this file */
-static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS};
+static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS, .aims_behind = true};
 
 /* Pairs of lines to prefetch: beside each load of a tile, and beside the transposition of a tile's scores. Together they are
  * 16 for a tile of K and its tile of V: all that these have. */
@@ -167,16 +167,6 @@ static value_rows copy_group(const products *work, const row_block *block, value
   return (value_rows){.at = to, .stride = padded};
 }
 
-/* Prefetches the next keys where they lie, if that may be elsewhere than behind these. */
-static void aim_behind(products *work, const row_block *block) {
-  const attn_problem *p = block->problem;
-  const bool pages = attn_uses(p, ATTN_USE_PAGES), lists = attn_has_block_kinds(p);
-  if (!(pages || lists) || work->behind < 0 || work->behind >= block->range[0].end) return;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, work->behind);
-  work->next.k = (uintptr_t)((const uint16_t *)block->args->k + run.k);
-  work->next.v = (uintptr_t)((const uint16_t *)block->args->v + run.v);
-}
-
 /* One of the block's groups of rows: `values` if they can be read in place, else a copy in `copy`. */
 static value_rows take_group(const products *work, const row_block *block, int group, value_rows values, int64_t dim,
                              int64_t row, uint16_t *copy) {
@@ -205,7 +195,6 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->whole = end - begin == DECODE_KEYS && run.keys >= DECODE_KEYS;
   work->next = prefetch_of(lines_of(k + run.k, p->dim_qk, p->k_stride.s), lines_of(v + run.v, p->dim_v, p->v_stride.s),
                            DECODE_KEYS, PREFETCH_ONCE, false);
-  aim_behind(work, block);
   work->k[0] = (value_rows){k + run.k, p->k_stride.s};
   work->v[0] = (value_rows){v + run.v, p->v_stride.s};
   if (work->whole && (p->dim_qk | p->dim_v) % ROW_VALUES == 0) return; /* the first group says it all */

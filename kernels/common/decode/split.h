@@ -15,6 +15,16 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
   return true;
 }
 
+/* Prefetches the next keys where they lie, if that may be elsewhere than behind these. */
+static void aim_behind(products *work, const row_block *block) {
+  const attn_problem *p = block->problem;
+  const bool elsewhere = attn_uses(p, ATTN_USE_PAGES) || attn_has_block_kinds(p);
+  if (!elsewhere || work->behind < 0 || work->behind >= block->range[0].end) return;
+  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, work->behind);
+  work->next.k = (uintptr_t)attn_element_at(block->args->k, p->dtype_kv, run.k);
+  work->next.v = (uintptr_t)attn_element_at(block->args->v, p->dtype_kv, run.v);
+}
+
 static void decode_block(const row_block *block, products *work, int64_t begin, int64_t end) {
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS);
@@ -25,6 +35,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   block_scales scales;
   if (scaled) find_scales(block, first, begin, end, &scales);
   take_keys(work, block, begin, end, block->careful && selects);
+  if (DECODE_KNOBS.aims_behind) aim_behind(work, block);
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_KNOBS.tile_rows) {
     const int64_t rows = min64(DECODE_KNOBS.tile_rows, block->rows - tile_row);
     score_rows(work, block, tile_row, rows);

@@ -28,8 +28,9 @@ enum {
 };
 
 /* None: other rows have just read K and V, or the CPU fetches them by itself. Any: one piece of code for all policies,
- * whatever prefetch_lines says. */
-typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY } prefetch_policy;
+ * whatever prefetch_lines says. Near: once, but into level 1, for loops that take a part of each key's row at a time, so
+ * that no line is read in its order. */
+typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY, PREFETCH_NEAR } prefetch_policy;
 
 /* Rows of K or V: `bytes` each, `stride` bytes apart. `step`: bytes from one line that is prefetched once to the
  * next; for blocks, whose loops take a few more or fewer bytes as a line, these. */
@@ -63,7 +64,7 @@ static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys,
   if (policy == PREFETCH_NONE) return (prefetch_lines){.policy = policy};
   const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
   prefetch_lines next = {.policy = policy,
-                         .left = policy == PREFETCH_ONCE ? INT64_MAX : 0,
+                         .left = policy != PREFETCH_TWICE ? INT64_MAX : 0,
                          .row = INT64_MAX,
                          .until_gap = INT64_MAX,
                          .nearer = nearer};
@@ -71,31 +72,38 @@ static inline prefetch_lines prefetch_of(line_rows k, line_rows v, int64_t keys,
   next.v = (uintptr_t)v.at + prefetch_distance(v_block, nearer);
   next.v_again = (uintptr_t)v.at;
   next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
-  if (policy != PREFETCH_ONCE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
+  if (policy == PREFETCH_TWICE || (k.stride == k.bytes && v.stride == v.bytes)) return next; /* no gaps */
   next.left = next.row = ceil_div(max64(k.bytes, v.bytes), k.step);
   next.k_gap = (uintptr_t)(k.stride - next.row * k.step);
   next.v_gap = (uintptr_t)(v.stride - next.row * v.step);
   return next;
 }
 
-/* Prefetches `pairs` lines of K and as many of V, into level 2. None of them is the last of a row. */
-static ALWAYS_INLINE void prefetch_inside(prefetch_lines *next, const int pairs, const uintptr_t step) {
-  UNROLL
-  for (int i = 0; i < pairs; i++) {
-    __builtin_prefetch((const void *)(next->k + (uintptr_t)i * step), 0, 2);
-    __builtin_prefetch((const void *)(next->v + (uintptr_t)i * step), 0, 2);
+/* Prefetches one line of K and of V, into level 2 or 1. */
+static ALWAYS_INLINE void prefetch_pair(uintptr_t k, uintptr_t v, const bool near) {
+  if (near) { /* NOLINT(bugprone-branch-clone): how near is a constant, whose difference it does not see */
+    __builtin_prefetch((const void *)k, 0, 3);
+    __builtin_prefetch((const void *)v, 0, 3);
+  } else {
+    __builtin_prefetch((const void *)k, 0, 2);
+    __builtin_prefetch((const void *)v, 0, 2);
   }
+}
+
+/* Prefetches `pairs` lines of K and as many of V. None of them is the last of a row. */
+static ALWAYS_INLINE void prefetch_inside(prefetch_lines *next, const int pairs, const uintptr_t step, const bool near) {
+  UNROLL
+  for (int i = 0; i < pairs; i++) prefetch_pair(next->k + (uintptr_t)i * step, next->v + (uintptr_t)i * step, near);
   next->k += (uintptr_t)pairs * step;
   next->v += (uintptr_t)pairs * step;
   next->left -= pairs;
 }
 
 /* The same over the end of a row. */
-static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs, const uintptr_t step) {
+static ALWAYS_INLINE void prefetch_across(prefetch_lines *next, const int pairs, const uintptr_t step, const bool near) {
   NO_UNROLL
   for (int i = 0; i < pairs; i++) {
-    __builtin_prefetch((const void *)next->k, 0, 2);
-    __builtin_prefetch((const void *)next->v, 0, 2);
+    prefetch_pair(next->k, next->v, near);
     next->k += step;
     next->v += step;
     if (--next->left > 0) continue;
@@ -143,9 +151,9 @@ static ALWAYS_INLINE void prefetch_ahead(prefetch_lines *next, const prefetch_po
   if (policy == PREFETCH_TWICE) { /* NOLINT(bugprone-branch-clone): the same as the last branch, but known without a test */
     prefetch_twice(next, pairs, paged, again);
   } else if (__builtin_expect(next->left > pairs, 1)) {
-    prefetch_inside(next, pairs, (uintptr_t)step);
+    prefetch_inside(next, pairs, (uintptr_t)step, policy == PREFETCH_NEAR);
   } else if (next->left > 0) {
-    prefetch_across(next, pairs, (uintptr_t)step);
+    prefetch_across(next, pairs, (uintptr_t)step, policy == PREFETCH_NEAR);
   } else if (policy == PREFETCH_ANY && next->policy == PREFETCH_TWICE) {
     prefetch_twice(next, pairs, paged, again);
   }
