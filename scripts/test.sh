@@ -217,8 +217,8 @@ stage_emulated() {
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON "$quick" || { fail_build && return; } || return 1
   local avx512='(edge|conformance|exp|tier)_avx512|' # only if this CPU cannot run them
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
-  local bf16='(tier|conformance|cold_windows)_(avx512bf16|amx)'
-  run_ctest build-emulated -R "^($avx512$bf16|bits|nonfinite|merge|pieces|serving|guard_pages|no_time)\$"
+  local upper='(tier|conformance|cold_windows)_(avx512bf16|amx)|(tier|conformance|integers)_avx512vnni'
+  run_ctest build-emulated -R "^($avx512$upper|bits|nonfinite|merge|pieces|serving|guard_pages|no_time)\$"
 }
 
 stage_machines() {

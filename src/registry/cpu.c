@@ -54,6 +54,7 @@ static const struct {
                     {CPU_FMA, {.xcr0 = XCR0_AVX, .leaf1_c = bit_FMA}},
                     {CPU_F16C, {.xcr0 = XCR0_AVX, .leaf1_c = bit_F16C}},
                     {CPU_AVX512, {.xcr0 = XCR0_AVX512, .leaf7_b = AVX512_BITS}},
+                    {CPU_AVX512_VNNI, {.xcr0 = XCR0_AVX512, .leaf7_b = AVX512_BITS, .leaf7_c = 1u << 11}},
                     {CPU_AVX512_BF16, {.xcr0 = XCR0_AVX512, .leaf7_b = AVX512_BITS, .leaf7_1_a = 1u << 5}},
                     {CPU_AMX_BF16, {.xcr0 = XCR0_AMX, .leaf7_d = 1u << 22 /* AMX-BF16 */ | 1u << 24 /* AMX-TILE */}}};
 
@@ -62,7 +63,8 @@ uint32_t attn_features_of_cpuid(const attn_cpuid *has) {
   for (size_t i = 0; i < sizeof x86_features / sizeof *x86_features; i++) {
     const attn_cpuid *needs = &x86_features[i].needs;
     if (all_set(has->xcr0, needs->xcr0) && all_set(has->leaf1_c, needs->leaf1_c) && all_set(has->leaf7_b, needs->leaf7_b) &&
-        all_set(has->leaf7_d, needs->leaf7_d) && all_set(has->leaf7_1_a, needs->leaf7_1_a))
+        all_set(has->leaf7_c, needs->leaf7_c) && all_set(has->leaf7_d, needs->leaf7_d) &&
+        all_set(has->leaf7_1_a, needs->leaf7_1_a))
       features |= x86_features[i].feature;
   }
   return features;
@@ -76,6 +78,7 @@ static attn_cpuid read_cpuid(void) {
   has.xcr0 = read_xcr0();
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
   has.leaf7_b = b;
+  has.leaf7_c = c;
   has.leaf7_d = d;
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.leaf7_1_a = a;
   return has;
@@ -85,7 +88,7 @@ static uint32_t detect_features(void) {
   const attn_cpuid has = read_cpuid();
   const uint32_t features = attn_features_of_cpuid(&has);
 #ifdef ATTN_EMULATE_AVX512 /* for tests: the tiers' instructions run as AVX2 */
-  if (features & CPU_AVX2) return features | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
+  if (features & CPU_AVX2) return features | CPU_AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16 | CPU_AMX_BF16;
 #endif
 #ifdef __linux__
   return features;
@@ -147,7 +150,7 @@ double attn_tier_flops(int index) {
 
 /* Names of feature bits, for sentences. */
 static void append_feature_names(uint32_t features, char *text, size_t bytes) {
-  static const char *const names[] = {"AVX2",        "FMA",      "F16C", "AVX-512 F/BW/DQ/VL",
+  static const char *const names[] = {"AVX2",        "FMA",      "F16C", "AVX-512 F/BW/DQ/VL", "AVX512-VNNI",
                                       "AVX512-BF16", "AMX-BF16", "NEON", "BF16 on NEON"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (features & 1u << i) attn_append(text, bytes, ", ", names[i]);

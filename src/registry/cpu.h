@@ -14,19 +14,21 @@ enum {
   CPU_FMA = 1 << 1,
   CPU_F16C = 1 << 2,
   CPU_AVX512 = 1 << 3, /* F, BW, DQ and VL */
-  CPU_AVX512_BF16 = 1 << 4,
-  CPU_AMX_BF16 = 1 << 5, /* AMX-TILE and AMX-BF16 */
-  CPU_NEON = 1 << 6,
-  CPU_NEON_BF16 = 1 << 7, /* BFDOT, BFMMLA and BFCVT on Advanced SIMD registers */
+  CPU_AVX512_VNNI = 1 << 4,
+  CPU_AVX512_BF16 = 1 << 5,
+  CPU_AMX_BF16 = 1 << 6, /* AMX-TILE and AMX-BF16 */
+  CPU_NEON = 1 << 7,
+  CPU_NEON_BF16 = 1 << 8, /* BFDOT, BFMMLA and BFCVT on Advanced SIMD registers */
 };
 
 /* Detected once per process, thread-safe. */
 uint32_t attn_cpu_features(void);
 
 #if defined(__x86_64__)
-/* Answers of CPUID: ECX of leaf 1; EBX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says nothing. */
+/* Answers of CPUID: ECX of leaf 1; EBX, ECX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says
+ * nothing. */
 typedef struct attn_cpuid {
-  uint32_t leaf1_c, leaf7_b, leaf7_d, leaf7_1_a;
+  uint32_t leaf1_c, leaf7_b, leaf7_c, leaf7_d, leaf7_1_a;
   uint64_t xcr0;
 } attn_cpuid;
 

@@ -43,6 +43,9 @@ EMULATE_BINARY(unpacklo_ps, emulated_ps, _mm256_unpacklo_ps)
 EMULATE_BINARY(unpackhi_ps, emulated_ps, _mm256_unpackhi_ps)
 EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
 EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
+EMULATE_BINARY(mullo_epi32, emulated_si, _mm256_mullo_epi32)
+EMULATE_BINARY(max_epi32, emulated_si, _mm256_max_epi32)
+EMULATE_BINARY(xor_si512, emulated_si, _mm256_xor_si256)
 EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
 EMULATE_BINARY(and_si512, emulated_si, _mm256_and_si256)
 EMULATE_BINARY(unpacklo_epi16, emulated_si, _mm256_unpacklo_epi16)
@@ -290,6 +293,53 @@ EMULATED __m256i emulated_cvtepi64_epi32(emulated_si a) {
   const __m256i low = _mm256_permutevar8x32_epi32(a.half[0], even), high = _mm256_permutevar8x32_epi32(a.half[1], even);
   return _mm256_blend_epi32(low, high, 0xf0);
 }
+EMULATED __m256i emulated_cvtepi32_epi16(emulated_si a) {
+  uint32_t from[16];
+  uint16_t to[16];
+  memcpy(from, &a, sizeof a);
+  for (int i = 0; i < 16; i++) to[i] = (uint16_t)from[i];
+  return _mm256_loadu_si256((const __m256i *)(const void *)to);
+}
+EMULATED __m128i emulated_cvtepi32_epi8(emulated_si a) {
+  uint32_t from[16];
+  uint8_t to[16];
+  memcpy(from, &a, sizeof a);
+  for (int i = 0; i < 16; i++) to[i] = (uint8_t)from[i];
+  return _mm_loadu_si128((const __m128i *)(const void *)to);
+}
+EMULATED emulated_si emulated_cvtps_epi32(emulated_ps a) {
+  return (emulated_si){{_mm256_cvtps_epi32(a.half[0]), _mm256_cvtps_epi32(a.half[1])}};
+}
+EMULATED int emulated_reduce_max_epi32(emulated_si a) {
+  int lanes[16], largest;
+  memcpy(lanes, &a, sizeof a);
+  largest = lanes[0];
+  for (int i = 1; i < 16; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+EMULATED emulated_si emulated_inserti32x4(emulated_si a, __m128i x, int quarter) {
+  memcpy((char *)&a + quarter * (int)sizeof x, &x, sizeof x);
+  return a;
+}
+EMULATED emulated_si emulated_i32gather_epi32(emulated_si index, const void *base, int scale) {
+  int at[16], to[16];
+  memcpy(at, &index, sizeof index);
+  for (int i = 0; i < 16; i++) memcpy(&to[i], (const char *)base + (int64_t)at[i] * scale, sizeof to[i]);
+  memcpy(&index, to, sizeof index);
+  return index;
+}
+/* Sums of 4 products of a number without sign and one with. */
+EMULATED emulated_si emulated_dpbusd_epi32(emulated_si sum, emulated_si a, emulated_si b) {
+  uint32_t sums[16];
+  uint8_t positive[64];
+  int8_t signed_numbers[64];
+  memcpy(sums, &sum, sizeof sum);
+  memcpy(positive, &a, sizeof a);
+  memcpy(signed_numbers, &b, sizeof b);
+  for (int i = 0; i < 64; i++) sums[i / 4] += (uint32_t)(positive[i] * signed_numbers[i]);
+  memcpy(&sum, sums, sizeof sum);
+  return sum;
+}
 EMULATED emulated_si emulated_maskz_and_epi32(__mmask16 mask, emulated_si a, emulated_si b) {
   const emulated_si both = emulated_and_si512(a, b);
   return (emulated_si){{_mm256_and_si256(both.half[0], emulated_lanes(mask)),
@@ -475,8 +525,20 @@ EMULATED emulated_ps emulated_maskz_scalef_ps(__mmask16 mask, emulated_ps x, emu
 #undef _mm512_extractf32x4_ps
 #define _mm512_extractf32x4_ps emulated_extractf32x4_ps
 #undef _mm512_extracti64x4_epi64
-#define _mm512_extracti64x4_epi64    emulated_extracti64x4_epi64
-#define _mm512_fmadd_ps              emulated_fmadd_ps
+#define _mm512_extracti64x4_epi64 emulated_extracti64x4_epi64
+#define _mm512_fmadd_ps           emulated_fmadd_ps
+#define _mm512_cvtepi32_epi16     emulated_cvtepi32_epi16
+#define _mm512_cvtepi32_epi8      emulated_cvtepi32_epi8
+#define _mm512_cvtps_epi32        emulated_cvtps_epi32
+#define _mm512_dpbusd_epi32       emulated_dpbusd_epi32
+#undef _mm512_i32gather_epi32
+#define _mm512_i32gather_epi32 emulated_i32gather_epi32
+#undef _mm512_inserti32x4
+#define _mm512_inserti32x4           emulated_inserti32x4
+#define _mm512_max_epi32             emulated_max_epi32
+#define _mm512_mullo_epi32           emulated_mullo_epi32
+#define _mm512_reduce_max_epi32      emulated_reduce_max_epi32
+#define _mm512_xor_si512             emulated_xor_si512
 #define _mm512_loadu_ps              emulated_loadu_ps
 #define _mm512_loadu_si512           emulated_loadu_si512
 #define _mm512_mask_add_ps           emulated_mask_add_ps

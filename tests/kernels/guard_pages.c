@@ -39,7 +39,23 @@ static const char cases_text[] =
     "lengths = full, full, kv_len, q_len, row_len, varlen\n"
     "shared_prefix = 0, 0, 0, 3\n"
     "lse = off, on\n"
-    "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
+    "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n"
+    "[guard pages of integers]\n"
+    "pick = 40\n"
+    "dtype = f32+i8, f32+q8_0, f32+q4_0\n"
+    "work = 2e6\n"
+    "heads = 1, 2, 4, 8\n"
+    "heads_kv = 1\n"
+    "seq_q = 1, 2, 5\n"
+    "seq_k = 1, 3, 15, 16, 17, 31, 33, 63, 65, 129, 257\n"
+    "dim_qk = 1, 7, 15, 16, 17, 31, 33, 64, 65, 129\n"
+    "dim_v = 1, 7, 15, 16, 17, 31, 33, 64, 65, 129\n"
+    "causal = none, bottom-right\n"
+    "window = none, 9.., ..4\n"
+    "mask = none, random\n"
+    "lengths = full, kv_len, varlen\n"
+    "lse = off, on\n"
+    "layout = bhsd, bshd, strided, reversed\n";
 
 /* The cases and the oracle's answers, which the child processes share. */
 static bench_case_list cases;

@@ -11,17 +11,16 @@
 #include "tests/support/support.h"
 
 /* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads with three query heads each, two
- * where few cases are wanted. There are variants for kernels that take only few queries, no masks or only bf16. */
+ * where few cases are wanted. There are variants for kernels that take only few queries, no masks, only bf16, or only K and
+ * V of integers. */
 static attn_problem uneven_problem(const char *kernel) {
   static const struct {
     int64_t seq_q, seq_k;
     bool plain;
-    attn_dtype dtype;
-  } kinds[] = {{131, 293, false, ATTN_F32},
-               {5, 2111, false, ATTN_F32},
-               {131, 293, true, ATTN_F32},
-               {131, 293, false, ATTN_BF16},
-               {5, 2111, false, ATTN_BF16}};
+    attn_dtype dtype, dtype_kv;
+  } kinds[] = {{131, 293, false, ATTN_F32, ATTN_F32},  {5, 2111, false, ATTN_F32, ATTN_F32},
+               {131, 293, true, ATTN_F32, ATTN_F32},   {131, 293, false, ATTN_BF16, ATTN_BF16},
+               {5, 2111, false, ATTN_BF16, ATTN_BF16}, {5, 2111, false, ATTN_F32, ATTN_I8}};
   attn_problem p;
   for (size_t i = 0; i < COUNT(kinds); i++) {
     if (test_few())
@@ -30,16 +29,20 @@ static attn_problem uneven_problem(const char *kernel) {
       attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     if (!kinds[i].plain) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
     p.uses = kinds[i].plain ? 0 : ATTN_USE_LSE;
-    p.dtype_q = p.dtype_kv = p.dtype_o = kinds[i].dtype;
+    p.dtype_q = p.dtype_o = kinds[i].dtype;
+    p.dtype_kv = kinds[i].dtype_kv;
     if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) return p;
   }
   fail_msg("%s takes none of the problems", kernel);
   return p;
 }
 
-/* Element `index` of a tensor; all tensors of these problems have the type of q. */
+/* Element `index` of q or o, which have one type in these problems, and of k or v. */
 static void *element(const attn_problem *p, const void *tensor, int64_t index) {
   return (void *)(uintptr_t)attn_element_at(tensor, p->dtype_q, index);
+}
+static void *key_element(const attn_problem *p, const void *tensor, int64_t index) {
+  return (void *)(uintptr_t)attn_element_at(tensor, p->dtype_kv, index);
 }
 
 static void assert_same_outputs(const char *kernel, const char *what, const test_data *a, const test_data *b) {
@@ -136,8 +139,8 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   for (int64_t b = 0; b < p.batch; b++) {
     test_data view = {.args = together.args};
     view.args.q = element(&p, together.args.q, b * p.q_stride.b);
-    view.args.k = element(&p, together.args.k, b * p.k_stride.b);
-    view.args.v = element(&p, together.args.v, b * p.v_stride.b);
+    view.args.k = key_element(&p, together.args.k, b * p.k_stride.b);
+    view.args.v = key_element(&p, together.args.v, b * p.v_stride.b);
     test_data alone = test_data_share_inputs(&one, &view);
     test_ok(test_run(&one, &alone.args, &options));
     if (memcmp(alone.args.o, element(&p, together.args.o, b * p.o_stride.b), alone.o_bytes) ||
@@ -213,9 +216,9 @@ static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn
   for (int64_t b = 0; b < p.batch; b++)
     for (int64_t h = 0; h < p.heads_q; h++) {
       const int64_t from = b * p.heads_kv + h / group, to = b * p.heads_q + h;
-      memcpy(element(&p, copies.args.k, to * k_head), element(&p, grouped.args.k, from * k_head),
+      memcpy(key_element(&p, copies.args.k, to * k_head), key_element(&p, grouped.args.k, from * k_head),
              (size_t)attn_elements_bytes(p.dtype_kv, k_head));
-      memcpy(element(&p, copies.args.v, to * v_head), element(&p, grouped.args.v, from * v_head),
+      memcpy(key_element(&p, copies.args.v, to * v_head), key_element(&p, grouped.args.v, from * v_head),
              (size_t)attn_elements_bytes(p.dtype_kv, v_head));
     }
   const void *own_q = copies.args.q;

@@ -30,6 +30,22 @@ static const char windows_at_borders[] =
     "lengths = full, kv_len, both, row_len\n"
     "dtype = f32, bf16, f16\n"
     "lse = on\n";
+static const char integers_at_borders[] =
+    "[keys and values in integers, at borders of blocks]\n"
+    "pick = 150\n"
+    "heads = 1, 2, 3, 4, 5, 8, 11\n"
+    "heads_kv = 1\n"
+    "seq_q = 1, 2, 3\n"
+    "seq_k = 97, 128, 160, 200\n"
+    "head_dim = 64, 65, 128, 129, 16, 33, 80, 7\n"
+    "causal = none, offset\n"
+    "align = offset\n"
+    "offset = 63, 64, 65, 95, 96, 97, 100, 127, 128\n"
+    "window = none, 0.., 31.., 33.., 64.., ..0, ..31, 32..32, 33..30, 64..31\n"
+    "lengths = full, kv_len, row_len\n"
+    "page_tokens = none, 16, 64\n"
+    "dtype = f32+q8_0, f32+q4_0, f32+i8, bf16+q8_0\n"
+    "lse = on\n";
 static const char windows_at_splits[] =
     "[windows at borders of splits]\n"
     "pick = 100\n"
@@ -169,5 +185,26 @@ TEST(splits_merge_as_partial_states_do) {
 }
 
 TEST(windows_begin_and_end_at_borders_of_blocks) { check_cases(windows_at_borders); }
+TEST(integers_begin_and_end_at_borders_of_blocks) { check_cases(integers_at_borders); }
 TEST(windows_begin_and_end_at_borders_of_splits) { check_cases(windows_at_splits); }
 TEST(all_alignments_scores_and_layouts) { check_cases(other_alignments); }
+
+/* Factors of 16 keys are looked up by places of 32 bits. */
+TEST(rows_of_integers_too_far_apart_are_refused) {
+  const attn_kernel_info *kernel = attn_kernel_find("decode_avx512vnni");
+  if (!kernel || attn_kernel_unusable(kernel)) return;
+  for (int dtype = ATTN_I8; dtype <= ATTN_Q4_0; dtype++)
+    for (int sign = -1; sign <= 1; sign += 2) {
+      attn_problem p;
+      attn_problem_init(&p, 1, 4, 1, 1, 32, 64, 64);
+      p.dtype_kv = (attn_dtype)dtype;
+      p.k_stride.s = sign * (int64_t)(INT32_MAX / 16 / 34 * 32);
+      p.v_stride.s = -p.k_stride.s;
+      assert_null(attn_kernel_rejects(kernel, &p));
+      p.v_stride.s = (int64_t)1 << 33;
+      test_contains(attn_kernel_rejects(kernel, &p), "128 MiB apart");
+      p.v_stride.s = 64;
+      p.k_stride.s = -((int64_t)1 << 33);
+      test_contains(attn_kernel_rejects(kernel, &p), "128 MiB apart");
+    }
+}

@@ -52,25 +52,35 @@ static const void *narrow(const float *values, size_t count, uint16_t *to) {
   return to;
 }
 
+static const void *integers(const float *values, size_t count, int8_t *to) {
+  for (size_t i = 0; i < count; i++) to[i] = attn_i8_of_f32(values[i]);
+  return to;
+}
+
 /* The kernel runs in the mode, the oracle in the default mode. */
 static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, unsigned mode) {
   enum { HEADS = 2, QUERIES = 8, KEYS = 150, DIM = 24 };
   static float q[HEADS * QUERIES * DIM], k[HEADS * KEYS * DIM], v[HEADS * KEYS * DIM], o[HEADS * QUERIES * DIM],
       lse[HEADS * QUERIES];
   static uint16_t narrow_q[HEADS * QUERIES * DIM], narrow_k[HEADS * KEYS * DIM], narrow_v[HEADS * KEYS * DIM];
+  static int8_t integer_k[HEADS * KEYS * DIM], integer_v[HEADS * KEYS * DIM];
   static float plain[HEADS * QUERIES * DIM]; /* the output in mode 0, which comes first */
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, QUERIES, KEYS, DIM, DIM);
   p.uses = ATTN_USE_LSE;
   if (in_bf16) p.dtype_q = p.dtype_kv = ATTN_BF16;
-  const bool is_narrow = test_fit_types(kernel, &p) || in_bf16;
+  test_fit_types(kernel, &p);
   if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) p.uses = 0;        /* the library has no LSE */
   if (in_bf16 && attn_kernel_rejects(attn_kernel_find(kernel), &p)) return; /* nor products of bf16, on some CPUs */
   fill(q, COUNT(q), c->q, 1);
   fill(k, COUNT(k), c->k, 2);
   fill(v, COUNT(v), c->v, 3);
   attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o, .lse = lse);
-  if (is_narrow) {
+  if (p.dtype_kv == ATTN_I8) {
+    args.k = integers(k, COUNT(k), integer_k);
+    args.v = integers(v, COUNT(v), integer_v);
+  }
+  if (p.dtype_kv == ATTN_BF16) {
     args.q = narrow(q, COUNT(q), narrow_q);
     args.k = narrow(k, COUNT(k), narrow_k);
     args.v = narrow(v, COUNT(v), narrow_v);

@@ -7,10 +7,10 @@
 #include "tests/support/support.h"
 
 #if defined(__x86_64__)
-enum { LEAF_1_C, LEAF_7_B, LEAF_7_D, LEAF_7_1_A, XCR0, REGISTERS };
+enum { LEAF_1_C, LEAF_7_B, LEAF_7_C, LEAF_7_D, LEAF_7_1_A, XCR0, REGISTERS };
 
 enum {
-  NEEDS_ZMM = CPU_AVX512 | CPU_AVX512_BF16,
+  NEEDS_ZMM = CPU_AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16,
   NEEDS_YMM = CPU_AVX2 | CPU_FMA | CPU_F16C | NEEDS_ZMM,
   ALL = NEEDS_YMM | CPU_AMX_BF16
 };
@@ -19,19 +19,29 @@ enum {
 static const struct {
   int place, bit;
   uint32_t lost;
-} bits[] = {{LEAF_1_C, 12, CPU_FMA},      {LEAF_1_C, 29, CPU_F16C},
-            {LEAF_7_B, 5, CPU_AVX2},      {LEAF_7_B, 16, NEEDS_ZMM},
-            {LEAF_7_B, 17, NEEDS_ZMM},    {LEAF_7_B, 30, NEEDS_ZMM},
-            {LEAF_7_B, 31, NEEDS_ZMM},    {LEAF_7_D, 22, CPU_AMX_BF16},
-            {LEAF_7_D, 24, CPU_AMX_BF16}, {LEAF_7_1_A, 5, CPU_AVX512_BF16},
-            {XCR0, 1, NEEDS_YMM},         {XCR0, 2, NEEDS_YMM},
-            {XCR0, 5, NEEDS_ZMM},         {XCR0, 6, NEEDS_ZMM},
-            {XCR0, 7, NEEDS_ZMM},         {XCR0, 17, CPU_AMX_BF16},
+} bits[] = {{LEAF_1_C, 12, CPU_FMA},
+            {LEAF_1_C, 29, CPU_F16C},
+            {LEAF_7_B, 5, CPU_AVX2},
+            {LEAF_7_B, 16, NEEDS_ZMM},
+            {LEAF_7_B, 17, NEEDS_ZMM},
+            {LEAF_7_B, 30, NEEDS_ZMM},
+            {LEAF_7_B, 31, NEEDS_ZMM},
+            {LEAF_7_C, 11, CPU_AVX512_VNNI},
+            {LEAF_7_D, 22, CPU_AMX_BF16},
+            {LEAF_7_D, 24, CPU_AMX_BF16},
+            {LEAF_7_1_A, 5, CPU_AVX512_BF16},
+            {XCR0, 1, NEEDS_YMM},
+            {XCR0, 2, NEEDS_YMM},
+            {XCR0, 5, NEEDS_ZMM},
+            {XCR0, 6, NEEDS_ZMM},
+            {XCR0, 7, NEEDS_ZMM},
+            {XCR0, 17, CPU_AMX_BF16},
             {XCR0, 18, CPU_AMX_BF16}};
 
 static uint32_t features_of(const uint32_t registers[REGISTERS]) {
   return attn_features_of_cpuid(&(attn_cpuid){.leaf1_c = registers[LEAF_1_C],
                                               .leaf7_b = registers[LEAF_7_B],
+                                              .leaf7_c = registers[LEAF_7_C],
                                               .leaf7_d = registers[LEAF_7_D],
                                               .leaf7_1_a = registers[LEAF_7_1_A],
                                               .xcr0 = registers[XCR0]});

@@ -113,12 +113,17 @@ bool test_rows_stand_alone(const char *kernel) {
 }
 
 bool test_fit_types(const char *kernel, attn_problem *problem) {
-  attn_problem narrow = *problem;
-  narrow.dtype_q = narrow.dtype_kv = narrow.dtype_o = ATTN_BF16;
+  attn_problem narrow[2] = {*problem, *problem};
+  narrow[0].dtype_q = narrow[0].dtype_kv = narrow[0].dtype_o = ATTN_BF16;
+  narrow[1].dtype_kv = ATTN_I8;
   const attn_kernel_info *info = attn_kernel_find(kernel);
-  if (!info || !attn_kernel_rejects(info, problem) || attn_kernel_rejects(info, &narrow)) return false;
-  *problem = narrow;
-  return true;
+  if (!info || !attn_kernel_rejects(info, problem)) return false;
+  for (size_t i = 0; i < COUNT(narrow); i++)
+    if (!attn_kernel_rejects(info, &narrow[i])) {
+      *problem = narrow[i];
+      return true;
+    }
+  return false;
 }
 
 bool test_library_refuses(const char *kernel, const attn_problem *problem) {

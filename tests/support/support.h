@@ -89,7 +89,8 @@ void test_refused_by_parts(attn_status status, attn_status expected, const char 
 /* True if the kernel promises that the bits of a row do not depend on its neighbours. If not, prints that it is skipped. */
 bool test_rows_stand_alone(const char *kernel);
 
-/* Changes all types of the problem to bfloat16 if the kernel takes bfloat16 but not float32. Returns whether it did. */
+/* Changes types of the problem if the kernel does not take float32: all to bfloat16, or those of K and V to int8. Returns
+ * whether it did. */
 bool test_fit_types(const char *kernel, attn_problem *problem);
 
 /* True if the kernel belongs to a library and rejects the problem; prints why. Our own kernels must take it. */

@@ -144,8 +144,8 @@ static void check_line(const bench_goal *goal) {
   assert_true(!metric->peak || !metric->against || !strcmp(threads, bench_spec_get(&goal->against, AXIS_THREADS)));
   assert_false(metric->lower ? line->goal > line->floor : line->goal < line->floor);
   assert_true(strlen(line->axes) < 200 && !strchr(line->axes, ',') && !strchr(line->axes, ':'));
-  assert_true(bench_goal_applies(line->cpu, "AuthenticAMD", "c avx2 avx512 avx512bf16 amx") ||
-              bench_goal_applies(line->cpu, "GenuineIntel", "c avx2 avx512 avx512bf16 amx"));
+  assert_true(bench_goal_applies(line->cpu, "AuthenticAMD", "c avx2 avx512 avx512vnni avx512bf16 amx") ||
+              bench_goal_applies(line->cpu, "GenuineIntel", "c avx2 avx512 avx512vnni avx512bf16 amx"));
 }
 
 /* Both vendors have a whole table: the same number of float32 rows. */

@@ -122,7 +122,8 @@ static void pages_change_no_bit(const char *kernel) {
       {1, 1, 1093, 64, 64, -1, -1},   {4, 1, 1093, 128, 128, -1, -1}, {8, 1, 293, 64, 64, -1, 0},
       {2, 3, 1293, 40, 100, 700, -1}, {4, 2, 293, 32, 96, 20, -1},
   };
-  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+  static const attn_dtype dtypes[][2] = {
+      {ATTN_F32, ATTN_F32}, {ATTN_BF16, ATTN_BF16}, {ATTN_F16, ATTN_F16}, {ATTN_F32, ATTN_I8}};
   int taken = 0;
   for (size_t i = 0; i < COUNT(shapes); i++)
     for (size_t type = 0; type < COUNT(dtypes); type++) {
@@ -130,7 +131,8 @@ static void pages_change_no_bit(const char *kernel) {
       attn_problem p;
       attn_problem_init(&p, 3, 2 * shapes[i].heads_q, 2, shapes[i].seq_q, shapes[i].seq_k, shapes[i].dim_qk,
                         shapes[i].dim_v);
-      p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
+      p.dtype_q = p.dtype_o = dtypes[type][0];
+      p.dtype_kv = dtypes[type][1];
       p.window_left = shapes[i].left;
       p.window_right = shapes[i].right;
       p.align = ATTN_ALIGN_BOTTOM_RIGHT;

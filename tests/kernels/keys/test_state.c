@@ -48,11 +48,13 @@ static void set_pages(whole *w) {
   w->data.args.page_table = w->table;
 }
 
+/* dtype: of K and V; of all tensors where it is no integer. */
 static whole make_whole(const shape *s, attn_dtype dtype) {
   whole w = {.table = NULL};
   attn_problem *p = &w.p;
   attn_problem_init(p, BATCH, 2 * s->heads_q, 2, s->seq_q, s->seq_k, s->dim_qk, s->dim_v);
-  p->dtype_q = p->dtype_kv = p->dtype_o = dtype;
+  p->dtype_kv = dtype;
+  p->dtype_q = p->dtype_o = dtype == ATTN_I8 ? ATTN_F32 : dtype;
   p->align = ATTN_ALIGN_OFFSET;
   p->window_left = s->left;
   p->window_right = s->right;
@@ -214,11 +216,12 @@ static bool takes_pieces(const char *kernel, const attn_problem *p) {
 }
 
 static void pieces_give_the_bits_of_one_call(const char *kernel) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8};
   int taken = 0;
   for (size_t i = 0; i < COUNT(shapes); i++)
-    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
-      if (test_few() && ((int)i + dtype) % 3 != 0) continue;
-      whole w = make_whole(&shapes[i], (attn_dtype)dtype);
+    for (size_t type = 0; type < COUNT(dtypes); type++) {
+      if (test_few() && (i + type) % 3 != 0) continue;
+      whole w = make_whole(&shapes[i], dtypes[type]);
       point_args(&w, &shapes[i]);
       if (takes_pieces(kernel, &w.p)) {
         same_bits_in_pieces_of(kernel, &w);
