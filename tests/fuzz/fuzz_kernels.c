@@ -39,9 +39,18 @@ typedef struct place {
   int64_t b, h, i;
 } place;
 
+/* The largest magnitude among the weights of additive scores. */
+static double largest_score_weight(const fuzz_problem *f, int64_t h) {
+  const attn_problem *p = &f->problem;
+  double largest = 0;
+  for (int64_t d = 0; p->score == ATTN_SCORE_ADDITIVE && d < p->dim_qk; d++)
+    largest = fmax(largest, fabs((double)f->args.score_weight[h * p->score_weight_stride_h + d]));
+  return largest;
+}
+
 /* No answer is promised where scores may overflow float32, or beside a softcap, which hides that, products of queries and
- * keys. Where keys come in pieces, no row is computed again in double precision: then values, slopes and products may not
- * overflow either, nor weights, by the rounding of scores. */
+ * keys. Where keys come in pieces, no row is computed again in double precision: then values, slopes, score weights and
+ * products may not overflow either, nor weights, by the rounding of scores. */
 static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h) {
   const double scaled = facts->max_q * fmax(fabs((double)f->problem.scale), 1);
   const double products = scaled * fmax(facts->max_k * (double)f->problem.dim_qk, 1);
@@ -49,7 +58,7 @@ static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h)
   if (!(facts->abs_sum < (in_pieces ? 0x1p30 : 1e30))) return false;
   if (!in_pieces) return multiply || !(f->problem.softcap > 0);
   const double slope = f->problem.uses & ATTN_USE_ALIBI ? fabs((double)f->args.alibi_slopes[h]) : 0;
-  return multiply && !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30;
+  return multiply && !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30 && largest_score_weight(f, h) < 1e30;
 }
 
 /* Where keys come in pieces, a row that is not finite need not be infinite with the same sign, or NaN. */
