@@ -50,13 +50,14 @@ static double largest_score_weight(const fuzz_problem *f, int64_t h) {
 
 /* No answer is promised where scores may overflow float32, or beside a softcap, which hides that, products of queries and
  * keys. Where keys come in pieces, no row is computed again in double precision: then values, slopes, score weights and
- * products may not overflow either, nor weights, by the rounding of scores. */
+ * products may not overflow either, nor weights, by the rounding of scores, and factors of blocks are finite. */
 static bool fits(const fuzz_problem *f, const attn_oracle_row *facts, int64_t h) {
   const double scaled = facts->max_q * fmax(fabs((double)f->problem.scale), 1);
   const double products = scaled * fmax(facts->max_k * (double)f->problem.dim_qk, 1);
   const bool in_pieces = f->problem.uses & ATTN_USE_STATE, multiply = !(isfinite(products) && products > 1e30);
   if (!(facts->abs_sum < (in_pieces ? 0x1p30 : 1e30))) return false;
   if (!in_pieces) return multiply || !(f->problem.softcap > 0);
+  if (attn_dtype_of(f->problem.dtype_kv).values > 1 && !(isfinite(facts->max_k) && isfinite(facts->max_v))) return false;
   const double slope = f->problem.uses & ATTN_USE_ALIBI ? fabs((double)f->args.alibi_slopes[h]) : 0;
   return multiply && !(isfinite(facts->max_v) && facts->max_v > 1e30) && slope < 1e30 && largest_score_weight(f, h) < 1e30;
 }
