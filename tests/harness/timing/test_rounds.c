@@ -71,7 +71,7 @@ TEST(a_sample_and_its_slices_are_guessed) {
 /* Which calls are looked at closely hangs on the clock: two runs of the same seed look at others. */
 TEST(no_seed_tells_what_is_looked_at) {
   const script s = steady("steady", 1e3);
-  int64_t looked_at[2] = {0, 0};
+  uint64_t looked_at[2] = {0, 0};
   for (int run = 0; run < 2; run++) {
     (void)simulated_begin(NULL);
     sim.now_ns += 12345 * run;
@@ -79,7 +79,7 @@ TEST(no_seed_tells_what_is_looked_at) {
     t.options.min_sample_s = 1e-4;
     run_well();
     for (int i = 0; i < sim.events; i++)
-      if (sim.log[i].kind == LOOK_CLOSELY) looked_at[run] = 31 * looked_at[run] + i;
+      if (sim.log[i].kind == LOOK_CLOSELY) looked_at[run] = 31 * looked_at[run] + (uint64_t)i;
   }
   assert_int_not_equal(looked_at[0], looked_at[1]);
 }
