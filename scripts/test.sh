@@ -41,7 +41,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   --stage NAME   only this stage; repeatable
   -h, --help     this text
 
-Needs about 10 minutes on 2 cores after set-up. Two stages run at a time, each on half of the cores: where one configures
+Needs 10 to 15 minutes on 2 cores after set-up. Two stages run at a time, each on half of the cores: where one configures
 or waits for its last test, the other goes on. The output of a stage is in build/log/stage-NAME.txt, and appears when the
 stage ends. A single stage has all cores. Skips stages whose compiler is missing. The last line has the totals of all stages.
 The exit code is 0 only if every test passed.
