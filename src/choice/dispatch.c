@@ -43,9 +43,14 @@ static const char *unusable(const attn_kernel *kernel, const char *cap) {
   return reason || !attn_hooks_of(kernel)->unusable ? reason : kernel->library->unusable(cap);
 }
 
-bool attn_is_automatic(const attn_kernel_info *kernel) {
-  return !(kernel->numerics.input_rounding > 0 || kernel->numerics.query_rounding > 0);
+/* Why a kernel of this arithmetic runs only where it is named; NULL if it may be chosen. */
+static const char *too_coarse(const attn_numerics *n) {
+  if (n->input_rounding > 0) return "it rounds Q, K, P and V in its products, so it runs only where it is named";
+  if (n->query_rounding > 0) return "it rounds Q to integers in its products, so it runs only where it is named";
+  return NULL;
 }
+
+bool attn_is_automatic(const attn_kernel_info *kernel) { return !too_coarse(&kernel->numerics); }
 
 const char *attn_refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];
@@ -61,8 +66,8 @@ static const char *unsteady(const attn_kernel *kernel, bool steady) {
 
 /* Why the automatic choice leaves the kernel out; NULL if it does not. */
 static const char *not_automatic(const attn_kernel *kernel, bool steady) {
-  if (!attn_is_automatic(&kernel->info)) return "it rounds Q, K, P and V in its products, so it runs only where it is named";
-  return unsteady(kernel, steady);
+  const char *reason = too_coarse(&kernel->info.numerics);
+  return reason ? reason : unsteady(kernel, steady);
 }
 
 static void list_usable(const attn_problem *problem, const attn_choice *choice, char *names, size_t bytes) {
