@@ -28,8 +28,8 @@ enum {
 };
 
 /* None: other rows have just read K and V, or the CPU fetches them by itself. Any: one piece of code for all policies,
- * whatever prefetch_lines says. Near: once, but into level 1, for loops that take a part of each key's row at a time, so
- * that no line is read in its order. */
+ * whatever prefetch_lines says. Near: once, but into level 1, for loops that take a part of each key's row at a time:
+ * they do not read lines in the order of memory. */
 typedef enum prefetch_policy { PREFETCH_NONE, PREFETCH_ONCE, PREFETCH_TWICE, PREFETCH_ANY, PREFETCH_NEAR } prefetch_policy;
 
 /* Rows of K or V: `bytes` each, `stride` bytes apart. `step`: bytes from one line that is prefetched once to the
