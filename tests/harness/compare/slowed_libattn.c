@@ -63,8 +63,11 @@ void attn_plan_destroy(attn_plan *plan) {
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
   REAL(attn_plan_run);
   static double slowdown = -1;
-  const char *share = getenv("ATTN_TEST_SLOWDOWN");
-  if (slowdown < 0) slowdown = share ? atof(share) : 0;
+  if (slowdown < 0) {
+    const char *share = getenv("ATTN_TEST_SLOWDOWN");
+    slowdown = share ? atof(share) : 0;
+  }
+  if (slowdown == 0) return real(plan, args, workspace, bytes);  // reading the clock alone takes 1 % of a call of 30 us
   const double start = now_s();
   const attn_status status = real(plan, args, workspace, bytes);
   const double end = now_s(), until = end + slowdown * (end - start);

@@ -316,8 +316,12 @@ class Paired(FolderTest):
 
     def test_one_build_twice(self):
         told = [word for word in self.CASES if word != "-q"]
-        done = self.paired(0, ["geometric mean of 1", "libattn 0."], self.real, self.slowed, *told)
-        self.assertRegex(done.stdout, "1 INCONCLUSIVE|1 SAME")
+        alike = "1 INCONCLUSIVE|1 SAME"
+        for _ in range(2):  # one table in 100 may have a false verdict: two in succession are a defect
+            done = self.paired(0, ["geometric mean of 1", "libattn 0."], self.real, self.slowed, *told)
+            if re.search(alike, done.stdout):
+                break
+        self.assertRegex(done.stdout, alike)
         self.assertRegex(done.stderr, r"\[1/1, .*\] flash_c dtype:f32/")
 
     def test_errors(self):
