@@ -70,14 +70,6 @@ static bool any_leaves_threads(const bench_setup *s) {
   return any;
 }
 
-/* A trial can act between its calls only by threads that it left running. */
-static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
-  bool may = false;
-  for (int i = 0; i < s->count; i++) may |= s->trials[i].leaves_threads && &s->trials[i] != failed;
-  bench_team_dismiss();
-  return may || bench_tasks_now().count > 1;
-}
-
 /* Whether the trial may disturb the failed one: if some trials left threads running, only those may. Leaving out another
  * would prove nothing, because the damage of a thread changes from round to round. */
 static bool may_disturb(const bench_setup *s, const bench_trial *t, const bench_trial *failed) {
@@ -173,7 +165,8 @@ bench_trial *bench_setup_find_cause(bench_setup *s, bench_trial *failed) {
   double share;
   bench_trial *busiest = find_busiest(s, &share);
   if (busiest && share > BUSY_SHARE) return busiest;
-  if (may_be_disturbed(s, failed)) cause = find_disturber(s, failed);
+  /* A trial can act between its calls only by threads that it left running. */
+  if (any_leaves_threads(s) || bench_tasks_now().count > 1) cause = find_disturber(s, failed);
   if (!cause) cause = busiest;
   return cause || always_runs_well(s, failed) ? cause : failed;
 }
