@@ -136,7 +136,9 @@ static const char *look_closely(const bench_trial *trial, int64_t turn, uint64_t
   const int64_t at = turn % trial->tensor_count;
   note((event){.kind = LOOK_CLOSELY, .trial = trial, .turn = at});
   (void)random;
-  sim.now_ns += sim.row_ns > 0 ? sim.row_ns : 1000;
+  const double ns = sim.row_ns > 0 ? sim.row_ns : 1000;
+  sim.now_ns += ns, sim.cpu.own_ns += ns, sim.cpu.all_ns += ns;
+  sim.cpu.waits++;
   if (sim.output[at] % HIDDEN == right_output(sim.version[at])) return NULL;
   snprintf(text, bytes, "wrong in a row");
   return text;
@@ -270,6 +272,16 @@ bool run_rounds(void) {
 
 void run_well(void) {
   if (!run_rounds()) fail_msg("%s", t.error);
+  for (int i = 0; i < t.count; i++) {
+    const bench_trial *trial = &t.trial[i];
+    const script *s = script_of(trial);
+    const bool alone = trial->threads == 1 && sim.threads == 1 && !s->busy && !s->own_share && !s->waits;
+    for (int r = 0; alone && r < trial->samples.rounds; r++) {
+      assert_close(trial->samples.busy[r], 1);
+      assert_close(trial->samples.ran[r], 1);
+    }
+    if (alone) assert_int_equal(trial->samples.waited, 0);
+  }
 }
 
 void assert_close(double a, double b) {

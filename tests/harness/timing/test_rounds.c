@@ -162,7 +162,7 @@ static const bench_trial *doer;
 static int do_deed(const bench_trial *trial) {
   if (sim.calls != deed_call) return 0;
   doer = trial;
-  if (deed == ROUNDS_DOWN) (void)fesetround(FE_DOWNWARD);
+  if (deed == ROUNDS_DOWN || deed == FAILS) (void)fesetround(FE_DOWNWARD);
   if (deed == SETS_HANDLER) (void)signal(SIGUSR2, (void (*)(int))abort);
   if (deed == SLACKENS_TIMERS) (void)prctl(PR_SET_TIMERSLACK, 123456, 0, 0, 0);
   return deed == FAILS ? FAILED : 0;
