@@ -188,7 +188,8 @@ add_custom_command(OUTPUT ${ATTN_KERNEL_CODES} COMMAND ${make_kernel_codes} VERB
 set(ATTN_MACHINE_CLASSES ${ATTN_GENERATED_DIR}/machine_classes.h)
 file(GLOB attn_class_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/machines/*.tuning)
 set(make_machine_classes ${CMAKE_COMMAND} -DPATTERN=${PROJECT_SOURCE_DIR}/kernels/machines/*.tuning
-    -DOUTPUT=${ATTN_MACHINE_CLASSES} -P ${PROJECT_SOURCE_DIR}/cmake/AttnEmbed.cmake)
+    -DFIRST=${PROJECT_SOURCE_DIR}/kernels/machines/generic.tuning -DOUTPUT=${ATTN_MACHINE_CLASSES}
+    -P ${PROJECT_SOURCE_DIR}/cmake/AttnEmbed.cmake)
 execute_process(COMMAND ${make_machine_classes} COMMAND_ERROR_IS_FATAL ANY) # for tools that read sources before a build
 add_custom_command(OUTPUT ${ATTN_MACHINE_CLASSES} COMMAND ${make_machine_classes} VERBATIM
                    DEPENDS ${attn_class_files} cmake/AttnEmbed.cmake)

@@ -20,7 +20,7 @@
 #include "src/registry/cpu.h"
 #include "src/registry/registry.h"
 
-/* kernels/machines/<class>.tuning, embedded by CMake. */
+/* kernels/machines/<class>.tuning, embedded by CMake; the last resort first. */
 static const struct {
   const char *name, *text;
 } files[] = {
@@ -28,7 +28,7 @@ static const struct {
 };
 
 enum { CLASSES = sizeof files / sizeof *files };
-static const char LAST_RESORT[] = "generic"; /* it has costs of all kernels that have terms */
+enum { LAST_RESORT }; /* generic.tuning, which has costs of all kernels that have terms */
 
 /* ---- The probe ---- */
 
@@ -75,12 +75,6 @@ static struct {
   } adjusted[2]; /* the class here, and the nearest one that was asked for last */
 } machine = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static int last_resort(void) {
-  int index = 0;
-  while (strcmp(files[index].name, LAST_RESORT) != 0) index++;
-  return index;
-}
-
 static void run_once(attn_probe_time *t, attn_schedule *schedule, probe_memory *memory) {
   const attn_args args = ATTN_STRUCT(attn_args, .q = memory->q, .k = memory->k, .v = memory->v, .o = memory->o);
   const double start = attn_wall_clock_ns();
@@ -95,7 +89,7 @@ static bool fits(const attn_schedule *s) { return s->unit_bytes <= MOST_BYTES &&
 
 static attn_prefetch prefetch_always(void) { return (attn_prefetch){0}; }
 
-static attn_caches usual_caches(void) { return attn_tuning_caches(&machine.costs[last_resort()]); }
+static attn_caches usual_caches(void) { return attn_tuning_caches(&machine.costs[LAST_RESORT]); }
 
 static void time_one(attn_probe_time *t, probe_memory *memory) {
   attn_schedule schedule = {.problem = t->problem, .units = t->problem.heads_kv, .wave_units = 1};
@@ -115,7 +109,7 @@ static attn_problem problem_of(const probed *p, attn_dtype dtype) {
 static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
   char buffer[300];
   const int tier = attn_tier_find(kernel->info.isa);
-  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[last_resort()], kernel, problem->dtype_kv);
+  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[LAST_RESORT], kernel, problem->dtype_kv);
   return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
          !attn_kernel_refusal(kernel, problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
 }
@@ -162,7 +156,7 @@ static void adjust_tiers(int index, int slot, attn_class *class) {
 /* Whether a class can say everything of this CPU: it knows its highest tier. */
 static bool is_eligible(int index, const char *without) {
   const attn_tuning *costs = &machine.costs[index];
-  return strcmp(files[index].name, LAST_RESORT) != 0 && attn_has_word(attn_tuning_tiers(costs), attn_tier_best()) &&
+  return index != LAST_RESORT && attn_has_word(attn_tuning_tiers(costs), attn_tier_best()) &&
          !(without && strcmp(files[index].name, without) == 0);
 }
 
@@ -173,8 +167,8 @@ static int count_eligible(void) {
 }
 
 static void find_nearest(const char *without, int slot, attn_class *found) {
-  int nearest = last_resort();
-  *found = (attn_class){.costs = &machine.costs[last_resort()], .distance = INFINITY};
+  int nearest = LAST_RESORT;
+  *found = (attn_class){.costs = &machine.costs[LAST_RESORT], .distance = INFINITY};
   for (int i = 0; i < CLASSES; i++) {
     if (!is_eligible(i, without)) continue;
     const double distance = distance_of(&machine.costs[i]);

@@ -8,6 +8,7 @@
 
 #include "cases/case.h"
 #include "kernels/common/problem/dtypes.h"
+#include "src/api/text.h"
 #include "src/choice/machine_class.h"
 #include "src/choice/paying_threads.h"
 #include "src/registry/cpu.h"
@@ -190,6 +191,18 @@ static const char *class_here(void) {
   assert_true(class->distance >= 0 && class->distance < 3);
   if (name) assert_string_equal(attn_tuning_class(class->costs), name);
   return attn_tuning_class(class->costs);
+}
+
+/* It serves the CPUs whose highest tier no other class knows. */
+TEST(the_last_resort_is_the_last) {
+  static const char *const classes[] = {"amd-zen3", "amd-zen4", "amd-zen5", "intel-graniterapids", "intel-icelake"};
+  bool known = false;
+  for (size_t i = 0; i < COUNT(classes); i++) {
+    load_class(classes[i]);
+    *strchr(strchr(class_text, '\n') + 1, '\n') = 0; /* the line of its tiers is the second */
+    known |= attn_has_word(strchr(class_text, '\n') + 1, attn_tier_best());
+  }
+  if (!getenv("ATTN_MACHINE")) assert_int_equal(known, strcmp(class_here(), "generic") != 0);
 }
 
 static void check_choices(int count) {
