@@ -2,13 +2,14 @@
 /* Plans, the registry and dispatch: a cap or a name can only exclude kernels, errors list the kernels that would do, plans
  * can be shared, and the workspace is checked. */
 #define TEST_SETUP    clear_environment
-#define TEST_TEARDOWN clear_environment
+#define TEST_TEARDOWN end
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
+#include "tests/support/failing_malloc.h"
 #include "tests/support/support.h"
 
 /* A problem that the kernel takes; NULL stands for any kernel. */
@@ -28,12 +29,20 @@ __attribute__((constructor)) static void read_outer_cap(void) {
   if (cap) snprintf(outer_cap, sizeof outer_cap, "%s", cap);
 }
 
+static int blocks_before; /* the test; it keeps none */
+
 static int clear_environment(void **state) {
   (void)state;
+  blocks_before = blocks_held;
   unsetenv("ATTN_KERNEL");
   unsetenv("ATTN_VERBOSE");
   if (*outer_cap) return setenv("ATTN_MAX_ISA", outer_cap, 1);
   return unsetenv("ATTN_MAX_ISA");
+}
+
+static int end(void **state) {
+  if (blocks_held != blocks_before) fail_msg("%d blocks are kept", blocks_held - blocks_before);
+  return clear_environment(state);
 }
 
 static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {

@@ -208,15 +208,17 @@ TEST(short_calls_are_repeated) {
   assert_true(fabs(report.entry[0].time_ns - 100) < 1e-3);
 }
 
-/* Tunes for 1 ms a problem of 23 MFLOP, for which plain C is expected to take 4.6 ms. */
-static attn_tune_report tune_too_shortly(const attn_options *options) {
+/* Tunes a problem of 23 MFLOP, for which plain C is expected to take 4.6 ms. */
+static attn_tune_report tune_shortly(const attn_options *options, double seconds) {
   attn_tune_report report = {.struct_size = sizeof report};
   attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16);
   data = test_data_create(&problem, 1);
-  test_ok(attn_tune_by(&meter, &problem, &data.args, options, 0.001, &report));
+  test_ok(attn_tune_by(&meter, &problem, &data.args, options, seconds, &report));
   test_data_destroy(&data);
   return report;
 }
+
+static attn_tune_report tune_too_shortly(const attn_options *options) { return tune_shortly(options, 0.001); }
 
 /* A kernel that would take too long is never called, and is named at the end. */
 TEST(there_are_kernels_without_a_time) {
@@ -291,6 +293,15 @@ TEST(one_thread_is_tried_where_all_take_too_long) {
   find("flash_c")->per_thread = 1e7;
   const attn_tune_report report = tune_too_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c"));
   assert_int_equal(report.entry[0].threads, 1);
+}
+
+/* One thread may take all of the time, and not only its share, also where several threads are quicker. */
+TEST(one_thread_may_take_all_of_the_time) {
+  find("flash_c")->ns = 1e6;
+  for (int fits = 0; fits < 2; fits++) {
+    const attn_tune_report report = tune_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c"), fits ? 0.02 : 0.001);
+    if (report.automatic_threads > 1) assert_int_equal(entry_of(&report, "flash_c", 1)->rounds > 0, fits);
+  }
 }
 
 /* Otherwise the automatic choice alone has a time, even a disturbed one. */
