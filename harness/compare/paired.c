@@ -68,8 +68,7 @@ bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, 
     trial_of(&p, side)->build = &sides[side].build[0];
   }
   const bool complete = measure_pair(&p, rows, c);
-  for (int side = 0; side < 2 && kernel != &bench_automatic; side++)
-    snprintf(rows[side].kernel, sizeof rows[side].kernel, "%s", kernel->name);
+  for (int side = 0; side < 2; side++) snprintf(rows[side].kernel, sizeof rows[side].kernel, "%s", kernel->name);
   bench_setup_close(p.setup);
   return complete;
 }

@@ -190,12 +190,12 @@ TEST(both_sides_need_the_kernel) {
   }
 }
 
-/* Two kernels on an attention and on a layer, which is no comparison of builds. */
+/* A kernel and the automatic choice on two attentions and on a layer, which is no comparison of builds. */
 TEST(a_paired_job_does_all_cases) {
   static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "heads:1/seq:9/head_dim:8",
                                     "layer:mha/heads:1/seq:8/head_dim:8"};
   bench_paired_job job = {.sides = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}},
-                          .kernels = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")},
+                          .kernels = {attn_kernel_find("naive_c"), &bench_automatic},
                           .kernel_count = 2,
                           .settings = {.timed = true, .rounds = 7, .stop = &sim.stop, .meter = &simulated},
                           .progress = {.quiet = true}};
@@ -211,7 +211,8 @@ TEST(a_paired_job_does_all_cases) {
   for (int i = 0; i < 4; i++) {
     assert_int_equal(m.table.item[i].verdict, BENCH_SAME);
     assert_true(m.table.item[i].a != m.table.item[i].b);
-    assert_string_equal(m.table.item[i].a->kernel, m.table.item[i].b->kernel);
+    assert_string_equal(m.table.item[i].a->kernel, i % 2 ? "auto" : "naive_c");
+    assert_string_equal(m.table.item[i].b->kernel, i % 2 ? "auto" : "naive_c");
   }
   assert_true(job.progress.done == 6 && job.progress.fresh == 4);
   for (int i = 8; i < 12; i++) test_contains(job.rows[i].verdict.reason, "builds are compared on attention, not on layers");
@@ -222,5 +223,9 @@ TEST(a_paired_job_does_all_cases) {
   assert_true(bench_paired_run(&job, 0.02, &m));
   assert_true(m.table.count == 0 && m.unpaired_count == 0 && job.progress.done == 0);
   bench_matches_clear(&m);
+  free(job.rows);
+  fail_allocations_after(0);
+  assert_false(bench_paired_run(&job, 0.02, &m));
+  fail_allocations_after(-1);
   bench_paired_clear(&job);
 }
