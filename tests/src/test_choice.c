@@ -223,6 +223,26 @@ TEST(tiers_that_are_denied_are_left_out) {
     if (!attn_tier_unusable(tier, getenv("ATTN_MAX_ISA"))) check_choices(50);
 }
 
+/* A file that has costs of such a tier alone says nothing. */
+TEST(a_denied_tier_may_be_all_that_has_costs) {
+  const attn_kernel *kernel = attn_registry_find("flash_portable");
+  const attn_problem problem = of_two_heads(1, 3, 50, 40);
+  char text[16384];
+  attn_tuning *file;
+  const size_t head = attn_tuning_head(text, sizeof text);
+  snprintf(text + head, sizeof text - head, "cost kernel=flash_portable f32 error=0.1 %s=1\n", kernel->terms.names[0]);
+  test_ok(attn_tuning_read("a.tuning", text, strlen(text), &file));
+  for (int denied = 0; denied < 2; denied++) {
+    attn_plan *plan;
+    denied_tier = denied ? "portable" : NULL;
+    test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .tuning = file), &plan));
+    assert_int_equal(strcmp(attn_plan_kernel(plan), "flash_portable") == 0, !denied);
+    attn_plan_destroy(plan);
+  }
+  denied_tier = NULL;
+  attn_tuning_destroy(file);
+}
+
 TEST(a_problem_that_no_kernel_takes_has_all_reasons) {
   attn_plan *plan;
   const attn_problem problem = of_two_heads(1, 3, 50, 40);

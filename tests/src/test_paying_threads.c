@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* How many threads a call gets where its caller leaves that open: as many as save least_ns each. The tests look at the
  * decision, not at time: costs are those of a file of this test. */
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attn/extend.h"
 #include "attn/kv.h"
 #include "attn/nn.h"
 #include "attn/product.h"
@@ -314,3 +318,14 @@ TEST(one_thread_is_obeyed_by_layers) {
   assert_int_equal(threads_after(run_product, (call){200, 384, 1}), 1);
   assert_int_equal(threads_after(run_block, (call){100, 64, 1}), 1);
 }
+
+#ifdef _OPENMP
+/* Regions that are nested as deep as OpenMP allows have one thread each. The last test: children need their own threads. */
+TEST(threads_are_those_that_may_start) {
+  int least = 9, most = 0;
+  omp_set_max_active_levels(1);
+#pragma omp parallel num_threads(attn_parallel_available(2)) reduction(min : least) reduction(max : most)
+  least = most = attn_parallel_available(2);
+  assert_true(least == 1 && most == 1 && attn_parallel_available(2) == 2);
+}
+#endif
