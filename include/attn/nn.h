@@ -115,6 +115,7 @@ typedef struct attn_kv_pool_shape {
   int64_t dim_v;       /**< Elements of a value, >= 1. */
   attn_dtype dtype;    /**< Type of keys and values as they are kept. */
   bool scales;         /**< Types of 8 bits: a float32 factor is kept beside each key and value (attn_kv_pool_key_scales). */
+  bool key_channels;   /**< With scales: keys have a factor of each channel of a page, not of each token. */
 } attn_kv_pool_shape;
 
 /** Makes a pool with all pages free: keys [layers][pages][heads_kv][page_tokens][dim_qk], and values likewise. On failure
@@ -131,10 +132,11 @@ ATTN_API void *attn_kv_pool_keys(const attn_kv_pool *pool, int64_t layer);
 /** Values of a layer, likewise. */
 ATTN_API void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer);
 
-/** Factors of the keys of a layer, [pages][heads_kv][page_tokens]; NULL also in a pool without scales. */
+/** Factors of the keys of a layer, [pages][heads_kv][page_tokens], with key_channels [pages][heads_kv][dim_qk]; NULL also in
+ * a pool without scales. */
 ATTN_API float *attn_kv_pool_key_scales(const attn_kv_pool *pool, int64_t layer);
 
-/** Factors of the values, likewise. */
+/** Factors of the values, [pages][heads_kv][page_tokens], likewise. */
 ATTN_API float *attn_kv_pool_value_scales(const attn_kv_pool *pool, int64_t layer);
 
 /** Frees the pool, once the last cache that has it is destroyed. NULL is fine. */
@@ -166,13 +168,21 @@ typedef struct attn_kv_cache_shape {
   const float *alibi_slopes; /**< [heads_q], copied: ALiBi slopes; or NULL. */
   const attn_rope *rope;     /**< Rotates keys and queries by their positions; must outlive the cache. Or NULL. */
 
-  attn_kv_pool *pool;  /**< Its pages, alike in heads_kv, dims, dtype and scales; NULL = its own pool, by the next: */
+  attn_kv_pool *pool;  /**< Its pages, alike in heads_kv, dims, dtype and factors; NULL = its own pool, by the next: */
   int64_t layers;      /**< See attn_kv_pool_shape. */
   int64_t page_tokens; /**< See attn_kv_pool_shape. */
   int64_t pages;       /**< Pages; 0 = as many as `batch` sequences of `capacity` tokens need. */
 
   bool scales; /**< Types of 8 bits: each key and value is kept with a factor of its own, made when it is appended
                   (k_scale_cache of attn_kv_append_args). ATTN_I8 needs it. */
+
+  /** With scales: keys have a factor of each channel of a page, made when the page is full; values have one of each token
+   * (Liu et al. 2024, https://arxiv.org/abs/2402.02750: KIVI). Until then tokens stay float32, in up to two pages of each
+   * sequence beside the pool: the one that the last step began in, and the last one. A query sees its own page in float32,
+   * and earlier ones as they are kept, however steps are cut. A sequence that is cut within these two pages goes on exactly;
+   * within another, its tokens there go on with the values that they were kept with. window_first must be 0, and the kernel
+   * one that takes pieces (ATTN_USE_STATE). */
+  bool key_channels;
 } attn_kv_cache_shape;
 
 /** Makes an empty cache. options may be NULL; they choose the kernel. On failure *cache is NULL. */
@@ -225,8 +235,8 @@ ATTN_API int64_t attn_kv_cache_step_tokens(const attn_kv_cache *cache);
 /** Tokens cached per sequence: [batch], valid as long as the cache lives. */
 ATTN_API const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache);
 
-/** The pages of each sequence: [batch][ceil(capacity / page_tokens)], valid as long as the cache lives; -1 = none, or no
- * longer. */
+/** The pages of each sequence: [batch][ceil(capacity / page_tokens)], valid as long as the cache lives; -1 = none, no
+ * longer, or with key_channels not yet full. */
 ATTN_API const int32_t *attn_kv_cache_pages(const attn_kv_cache *cache);
 
 /** The pool of the cache. */

@@ -543,14 +543,20 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
 # ---- Decoding ------------------------------------------------------------------------------------------------------------
 
 
+def _scaled(dtype, scales, key_channels):
+    return dtype == "int8" or key_channels if scales is None else scales
+
+
 class KVPool(_Layer):
     """Pages of keys and values, which caches take and give back (attn_kv_pool). One call at a time. scales: types of 8 bits
-    are kept with a factor of each key and value; int8 is, unless False is given. dtype may also be "q8_0" or "q4_0"."""
+    are kept with a factor of each key and value; int8 is, unless False is given. key_channels: keys have one of each channel
+    of a page instead. dtype may also be "q8_0" or "q4_0"."""
 
     _kind = "kv_pool"
 
     def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
-                 num_layers: int = 1, dtype: str = "float32", scales: bool | None = None) -> None:
+                 num_layers: int = 1, dtype: str = "float32", scales: bool | None = None,
+                 key_channels: bool = False) -> None:
         if dtype not in POOL_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
         _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, page_tokens=page_tokens, num_layers=num_layers)
@@ -558,7 +564,7 @@ class KVPool(_Layer):
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
                                            dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, POOL_DTYPES[dtype]),
-                                           scales=dtype == "int8" if scales is None else scales)
+                                           scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
         self._handle = ctypes.c_void_p()
         check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
 
@@ -577,6 +583,8 @@ class KVCache(_Layer):
     k and v are of dtype, or with float_tokens float32, as with types of 8 bits, "q8_0" and "q4_0" they must be; what is kept
     is of dtype.
     scales: types of 8 bits are kept with a factor of each key and value, made by the step that appends them (int8: True).
+    key_channels: keys of 8 bits have a factor of each channel of a page, made when it is full; until then its tokens stay
+    float32 (KIVI, arXiv:2402.02750; attn_kv_cache_shape).
     """
 
     _kind = "kv_cache"
@@ -586,7 +594,8 @@ class KVCache(_Layer):
                  scale: float | None = None, softcap: float = 0.0, window: int | None = None,
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
-                 page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None) -> None:
+                 page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None,
+                 key_channels: bool = False) -> None:
         if dtype not in POOL_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity)
@@ -601,7 +610,7 @@ class KVCache(_Layer):
             window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
             pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
-            scales=dtype == "int8" if scales is None else scales)
+            scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
         self._make(self._shape, _options(kernel, threads))
 
     def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):

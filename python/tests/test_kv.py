@@ -297,6 +297,30 @@ def test_pool_and_cache_of_integers():
         layers.KVCache(dtype="int8", scales=False, **shape)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_keys_with_factors_of_channels(dtype):
+    pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=16, dtype=dtype, key_channels=True)
+    shape = {"batch": 1, "heads": 4, "heads_kv": 2, "dim_qk": 16, "capacity": 64, "float_tokens": True}
+    cache, exact = layers.KVCache(pool=pool, dtype=dtype, key_channels=True, **shape), layers.KVCache(**shape)
+    q, k, v = draw(1, 4, 40, 16), draw(1, 2, 40, 16), draw(1, 2, 40, 16)
+    outs = [of.step(q, k, v) for of in (cache, exact)]
+    assert np.abs(outs[0] - outs[1])[:, :, :16].max() < 1e-5           # a query's own page is float32
+    assert 1e-5 < np.abs(outs[0] - outs[1])[:, :, 16:].max() < 0.2
+    assert pool.free_pages == 7
+    if dtype == "int8":
+        def rounded(x, axis):
+            factor = np.abs(x).max(axis, keepdims=True) / np.float32(127)
+            return np.rint(x / factor) * factor
+        kept = [np.concatenate([*(rounded(x[:, :, page:page + 16], axis) for page in (0, 16)), x[:, :, 32:]], 2)
+                for x, axis in ((k, 2), (v, 3))]
+        right = libattn.sdpa(q[:, :, 32:], *kept, causal=True, align="bottom_right")
+        assert np.abs(outs[0][:, :, 32:] - right).max() < 1e-4
+    with pytest.raises(ValueError, match="key_channels is 0; it must be 1, as in its pool"):
+        layers.KVCache(pool=pool, dtype=dtype, scales=True, **shape)
+    with pytest.raises(ValueError, match="key_channels is true without scales"):
+        libattn.KVPool(pages=9, heads_kv=2, dim_qk=16, dtype=dtype, scales=False, key_channels=True)
+
+
 @pytest.mark.parametrize(("name", "most"), [("q8_0", 0.05), ("q4_0", 0.5)])
 def test_pool_and_cache_of_blocks(name, most):
     pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dim_v=16, dtype=name)

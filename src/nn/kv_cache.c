@@ -16,35 +16,6 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 #include "src/nn/kv_cache.h"
-#include "src/nn/kv_pool.h"
-
-enum { PLANS = 8 /* sizes of steps that are planned once */ };
-
-/* The plan of steps of one size. */
-typedef struct step_plan {
-  int64_t tokens; /* most tokens of a sequence */
-  int64_t packed; /* tokens of all sequences together; 0 = padded */
-  attn_plan *plan;
-} step_plan;
-
-struct attn_kv_cache {
-  attn_kv_cache_shape shape;
-  attn_options options;
-  char kernel[64]; /* copies of options.kernel and max_isa: the caller may free the strings */
-  char max_isa[32];
-  float *sinks, *slopes; /* NULL = none */
-  attn_kv_pool *pool;
-  int64_t columns;              /* columns of a table */
-  int32_t *table, *next_table;  /* [batch][columns]; the other one is for reordering */
-  int32_t *lengths, *past;      /* [batch]: tokens cached, and those before the step */
-  int32_t *counts, *cu_seqlens; /* [batch], [batch + 1]: tokens of the step */
-  int32_t *first, *next[2];     /* [batch]: the first block held; lengths and first blocks while reordering */
-  step_plan plans[PLANS];
-  int planned, last;                /* how many plans were made; the one that the last step ran */
-  void *workspace, *turned, *heads; /* workspace of the plans; rotated queries; q, k, v and o of a multi-head layer */
-  void *block_rows;                 /* the rows between the sublayers of a block */
-  size_t workspace_bytes, turned_bytes, heads_bytes, block_rows_bytes;
-};
 
 /* ---- Creating ---- */
 
@@ -74,6 +45,10 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.scales is false with dtype %d; integers need factors, so it must be true", (int)s->dtype);
   REQUIRE(!s->scales || attn_makes_factors(s->dtype),
           "attn_kv_cache_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
+  REQUIRE(!s->key_channels || s->scales,
+          "attn_kv_cache_shape.key_channels is true without scales; factors of channels need scales, true as well");
+  REQUIRE(!s->key_channels || s->window_first == 0,
+          "attn_kv_cache_shape.window_first is %" PRId64 " with key_channels; it must be 0", s->window_first);
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
           "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
@@ -91,6 +66,7 @@ static attn_status check_pool(const attn_kv_cache_shape *s, const attn_kv_pool_s
               {"dim_v", s->dim_v, pool->dim_v, false},
               {"dtype", (int64_t)s->dtype, (int64_t)pool->dtype, false},
               {"scales", s->scales, pool->scales, false},
+              {"key_channels", s->key_channels, pool->key_channels, false},
               {"layers", s->layers, pool->layers, true},
               {"page_tokens", s->page_tokens, pool->page_tokens, true},
               {"pages", s->pages, pool->pages, true}};
@@ -108,6 +84,15 @@ static const char *keep(char *memory, size_t bytes, const char *text) {
   return memory;
 }
 
+void attn_kv_cache_set_scores(const attn_kv_cache *cache, attn_problem *p) {
+  const attn_kv_cache_shape *s = &cache->shape;
+  if (s->scale != 0) p->scale = s->scale;
+  if (s->window > 0) p->window_left = s->window - 1;
+  p->window_first = s->window_first;
+  p->softcap = s->softcap;
+  p->uses |= cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u;
+}
+
 static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64_t packed) {
   const attn_kv_cache_shape *s = &cache->shape;
   attn_problem p;
@@ -117,21 +102,16 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   attn_problem_set_pages(&p, s->page_tokens, s->pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   p.dtype_q = s->float_tokens ? ATTN_F32 : s->dtype;
-  if (s->scale != 0) p.scale = s->scale;
-  if (s->window > 0) p.window_left = s->window - 1;
-  p.window_first = s->window_first;
-  p.softcap = s->softcap;
+  attn_kv_cache_set_scores(cache, &p);
   if (s->scales) {
     p.uses |= ATTN_USE_KV_SCALES;
     p.k_scale_stride = p.v_scale_stride = (attn_strides){.b = s->heads_kv * s->page_tokens, .h = s->page_tokens, .s = 1};
   }
-  p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u) |
-            (cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u);
+  p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u);
   return p;
 }
 
-/* At least `bytes` of memory at *memory. On failure it stays as it was. */
-static attn_status grow(const char *purpose, size_t bytes, void **memory, size_t *has) {
+attn_status attn_kv_cache_grow(const char *purpose, size_t bytes, void **memory, size_t *has) {
   if (bytes <= *has) return ATTN_OK;
   void *larger = attn_nn_allocate(purpose, bytes);
   if (!larger) return ATTN_OUT_OF_MEMORY;
@@ -141,20 +121,21 @@ static attn_status grow(const char *purpose, size_t bytes, void **memory, size_t
   return ATTN_OK;
 }
 
-/* Makes cache->last the plan of such steps. */
-static attn_status find_plan(attn_kv_cache *cache, int64_t tokens, int64_t packed) {
-  for (int i = 0; i < PLANS; i++)
+attn_status attn_kv_cache_find_plan(attn_kv_cache *cache, int64_t tokens, int64_t packed) {
+  for (int i = 0; i < ATTN_KV_PLANS; i++)
     if (cache->plans[i].plan && cache->plans[i].tokens == tokens && cache->plans[i].packed == packed)
       return cache->last = i, ATTN_OK;
-  const attn_problem problem = problem_of(cache, tokens, packed);
+  const attn_problem problem =
+      cache->floats ? attn_kv_channels_problem(cache, tokens, packed) : problem_of(cache, tokens, packed);
   attn_plan *plan;
   attn_status status = attn_plan_create(&problem, &cache->options, &plan);
   if (status != ATTN_OK) return status;
-  status = grow("the workspace of a step", attn_plan_workspace(plan), &cache->workspace, &cache->workspace_bytes);
+  status =
+      attn_kv_cache_grow("the workspace of a step", attn_plan_workspace(plan), &cache->workspace, &cache->workspace_bytes);
   if (status != ATTN_OK) return attn_plan_destroy(plan), status;
-  cache->last = cache->planned++ % PLANS; /* the oldest one goes */
+  cache->last = cache->planned++ % ATTN_KV_PLANS; /* the oldest one goes */
   attn_plan_destroy(cache->plans[cache->last].plan);
-  cache->plans[cache->last] = (step_plan){.tokens = tokens, .packed = packed, .plan = plan};
+  cache->plans[cache->last] = (attn_kv_step_plan){.tokens = tokens, .packed = packed, .plan = plan};
   return ATTN_OK;
 }
 
@@ -179,7 +160,7 @@ static attn_status find_pool(attn_kv_cache *cache) {
         ATTN_STRUCT(attn_kv_pool_shape, .layers = s->layers,
                     .pages = s->pages ? s->pages : s->batch * ceil_div(s->capacity, page_tokens),
                     .page_tokens = s->page_tokens ? s->page_tokens : usual, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk,
-                    .dim_v = s->dim_v, .dtype = s->dtype, .scales = s->scales);
+                    .dim_v = s->dim_v, .dtype = s->dtype, .scales = s->scales, .key_channels = s->key_channels);
     status = attn_kv_pool_create(&shape, &cache->pool);
   }
   if (status != ATTN_OK) return status;
@@ -215,7 +196,9 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
   cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
   attn_status status = find_pool(cache);
   if (status == ATTN_OK) status = allocate(cache);
-  if (status == ATTN_OK) status = find_plan(cache, 1, 0); /* a kernel that cannot decode is refused now */
+  if (status == ATTN_OK && cache->shape.key_channels) status = attn_kv_channels_create(cache);
+  if (status == ATTN_OK && cache->floats) status = attn_kv_cache_find_plan(cache, 1, 1);
+  if (status == ATTN_OK) status = attn_kv_cache_find_plan(cache, 1, 0); /* a kernel that cannot decode is refused now */
   if (status != ATTN_OK) return attn_kv_cache_destroy(cache), status;
   *result = cache;
   return ATTN_OK;
@@ -239,11 +222,14 @@ void attn_kv_cache_destroy(attn_kv_cache *cache) {
   const bool complete = cache->pool && cache->table && cache->first && cache->lengths;
   for (int64_t b = 0; complete && b < cache->shape.batch; b++) forget_from(cache, b, 0);
   if (cache->pool) attn_kv_pool_release(cache->pool);
-  for (int i = 0; i < PLANS; i++) attn_plan_destroy(cache->plans[i].plan);
+  attn_kv_pool_destroy(cache->floats);
+  for (int i = 0; i < ATTN_KV_PLANS; i++) attn_plan_destroy(cache->plans[i].plan);
   attn_aligned_free(cache->workspace);
   attn_aligned_free(cache->turned);
   attn_aligned_free(cache->heads);
   attn_aligned_free(cache->block_rows);
+  attn_aligned_free(cache->pieces);
+  free(cache->held), free(cache->next_held);
   free(cache->sinks), free(cache->slopes);
   free(cache->table), free(cache->next_table);
   free(cache->lengths), free(cache->past), free(cache->counts), free(cache->cu_seqlens);
@@ -257,8 +243,9 @@ static int32_t *row_of(const attn_kv_cache *cache, int64_t b) { return cache->ta
 
 static int64_t blocks_of(const attn_kv_cache *cache, int64_t tokens) { return ceil_div(tokens, cache->shape.page_tokens); }
 
-/* The first token that a query behind `length` tokens sees. */
-static int64_t seen_from(const attn_kv_cache *cache, int64_t length) {
+static int64_t full_blocks(const attn_kv_cache *cache, int64_t tokens) { return tokens / cache->shape.page_tokens; }
+
+int64_t attn_kv_cache_seen_from(const attn_kv_cache *cache, int64_t length) {
   return cache->shape.window ? max64(0, length - (cache->shape.window - 1)) : 0;
 }
 
@@ -277,10 +264,11 @@ static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
   give_back(cache, b, blocks_of(cache, length), blocks_of(cache, cache->lengths[b]));
   cache->lengths[b] = (int32_t)length;
   if (length == 0) cache->first[b] = 0;
+  if (cache->floats) attn_kv_channels_forget(cache, b, length);
 }
 
 static void leave_window(attn_kv_cache *cache, int64_t b) {
-  const int64_t first = seen_from(cache, cache->lengths[b]) / cache->shape.page_tokens;
+  const int64_t first = attn_kv_cache_seen_from(cache, cache->lengths[b]) / cache->shape.page_tokens;
   if (first <= cache->first[b]) return;
   give_back(cache, b, max64(cache->first[b], blocks_of(cache, cache->shape.window_first)),
             min64(first, blocks_of(cache, cache->lengths[b])));
@@ -294,17 +282,28 @@ static int32_t *shared_page(const attn_kv_cache *cache, int64_t b) {
   return cache->pool->references[*page] > 1 ? page : NULL;
 }
 
-/* Pages that a step needs. The last one to append to a shared page keeps it, so references are counted down meanwhile. */
+/* The place in the table of the page that a sequence no longer holds once it appends; NULL if there is none: a copy takes
+ * the place of a shared page, and with key_channels floats that of a full page that was cut. */
+static int32_t *leaving_page(const attn_kv_cache *cache, int64_t b) {
+  int32_t *page = row_of(cache, b) + full_blocks(cache, cache->lengths[b]);
+  if (!cache->floats) return shared_page(cache, b);
+  return cache->lengths[b] < cache->shape.capacity && *page != ATTN_KV_NO_PAGE ? page : NULL;
+}
+
+/* Pages that a step needs. The last one to append to a shared page keeps it, with key_channels gives it back, so references
+ * are counted down meanwhile. */
 static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
   int64_t needed = 0;
   int32_t *page = cache->next[1]; /* the page that is counted down, for each sequence */
   for (int64_t b = 0; b < cache->shape.batch; b++) {
-    const int32_t *shared = counts[b] > 0 ? shared_page(cache, b) : NULL;
-    needed += blocks_of(cache, cache->lengths[b] + counts[b]) - blocks_of(cache, cache->lengths[b]);
-    page[b] = shared ? *shared : ATTN_KV_NO_PAGE;
-    if (!shared) continue;
-    needed++;
-    cache->pool->references[*shared]--;
+    const int64_t length = cache->lengths[b];
+    const int32_t *leaving = counts[b] > 0 ? leaving_page(cache, b) : NULL;
+    needed += cache->floats ? full_blocks(cache, length + counts[b]) - full_blocks(cache, length)
+                            : blocks_of(cache, length + counts[b]) - blocks_of(cache, length);
+    page[b] = leaving ? *leaving : ATTN_KV_NO_PAGE;
+    if (!leaving) continue;
+    const bool last = --cache->pool->references[*leaving] == 0;
+    needed += cache->floats ? -(int64_t)last : 1;
   }
   for (int64_t b = 0; b < cache->shape.batch; b++)
     if (page[b] != ATTN_KV_NO_PAGE) cache->pool->references[page[b]]++;
@@ -312,15 +311,23 @@ static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
 }
 
 static void take_pages(attn_kv_cache *cache, int64_t b, int64_t count) {
-  int32_t *row = row_of(cache, b), *shared = count > 0 ? shared_page(cache, b) : NULL;
+  int32_t *row = row_of(cache, b);
+  const int64_t length = cache->lengths[b];
+  if (cache->floats) {
+    for (int64_t i = full_blocks(cache, length); i < full_blocks(cache, length + count); i++)
+      row[i] = attn_kv_pool_take(cache->pool);
+    if (count > 0) attn_kv_channels_take(cache, b, length + count);
+    return;
+  }
+  int32_t *shared = count > 0 ? shared_page(cache, b) : NULL;
   if (shared) {
     const int32_t own = attn_kv_pool_take(cache->pool);
     attn_kv_pool_copy(cache->pool, *shared, own);
     attn_kv_pool_give_back(cache->pool, *shared);
     *shared = own;
   }
-  const int64_t end = blocks_of(cache, cache->lengths[b] + count);
-  for (int64_t i = blocks_of(cache, cache->lengths[b]); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
+  const int64_t end = blocks_of(cache, length + count);
+  for (int64_t i = blocks_of(cache, length); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
 }
 
 /* ---- Steps ---- */
@@ -348,6 +355,8 @@ attn_status attn_kv_cache_begin(attn_kv_cache *cache, const int32_t *counts) {
                      "out of pages: the step needs %" PRId64 ", and %" PRId64 " of the pool's %" PRId64
                      " are free; sequences must leave first, or counts be smaller",
                      needed, free_pages, cache->shape.pages);
+  for (int64_t b = 0; cache->floats && b < cache->shape.batch; b++)
+    if (counts[b] > 0) attn_kv_channels_settle(cache, b);
   for (int64_t b = 0; b < cache->shape.batch; b++) {
     take_pages(cache, b, counts[b]);
     cache->past[b] = cache->lengths[b];
@@ -358,23 +367,24 @@ attn_status attn_kv_cache_begin(attn_kv_cache *cache, const int32_t *counts) {
   return ATTN_OK;
 }
 
-static attn_status append(attn_kv_cache *cache, const attn_kv_cache_args *a, const void **q) {
+attn_status attn_kv_cache_append(attn_kv_cache *cache, const attn_kv_cache_args *a, const int64_t *slots, const void **q) {
   const attn_kv_cache_shape *s = &cache->shape;
+  const attn_kv_pool *pool = slots ? cache->floats : cache->pool;
   const attn_dtype given = s->float_tokens ? ATTN_F32 : s->dtype;
   const bool packed = a->tokens == 0;
   attn_kv_append_args args = ATTN_STRUCT(
       attn_kv_append_args, .batch = s->batch, .tokens = packed ? cache->cu_seqlens[s->batch] : a->tokens,
       .heads_q = s->heads_q, .heads_kv = s->heads_kv, .dim_qk = s->dim_qk, .dim_v = s->dim_v, .dtype = given,
-      .cache_dtype = s->dtype, .q_out_dtype = given, .k = a->k, .v = a->v,
-      .k_cache = attn_kv_pool_keys(cache->pool, a->layer), .v_cache = attn_kv_pool_values(cache->pool, a->layer),
-      .page_tokens = s->page_tokens, .pages = s->pages, .page_table = cache->table, .page_table_stride = cache->columns,
-      .past = cache->past, .counts = packed ? NULL : cache->counts, .cu_seqlens = packed ? cache->cu_seqlens : NULL,
-      .rope = s->rope, .k_scale_cache = attn_kv_pool_key_scales(cache->pool, a->layer),
-      .v_scale_cache = attn_kv_pool_value_scales(cache->pool, a->layer));
+      .cache_dtype = pool->shape.dtype, .q_out_dtype = given, .k = a->k, .v = a->v,
+      .k_cache = attn_kv_pool_keys(pool, a->layer), .v_cache = attn_kv_pool_values(pool, a->layer),
+      .page_tokens = s->page_tokens, .pages = pool->shape.pages, .page_table = slots ? NULL : cache->table,
+      .page_table_stride = cache->columns, .past = cache->past, .counts = packed ? NULL : cache->counts,
+      .cu_seqlens = packed ? cache->cu_seqlens : NULL, .slots = slots, .rope = s->rope,
+      .k_scale_cache = attn_kv_pool_key_scales(pool, a->layer), .v_scale_cache = attn_kv_pool_value_scales(pool, a->layer));
   if (s->rope) {
     const int64_t rows = (packed ? args.tokens : s->batch * args.tokens) * s->heads_q;
-    const attn_status status =
-        grow("rotated queries", (size_t)attn_elements_bytes(given, rows * s->dim_qk), &cache->turned, &cache->turned_bytes);
+    const attn_status status = attn_kv_cache_grow("rotated queries", (size_t)attn_elements_bytes(given, rows * s->dim_qk),
+                                                  &cache->turned, &cache->turned_bytes);
     if (status != ATTN_OK) return status;
     args.q = a->q;
     *q = args.q_out = cache->turned;
@@ -404,8 +414,9 @@ static attn_status attend(attn_kv_cache *cache, const attn_kv_cache_args *a) {
   attn_status status = check_layer(cache, a, longest);
   if (status != ATTN_OK || (packed && longest == 0)) return status;
   const void *q = a->q;
-  status = find_plan(cache, packed ? longest : a->tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
-  if (status == ATTN_OK) status = append(cache, a, &q);
+  if (cache->floats) return attn_kv_channels_attend(cache, a, longest);
+  status = attn_kv_cache_find_plan(cache, packed ? longest : a->tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
+  if (status == ATTN_OK) status = attn_kv_cache_append(cache, a, NULL, &q);
   if (status != ATTN_OK) return status;
   const attn_args args = ATTN_STRUCT(
       attn_args, .q = q, .k = attn_kv_pool_keys(cache->pool, a->layer), .v = attn_kv_pool_values(cache->pool, a->layer),
@@ -453,7 +464,7 @@ static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, int6
                                {&at[3], rows, float_bytes(s->heads_q * s->dim_v)},
                                {&at[4], 1, (int64_t)attn_mha_rows_workspace(mha, rows)}};
   if (!LAY_OUT(parts, &end)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the step has %" PRId64 " rows", rows);
-  return grow("the heads of a step", (size_t)end, &cache->heads, &cache->heads_bytes);
+  return attn_kv_cache_grow("the heads of a step", (size_t)end, &cache->heads, &cache->heads_bytes);
 }
 
 static attn_status step_mha(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y) {
@@ -495,7 +506,7 @@ attn_status attn_kv_cache_check_even(const attn_kv_cache *cache, int64_t sequenc
 }
 
 attn_status attn_kv_cache_block_rows(attn_kv_cache *cache, size_t bytes, void **memory) {
-  const attn_status status = grow("the rows of a block", bytes, &cache->block_rows, &cache->block_rows_bytes);
+  const attn_status status = attn_kv_cache_grow("the rows of a block", bytes, &cache->block_rows, &cache->block_rows_bytes);
   *memory = cache->block_rows;
   return status;
 }
@@ -526,7 +537,8 @@ attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32
   if (status != ATTN_OK || tokens == 0) return status;
   const attn_nn_pointer pointers[] = {{"q", q}, {"k", k}, {"v", v}, {"o", o}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = find_plan(cache, tokens, 0);
+  const int64_t planned = cache->floats ? min64(tokens, cache->shape.page_tokens) : tokens;
+  if (status == ATTN_OK) status = attn_kv_cache_find_plan(cache, planned, 0);
   if (status == ATTN_OK) status = attn_kv_cache_begin(cache, counts ? counts : all_of(cache, tokens));
   if (status != ATTN_OK) return status;
   const attn_kv_cache_args args = ATTN_STRUCT(attn_kv_cache_args, .tokens = tokens, .q = q, .k = k, .v = v, .o = o);
@@ -546,7 +558,7 @@ static attn_status check_sequence(const attn_kv_cache *cache, const char *name, 
 static attn_status check_length(const attn_kv_cache *cache, int64_t b, int64_t length) {
   REQUIRE(length >= 0, "length is %" PRId64 "; it must be at least 0", length);
   const int64_t held = (int64_t)cache->first[b] * cache->shape.page_tokens;
-  REQUIRE(length == 0 || seen_from(cache, length) >= held,
+  REQUIRE(length == 0 || attn_kv_cache_seen_from(cache, length) >= held,
           "length is %" PRId64 "; sequence %" PRId64 " has given back its first %" PRId64
           " tokens, which left the window: it must be 0, or at least %" PRId64,
           length, b, held, held + cache->shape.window - 1);
@@ -594,6 +606,7 @@ attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, i
   if (status != ATTN_OK) return status;
   forget_from(cache, to, 0);
   share(cache, row_of(cache, from), blocks_of(cache, length), row_of(cache, to));
+  if (cache->floats) attn_kv_channels_share(cache, cache->held + 2 * from, length, cache->held + 2 * to);
   cache->lengths[to] = (int32_t)length;
   cache->first[to] = length > 0 ? cache->first[from] : 0;
   return ATTN_OK;
@@ -612,11 +625,14 @@ attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents) 
     lengths[b] = parent < 0 ? 0 : cache->lengths[parent];
     first[b] = parent < 0 ? 0 : cache->first[parent];
     share(cache, row_of(cache, parent < 0 ? b : parent), blocks_of(cache, lengths[b]), table + b * cache->columns);
+    if (cache->floats)
+      attn_kv_channels_share(cache, cache->held + 2 * (parent < 0 ? b : parent), lengths[b], cache->next_held + 2 * b);
   }
   for (int64_t b = 0; b < batch; b++) forget_from(cache, b, 0);
   memcpy(cache->lengths, lengths, (size_t)batch * sizeof *lengths);
   memcpy(cache->first, first, (size_t)batch * sizeof *first);
   memcpy(cache->table, table, (size_t)(batch * cache->columns) * sizeof *table);
+  if (cache->floats) memcpy(cache->held, cache->next_held, 2 * (size_t)batch * sizeof *cache->held);
   return ATTN_OK;
 }
 

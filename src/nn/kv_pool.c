@@ -35,18 +35,26 @@ static attn_status check_shape(const attn_kv_pool_shape *s) {
           s->page_tokens, (int)ATTN_KV_PAGE_TOKENS);
   REQUIRE(!s->scales || attn_makes_factors(s->dtype),
           "attn_kv_pool_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
+  REQUIRE(!s->key_channels || s->scales,
+          "attn_kv_pool_shape.key_channels is true without scales; factors of channels need scales, true as well");
   return ATTN_OK;
 }
 
 static int64_t rows_of_page(const attn_kv_pool_shape *s) { return s->heads_kv * s->page_tokens; }
 
+/* Factors of the keys of a page. */
+static int64_t key_factors(const attn_kv_pool_shape *s) {
+  return s->heads_kv * (s->key_channels ? s->dim_qk : s->page_tokens);
+}
+
 /* False if memory is short. */
 static bool allocate_scales(attn_kv_pool *pool) {
   const attn_kv_pool_shape *s = &pool->shape;
-  const size_t bytes = (size_t)(s->layers * s->pages * rows_of_page(s)) * sizeof(float);
+  const size_t page_bytes = (size_t)(s->layers * s->pages) * sizeof(float);
   if (!s->scales) return true;
-  pool->k_scale = attn_nn_allocate("the pool's factors of keys", bytes);
-  pool->v_scale = pool->k_scale ? attn_nn_allocate("the pool's factors of values", bytes) : NULL;
+  pool->k_scale = attn_nn_allocate("the pool's factors of keys", page_bytes * (size_t)key_factors(s));
+  pool->v_scale =
+      pool->k_scale ? attn_nn_allocate("the pool's factors of values", page_bytes * (size_t)rows_of_page(s)) : NULL;
   return pool->v_scale;
 }
 
@@ -116,17 +124,17 @@ void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer) {
   return has_layer(pool, layer) ? pool->v + (size_t)(layer * pool->shape.pages) * pool->v_page_bytes : NULL;
 }
 
-/* The layer's part of one of the two tensors of factors. */
-static float *scales_of(const attn_kv_pool *pool, float *all, int64_t layer) {
-  return all && has_layer(pool, layer) ? all + layer * pool->shape.pages * rows_of_page(&pool->shape) : NULL;
+/* The layer's part of one of the two tensors of factors, which has so many of a page. */
+static float *scales_of(const attn_kv_pool *pool, float *all, int64_t layer, int64_t of_page) {
+  return all && has_layer(pool, layer) ? all + layer * pool->shape.pages * of_page : NULL;
 }
 
 float *attn_kv_pool_key_scales(const attn_kv_pool *pool, int64_t layer) {
-  return pool ? scales_of(pool, pool->k_scale, layer) : NULL;
+  return pool ? scales_of(pool, pool->k_scale, layer, key_factors(&pool->shape)) : NULL;
 }
 
 float *attn_kv_pool_value_scales(const attn_kv_pool *pool, int64_t layer) {
-  return pool ? scales_of(pool, pool->v_scale, layer) : NULL;
+  return pool ? scales_of(pool, pool->v_scale, layer, rows_of_page(&pool->shape)) : NULL;
 }
 
 int32_t attn_kv_pool_take(attn_kv_pool *pool) {
@@ -147,14 +155,14 @@ void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page) {
 }
 
 void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to) {
-  const int64_t rows = rows_of_page(&pool->shape);
+  const int64_t keys = key_factors(&pool->shape), rows = rows_of_page(&pool->shape);
   for (int64_t layer = 0; layer < pool->shape.layers; layer++) {
     char *k = attn_kv_pool_keys(pool, layer), *v = attn_kv_pool_values(pool, layer);
     memcpy(k + (size_t)to * pool->k_page_bytes, k + (size_t)from * pool->k_page_bytes, pool->k_page_bytes);
     memcpy(v + (size_t)to * pool->v_page_bytes, v + (size_t)from * pool->v_page_bytes, pool->v_page_bytes);
     if (!pool->shape.scales) continue;
     float *k_scale = attn_kv_pool_key_scales(pool, layer), *v_scale = attn_kv_pool_value_scales(pool, layer);
-    memcpy(k_scale + to * rows, k_scale + from * rows, (size_t)rows * sizeof(float));
+    memcpy(k_scale + to * keys, k_scale + from * keys, (size_t)keys * sizeof(float));
     memcpy(v_scale + to * rows, v_scale + from * rows, (size_t)rows * sizeof(float));
   }
 }

@@ -11,7 +11,7 @@ struct attn_kv_pool {
   attn_kv_pool_shape shape;
   size_t k_page_bytes, v_page_bytes;
   char *k, *v;              /* [layers][pages][heads_kv][page_tokens][dim] */
-  float *k_scale, *v_scale; /* [layers][pages][heads_kv][page_tokens]; NULL without scales */
+  float *k_scale, *v_scale; /* [layers] of attn_kv_pool_key_scales()'s arrays; NULL without scales */
   int32_t *references;      /* [pages]: how many table entries name the page */
   int32_t *free_pages;      /* [free_count], the next one last */
   int64_t free_count;

@@ -138,10 +138,10 @@ static void try_cache(fuzz_bytes *bytes) {
   const uint8_t options = fuzz_byte(bytes);
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_I8, ATTN_Q8_0, ATTN_Q4_0};
   const attn_dtype dtype = dtypes[options >> 6];
-  const attn_kv_cache_shape shape =
-      ATTN_STRUCT(attn_kv_cache_shape, .batch = SEQUENCES, .heads_q = 2, .heads_kv = 1, .dim_qk = 4, .dim_v = 3,
-                  .capacity = CAPACITY, .page_tokens = TOKENS, .pages = PAGES, .window = options & 1 ? options % 30 : 0,
-                  .dtype = dtype, .float_tokens = true, .scales = dtype == ATTN_I8);
+  const attn_kv_cache_shape shape = ATTN_STRUCT(
+      attn_kv_cache_shape, .batch = SEQUENCES, .heads_q = 2, .heads_kv = 1, .dim_qk = 4, .dim_v = 3, .capacity = CAPACITY,
+      .page_tokens = TOKENS, .pages = PAGES, .window = options & 1 ? options % 30 : 0, .dtype = dtype, .float_tokens = true,
+      .scales = dtype == ATTN_I8, .key_channels = dtype == ATTN_I8 && options & 4);
   const attn_options one = ATTN_STRUCT(attn_options, .threads = 1, .kernel = options & 2 ? "flash_c" : NULL);
   if (attn_kv_cache_create(&shape, &one, &cache) != ATTN_OK) fuzz_fail("%s", attn_last_error());
   while (bytes->at < bytes->end) {
