@@ -114,6 +114,7 @@ static const bench_build scripted = {.last_error = last_error,
 
 /* The effect of each call: whether its output becomes wrong. */
 static int spoil(const bench_trial *trial) {
+  if (!trial->plan) return FAILED;
   const int own = index_of(trial->kernel);
   const int64_t call = ++world.calls[own];
   if (takes_time()) sim.cpu.all_ns += kernels[own].call_ns[0];

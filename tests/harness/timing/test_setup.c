@@ -24,6 +24,7 @@ static struct {
   int plans, fails_at;    /* plan number fails_at cannot be made; 0: all can */
   int settled;            /* threads that are settled for a check */
   size_t workspace;       /* bytes that a plan asks for; 0: as many as it really does */
+  int calls, rounds_in;   /* calls of its kernels; the one that changes the rounding (0: none) */
   bool overwrites;        /* its kernels change q */
   unsigned char *changes; /* or this byte, where they run on `of`, and the rounding */
   const attn_args *of;
@@ -93,7 +94,7 @@ static size_t plan_workspace(const attn_plan *plan) { return now.workspace ? now
 static attn_status plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
   assert_int_equal(now.settled, 1);
   if (now.overwrites) ((float *)(uintptr_t)args->q)[0] += 1;
-  if (now.changes) (void)fesetround(FE_DOWNWARD);
+  if (now.changes || ++now.calls == now.rounds_in) (void)fesetround(FE_DOWNWARD);
   if (now.changes && args == now.of) *now.changes ^= 1;
   return attn_plan_run(plan, args, workspace, bytes);
 }
@@ -196,6 +197,19 @@ TEST(damaged_inputs_are_made_again) {
   expect_verdict(&s->trials[1], BENCH_PASS, "");
   assert_true(s->rotations == 1 && s->trials[0].call_ns == 0 && s->trials[1].call_ns > 0);
   bench_setup_close(s);
+}
+
+/* Whichever call changes the rounding, when its output is checked or its time is guessed. */
+TEST(each_call_of_a_check_is_watched) {
+  do {
+    now.calls = 0, now.rounds_in++;
+    bench_setup *s = open_case(small, "naive_c", NULL, &timed);
+    assert_true(bench_setup_check(s) && fegetround() == FE_TONEAREST);
+    const bool changed = now.calls >= now.rounds_in;
+    expect_verdict(&s->trials[0], changed ? BENCH_FAIL : BENCH_PASS, changed ? "other rounding" : "");
+    bench_setup_close(s);
+  } while (now.calls >= now.rounds_in);
+  assert_true(now.rounds_in > 4);
 }
 
 /* Whichever input a kernel changes, however often V was multiplied and whatever failed: it is named, or where no kernel
