@@ -47,7 +47,8 @@ AREAS = (
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
               " mistakes grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
               " fuzz_tuning by_length scales quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
-              " serving steady layer old_program plugins_race plugins fault_memory tier_c tier_avx2"
+              " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
+              " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
               " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
@@ -62,7 +63,7 @@ AREAS = (
     ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
                         " operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row rates verdict setup rounds cause timed_rows paired measured_goals operation check layer"
-                         " process fault_memory cheats cli"),
+                         " process goals session affinity tune_costs simulated_verdicts fault_memory cheats cli"),
     ("harness/goals/*", "goals measured_goals fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
