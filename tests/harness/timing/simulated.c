@@ -275,12 +275,12 @@ void run_well(void) {
   for (int i = 0; i < t.count; i++) {
     const bench_trial *trial = &t.trial[i];
     const script *s = script_of(trial);
-    const bool alone = trial->threads == 1 && sim.threads == 1 && !s->busy && !s->own_share && !s->waits;
-    for (int r = 0; alone && r < trial->samples.rounds; r++) {
-      assert_close(trial->samples.busy[r], 1);
-      assert_close(trial->samples.ran[r], 1);
+    const double own = s->own_share > 0 ? s->own_share : 1, all = s->busy > 0 ? s->busy : 1;
+    for (int r = 0; trial->threads == 1 && sim.threads == 1 && r < trial->samples.rounds; r++) {
+      assert_close(trial->samples.busy[r], 1 + (all - own) / own);
+      assert_close(trial->samples.ran[r], own);
     }
-    if (alone) assert_int_equal(trial->samples.waited, 0);
+    assert_int_equal(trial->samples.waited, s->waits ? trial->samples.rounds : 0);
   }
 }
 

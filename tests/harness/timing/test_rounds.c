@@ -59,6 +59,25 @@ TEST(a_sample_lasts_a_thousand_clock_steps) {
   test_contains(t.error, "stands still");
 }
 
+/* run_well() knows what they must be: each thread's time is of calls alone, without that of close looks. */
+TEST(cpu_times_are_those_of_calls) {
+  static const double shares[][2] = {{1, 1}, {2, 0.5}, {0.5, 0.5}, {3, 1}};
+  for (size_t i = 0; i < 2 * COUNT(shares); i++) {
+    script s = steady("steady", 2000);
+    s.busy = shares[i / 2][0], s.own_share = shares[i / 2][1], s.waits = i % 2;
+    SET_UP(7, &s);
+    run_well();
+  }
+}
+
+TEST(warnings_are_one_sentence) {
+  bench_warn(&t.trial[0], "%d thread", 1);
+  bench_warn(&t.trial[0], "%s", "disturbed");
+  assert_string_equal(t.trial[0].warnings, "1 thread; disturbed");
+  for (size_t i = 0; i < sizeof t.trial[0].warnings; i++) bench_warn(&t.trial[0], "more");
+  assert_int_equal(strlen(t.trial[0].warnings), sizeof t.trial[0].warnings - 1);
+}
+
 /* A sample and two slices of a quarter millisecond before and after it; the read loop takes three times as long as calls.
  */
 TEST(a_sample_and_its_slices_are_guessed) {
