@@ -10,7 +10,7 @@
 #include "data/cached.h"
 #include "kernels/common/memory/quantise.h"
 #include "kernels/kv_rows.h"
-#include "tests/support/support.h"
+#include "tests/support/failing_malloc.h"
 
 static uint64_t seed;
 

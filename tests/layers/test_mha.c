@@ -9,8 +9,8 @@
 #include "data/tensors.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/ref/nn_oracle_f64.h"
+#include "tests/support/failing_malloc.h"
 #include "tests/support/pool.h"
-#include "tests/support/support.h"
 
 /* ---- Layers ---- */
 

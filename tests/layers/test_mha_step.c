@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "attn/nn.h"
-#include "tests/support/support.h"
+#include "tests/support/failing_malloc.h"
 
 enum { BATCH = 3, HEADS = 4, HEADS_KV = 2, DIM = 10, DIM_V = 6, TEXT = 40, WIDTH = 32, LAYERS = 2 };
 enum { MOST = HEADS * DIM * WIDTH }; /* weights of a map */

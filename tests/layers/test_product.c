@@ -7,8 +7,8 @@
 
 #include "attn/product.h"
 #include "kernels/common/problem/convert.h"
+#include "tests/support/failing_malloc.h"
 #include "tests/support/pool.h"
-#include "tests/support/support.h"
 
 static const char *const names[] = {"product_c",   "product_avx2", "product_avx512",
                                     "product_amx", "product_neon", "product_openblas"};

@@ -10,7 +10,6 @@
 #include <strings.h>
 
 #include "tests/support/failing_malloc.h"
-#include "tests/support/support.h"
 
 /* A problem that the kernel takes; NULL stands for any kernel. */
 static attn_problem small_problem(const char *kernel) {
@@ -29,21 +28,15 @@ __attribute__((constructor)) static void read_outer_cap(void) {
   if (cap) snprintf(outer_cap, sizeof outer_cap, "%s", cap);
 }
 
-static int blocks_before; /* the test; it keeps none */
-
 static int clear_environment(void **state) {
-  (void)state;
-  blocks_before = blocks_held;
+  (void)note_blocks(state);
   unsetenv("ATTN_KERNEL");
   unsetenv("ATTN_VERBOSE");
   if (*outer_cap) return setenv("ATTN_MAX_ISA", outer_cap, 1);
   return unsetenv("ATTN_MAX_ISA");
 }
 
-static int end(void **state) {
-  if (blocks_held != blocks_before) fail_msg("%d blocks are kept", blocks_held - blocks_before);
-  return clear_environment(state);
-}
+static int end(void **state) { return expect_no_blocks(state) || clear_environment(state); }
 
 static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {
   const attn_problem problem = small_problem(kernel);

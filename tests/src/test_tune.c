@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "src/plan/tune.h"
-#include "tests/support/support.h"
+#include "tests/support/failing_malloc.h"
 #include "timing/stats.h"
 
 /* ---- The script ---- */
@@ -73,14 +73,14 @@ static attn_process_usage scripted_usage(void *context) { return (void)context, 
 
 static const attn_tune_meter meter = {.now_ns = scripted_now, .call = scripted_call, .usage = scripted_usage};
 
-static int clear_environment(void **state) { return (void)state, unsetenv("ATTN_KERNEL"); }
+static int clear_environment(void **state) { return expect_no_blocks(state) || unsetenv("ATTN_KERNEL"); }
 
 static int begin(void **state) {
   static const double usual_ms[] = {3, 1, 2, 50};
   for (size_t i = 0; i < COUNT(script); i++) script[i] = (scripted_kernel){.name = script[i].name, .ns = 1e6 * usual_ms[i]};
   clock_ns = slower_by = disturbed_ns = 0;
   first_threads = calls_to_disturb = 0;
-  return clear_environment(state);
+  return note_blocks(state) || unsetenv("ATTN_KERNEL");
 }
 
 static attn_problem problem;

@@ -9,8 +9,8 @@
 
 #include "src/choice/tuning.h"
 #include "src/registry/registry.h"
+#include "tests/support/failing_malloc.h"
 #include "tests/support/idle_kernel.h"
-#include "tests/support/support.h"
 
 static char head[16384], text[65536]; /* text of a file of this machine; of the file that a test reads */
 static attn_tuning *tuning;

@@ -7,6 +7,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#ifndef TEST_SETUP
+#define TEST_SETUP note_blocks
+#endif
+#ifndef TEST_TEARDOWN
+#define TEST_TEARDOWN expect_no_blocks
+#endif
+#include "tests/support/support.h"
+
 static int allocations_left = -1; /* -1: no limit */
 static _Atomic int blocks_held;
 
@@ -43,6 +51,16 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
 void __wrap_free(void *block) {
   blocks_held -= block != NULL;
   __real_free(block);
+}
+
+static int blocks_before;
+
+/* TEST_SETUP and TEST_TEARDOWN, unless a file has its own: no test keeps memory. */
+static inline int note_blocks(void **state) { return (void)state, blocks_before = blocks_held, 0; }
+
+static inline int expect_no_blocks(void **state) {
+  if (blocks_held != blocks_before) print_error("%d blocks are kept\n", blocks_held - blocks_before);
+  return (void)state, blocks_held != blocks_before;
 }
 
 #endif

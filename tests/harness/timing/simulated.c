@@ -224,12 +224,10 @@ script steady(const char *name, double ns) {
 
 script any;
 
-static int blocks_before; /* the test; it keeps none */
-
 void fail_allocations_after(int count) { allocations_left = count; }
 
 int simulated_begin(void **state) {
-  if (state) blocks_before = blocks_held;
+  if (state) (void)note_blocks(state);
   memset(&sim, 0, sizeof sim);
   sim.now_ns = 1e9;
   sim.resolution_ns = 1;
@@ -304,12 +302,10 @@ static void clear_setup(void) {
 }
 
 int simulated_end(void **state) {
-  (void)state;
   clear_run();
   clear_setup();
   t = (timing){.count = 0};
-  if (blocks_held != blocks_before) fail_msg("%d blocks are kept", blocks_held - blocks_before);
-  return 0;
+  return expect_no_blocks(state);
 }
 
 void open_setup(const char *id, const bench_case_settings *settings, const script *const *scripts, int count) {

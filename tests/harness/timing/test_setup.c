@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* A case from its opening to its checked trials: what runs, what is refused and why, cold copies, and guesses of its time.
  */
-#define TEST_SETUP    begin
-#define TEST_TEARDOWN end
-static int begin(void **state), end(void **state);
+#define TEST_SETUP begin
+static int begin(void **state);
 #include <fenv.h>
 #include <math.h>
 #include <stdio.h>
@@ -64,21 +63,10 @@ void __wrap_bench_team_settle(int threads) {
   __real_bench_team_settle(threads);
 }
 
-static int blocks_before;
-
 static int begin(void **state) {
-  (void)state;
   memset(&now, 0, sizeof now);
   memset(&feigned, 0, sizeof feigned);
-  blocks_before = blocks_held;
-  return 0;
-}
-
-/* No test keeps memory. */
-static int end(void **state) {
-  (void)state;
-  if (blocks_held != blocks_before) fail_msg("%d blocks are kept", blocks_held - blocks_before);
-  return 0;
+  return note_blocks(state);
 }
 
 static attn_status plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
