@@ -75,8 +75,8 @@ bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, 
 
 /* ---- All cases and kernels ------------------------------------------------------------------------------------------ */
 
-/* One case and kernel; false if the run was interrupted, or memory is short (*fine is false then). */
-static bool run_one(bench_paired_job *job, int index, bench_matches *m, bool *fine) {
+/* One case and kernel, which count for nothing if the run was interrupted. False if memory is short. */
+static bool run_one(bench_paired_job *job, int index, bench_matches *m) {
   const bench_case *bench = &job->cases.item[index / job->kernel_count];
   const attn_kernel_info *kernel = job->kernels[index % job->kernel_count];
   bench_row *rows = &job->rows[2 * index];
@@ -84,10 +84,10 @@ static bool run_one(bench_paired_job *job, int index, bench_matches *m, bool *fi
   char name[BENCH_NAME + 80];
   snprintf(name, sizeof name, "%s %s", kernel->name, bench->case_id);
   bench_progress_note(&job->progress, name, "begins");
-  if (!bench_paired_measure(job->sides, bench, kernel, &job->settings, rows, &c)) return false;
+  if (!bench_paired_measure(job->sides, bench, kernel, &job->settings, rows, &c)) return true;
   bench_progress_advance(&job->progress, 1, rows[0].verdict.status == BENCH_SKIP);
-  *fine = rows[0].time.n && rows[1].time.n ? bench_matches_add(m, &c) : bench_matches_add_unpaired(m, &rows[0], &rows[1]);
-  return *fine;
+  const bool both = rows[0].time.n && rows[1].time.n;
+  return both ? bench_matches_add(m, &c) : bench_matches_add_unpaired(m, &rows[0], &rows[1]);
 }
 
 bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *m) {
@@ -97,8 +97,7 @@ bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *m) {
   job->rows = calloc((size_t)count, 2 * sizeof *job->rows);
   if (count && !job->rows) return false;
   bench_progress_start(&job->progress, count, count, job->progress.quiet);
-  for (int i = 0; i < count && !*job->settings.stop; i++)
-    if (!run_one(job, i, m, &fine)) break;
+  for (int i = 0; fine && i < count && !*job->settings.stop; i++) fine = run_one(job, i, m);
   bench_progress_wipe(&job->progress);
   return fine && bench_matches_decide(m);
 }

@@ -190,6 +190,33 @@ TEST(both_sides_need_the_kernel) {
   }
 }
 
+static const bench_copies *errs; /* from the third round on */
+
+static int err(const bench_trial *trial) { return trial->copies == errs && trial->samples.rounds > 2 ? SPOILT : 0; }
+
+/* Where one side has no time, whichever it is, nothing is compared. */
+TEST(a_pair_needs_both_times) {
+  bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  bench_paired_job job = {.sides = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}},
+                          .cases = {.item = &bench, .count = 1},
+                          .kernels = {attn_kernel_find("naive_c")},
+                          .kernel_count = 1,
+                          .settings = {.timed = true, .rounds = 7, .stop = &sim.stop, .meter = &simulated},
+                          .progress = {.quiet = true}};
+  for (int side = 0; side < 2; side++) {
+    bench_matches m;
+    simulated_begin(NULL);
+    sim.all = &any, sim.effect = err;
+    errs = &job.sides[side];
+    assert_true(bench_paired_run(&job, 0.02, &m));
+    assert_true(m.table.count == 0 && m.unpaired_count == 1);
+    assert_true(job.rows[side].time.n == 0 && job.rows[!side].time.n == 7);
+    bench_matches_clear(&m);
+    for (int i = 0; i < 2; i++) bench_row_clear(&job.rows[i]);
+    free(job.rows);
+  }
+}
+
 /* A kernel and the automatic choice on two attentions and on a layer, which is no comparison of builds. */
 TEST(a_paired_job_does_all_cases) {
   static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "heads:1/seq:9/head_dim:8",

@@ -310,6 +310,9 @@ TEST(summaries_have_errors_as_well) {
   b.peak_gflops = 0;
   bench_comparison_measure(&c, &rows_a, 1, &rows_b, 1);
   assert_near(c.log_ratio, log(1.25), 1e-9);
+  const bench_row *several_a[] = {&a, &a, &a, &a}, *several_b[] = {&b, &b}; /* means have smaller errors */
+  bench_comparison_measure(&c, several_a, 4, several_b, 2);
+  assert_near(c.within, hypot(error_a / 2, error_b / sqrt(2)), 1e-9);
 }
 
 /* The rounds of a block are alike, and two of four blocks are 10 % slower, which is more than the interval of the median
