@@ -9,6 +9,7 @@
 #include "data/tensors.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/ref/nn_oracle_f64.h"
+#include "src/registry/registry.h"
 #include "tests/support/failing_malloc.h"
 #include "tests/support/pool.h"
 
@@ -314,7 +315,9 @@ static void expect_right(layer *l, const attn_mha_options *options, const char *
              worst.p);
 }
 
-static void check_kernel(const char *kernel) {
+/* How many shapes a layer with this kernel takes; what they give is right. */
+static int check_shapes(const char *kernel) {
+  int taken = 0;
   const attn_mha_options options =
       ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1));
   for (int i = 0; i < SHAPES; i++) {
@@ -328,12 +331,34 @@ static void check_kernel(const char *kernel) {
       assert_int_equal(status, ATTN_UNSUPPORTED);
       test_contains(attn_last_error(), kernel);
     }
+    taken += status == ATTN_OK;
     attn_mha_destroy(mha);
     free_layer(&l);
   }
+  return taken;
 }
 
+static void check_kernel(const char *kernel) { (void)check_shapes(kernel); }
+
 TEST(test_every_kernel_inside) { test_each_kernel(check_kernel); }
+
+/* The strides of the identity, whose products are the weights. */
+static const char *refuse_backwards(const attn_problem *problem, char *buffer, size_t bytes) {
+  (void)buffer, (void)bytes;
+  return problem->v_stride.s < 0 ? "rows of V go backwards" : NULL;
+}
+
+/* Another kernel gives the weights then. */
+TEST(test_kernels_may_refuse_to_give_weights) {
+  static attn_kernel picky;
+  static const attn_kernel *const kernels[] = {&picky};
+  static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
+  picky = *attn_registry_find("naive_c");
+  picky.info.name = "picky";
+  picky.rejects = refuse_backwards;
+  assert_true(attn_registry_add(&added, "this program"));
+  assert_int_equal(check_shapes("picky"), check_shapes("naive_c"));
+}
 
 /* ---- Layers that are wrong on purpose ---- */
 

@@ -66,6 +66,18 @@ TEST(every_feature_has_its_bits) {
     }
 }
 
+#ifndef ATTN_EMULATE_AVX512
+/* The compiler's own library reads CPUID and XCR0, too. */
+TEST(this_cpu_has_what_the_compiler_finds) {
+  const uint32_t here = attn_cpu_features();
+  assert_int_equal(!(here & CPU_AVX2), !__builtin_cpu_supports("avx2"));
+  assert_int_equal(!(here & CPU_FMA), !__builtin_cpu_supports("fma"));
+  assert_int_equal(!(here & CPU_AVX512), !__builtin_cpu_supports("avx512vl"));
+  assert_int_equal(!(here & CPU_AVX512_VNNI), !__builtin_cpu_supports("avx512vnni"));
+  assert_int_equal(!(here & CPU_AVX512_BF16), !__builtin_cpu_supports("avx512bf16"));
+}
+#endif
+
 TEST(models_are_read_from_signatures) {
   static const struct {
     uint32_t signature;

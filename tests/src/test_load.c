@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/registry/plugin.h"
 #include "src/registry/registry.h"
 #include "tests/support/idle_kernel.h"
 #include "tests/support/support.h"
@@ -81,6 +82,11 @@ TEST(places_are_named) {
   assert_non_null(strstr(installed, "/attn-"));
   test_invalid(attn_load_kernels(NULL), "plugin is NULL; it must be a name");
   test_invalid(attn_load_kernels("no name"), "plugin is 'no name'; it must be a name");
+  char longest[ATTN_KERNEL_NAME_BYTES + 1] = "";
+  memset(longest, 'a', ATTN_KERNEL_NAME_BYTES);
+  test_invalid(attn_load_kernels(longest), "it must be a name");
+  longest[ATTN_KERNEL_NAME_BYTES - 1] = 0;
+  test_refused(attn_load_kernels(longest), ATTN_UNSUPPORTED, "there is no plug-in 'aaa");
 }
 
 /* A file of that name beside the program is the one that is loaded. */

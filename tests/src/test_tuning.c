@@ -442,6 +442,8 @@ TEST(wrong_lines_are_named) {
       "class cray-1 c\ncaches level1=1024",
       "class cray-1 c\ncaches level1=1024 level2=0",
       "class cray-1 c\ncaches level1=1024 level2=2048 3",
+      "class cray-1 c\ncaches level1=1.1e12 level2=1024",
+      "class cray-1 c\ncaches level1=1024 level2=1.1e12",
   };
   char where[40];
   for (size_t i = 0; i < COUNT(wrong); i++) {
