@@ -285,7 +285,7 @@ TEST(small_products_run_on_one_thread) {
   if (most() == 1) return;
   assert_int_equal(threads_after(run_product, (call){4, 64, 0}), 1);
   assert_int_equal(threads_after(run_product, (call){1, 64, 0}), 1);
-  assert_int_equal(threads_after(run_product, (call){2, 128, 0}), 1); /* of several tasks, for several threads: */
+  assert_int_equal(threads_after(run_product, (call){2, 128, 0}), 1); /* it has several tasks */
   assert_true(threads_after(run_product, (call){2, 128, 4}) > 1);
   assert_true(threads_after(run_product, (call){200, 384, 0}) > 1);
   assert_true(threads_after(run_product, (call){1, 1024, 0}) > 1); /* one row, but 4 MiB of weights */

@@ -257,7 +257,7 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
   return number == 0 ? NULL : __real_aligned_alloc(alignment, bytes);
 }
 
-static bool is_short; /* of memory for lists */
+static bool is_short; /* memory for lists */
 
 void *__real_realloc(void *old, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
