@@ -8,7 +8,7 @@
 
 ggml is source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (which loads libggml-base and libggml-cpu).
 The graph of one node is planned and its work buffer allocated beforehand, and its tensors are the given arrays, so a call is
-only ggml_graph_compute(). K and V are float32, as Q. Method and exit codes: scripts/peers/README.md.
+only ggml_graph_compute(). K and V are float32, as Q, or q8_0 or q4_0. Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -32,7 +32,9 @@ from pairing.storage import aligned_empty, spoil  # noqa: E402
 
 NAME = "ggml_flash_attn_ext"
 WITHOUT = "ggml is not installed as a package; --ggml-lib PATH names your build of it (libggml.so)"
-F32, F16, SUCCESS = 0, 1, 0  # enum ggml_type, enum ggml_status
+TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}  # enum ggml_type
+SUCCESS = 0                  # enum ggml_status
+QUERY_ROUNDING = 1 / 254 + 2.0**-11  # Q becomes q8_0: half of 1/127 of the largest, and the rounding of its factor
 OBJECTS_BYTES = 2**20        # memory of a context: a graph and a handful of tensors without their data
 
 
@@ -77,7 +79,7 @@ class Ggml:
 class FlashAttn:
     """Each rotation has a context, a graph and a work buffer. Inputs are [batch][heads][seq][dim], the output is
     [batch][seq][heads][dim]."""
-    name = NAME
+    name, kept = NAME, ("q8_0", "q4_0")
 
     def __init__(self, ggml):
         self.ggml = ggml
@@ -92,7 +94,9 @@ class FlashAttn:
         mask = causal_mask(case)
         with contextlib.ExitStack() as stack:
             calls = [stack.enter_context(self.graph(case, *tensors, mask, o)) for tensors in rotations]
-            yield Prepared(calls=calls, output=functools.partial(self.output, o), rounding=Rounding(ASSUMED_EXP_ERROR),
+            rounded = QUERY_ROUNDING if case.dtype_kv in self.kept else 0.0
+            yield Prepared(calls=calls, output=functools.partial(self.output, o),
+                          rounding=Rounding(ASSUMED_EXP_ERROR, query_rounding=rounded),
                           poison=lambda: spoil(o),
                           facts={"algorithm": NAME, "isa": "", "library": f"ggml {self.ggml.version}".rstrip()})
 
@@ -108,8 +112,9 @@ class FlashAttn:
         c, buffers = self.ggml.c, []
         context = c.ggml_init(InitParams(OBJECTS_BYTES, None, True))
 
-        def tensor(array):
-            made = c.ggml_new_tensor_4d(context, F16 if array.dtype == np.float16 else F32, *reversed(array.shape))
+        def tensor(array, kind="f32", row=None):
+            made = c.ggml_new_tensor_4d(context, TYPES[kind], row or array.shape[-1],
+                                        *reversed(array.shape[:-1]))
             place(made, array)
             return made
 
@@ -119,7 +124,8 @@ class FlashAttn:
             c.ggml_backend_tensor_alloc(buffers[-1], made, array.ctypes.data)
 
         try:
-            result = c.ggml_flash_attn_ext(context, tensor(q), tensor(k), tensor(v), None if mask is None else tensor(mask),
+            result = c.ggml_flash_attn_ext(context, tensor(q), *(tensor(x, case.dtype_kv, case.head_dim) for x in (k, v)),
+                                           None if mask is None else tensor(mask, "f16"),
                                            case.head_dim**-0.5, 0.0, 0.0)
             place(result, o)
             graph = c.ggml_new_graph(context)

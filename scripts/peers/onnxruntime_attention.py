@@ -9,7 +9,8 @@
 ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
 ort_attention  ai.onnx Attention of opset 23: the score matrix of all heads in memory
 ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for
-               past and present; of cases in pages a dense copy, because it has no pages
+               past and present; of cases in pages a dense copy, because it has no pages; also int8, and 4 bits beside
+               q4_0, with one factor of all keys
 
 A model has one node. All graph optimisations are on, and inputs and outputs are bound beforehand (IO binding), so a call is
 only run_with_iobinding(). Method and exit codes: scripts/peers/README.md.
@@ -35,7 +36,7 @@ except ImportError as missing:
 
 from pairing import script  # noqa: E402
 from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
-from libattn.bench.problems import FEW_QUERIES  # noqa: E402
+from libattn.bench.problems import FEW_QUERIES, integers_of  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402
@@ -79,10 +80,12 @@ class Operator:
 
 
 class Binding:
-    """Arrays by the names of the node's inputs and outputs, in order."""
+    """Arrays by the names of the node's inputs and outputs, in order. names: those of all inputs, "" for one that is absent.
+    """
 
-    def __init__(self, inputs, outputs, attributes):
+    def __init__(self, inputs, outputs, attributes, names=None):
         self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
+        self.names = names or list(inputs)
 
 
 class MultiHeadAttention(Operator):
@@ -110,7 +113,7 @@ class MultiHeadAttention(Operator):
 class GroupQueryAttention(Operator):
     """K and V of the case are the cache. Past and present are one buffer, so a call writes only the keys of its queries,
     with the values that they have already. The first prompt (seq_q = seq_k) writes all keys."""
-    name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
+    name, op, domain, kept = "ort_gqa", "GroupQueryAttention", CONTRIB, ("i8", "q4_0")
 
     def refuse(self, case):
         if case.pages and not case.pages.uniform:
@@ -123,12 +126,20 @@ class GroupQueryAttention(Operator):
     def bind(self, case, q, k, v):
         if case.pages:
             q, k, v = (aligned_copy(x) for x in case.pages.dense(q, k, v))
-        new = slice(case.seq_k - case.seq_q, case.seq_k)
-        inputs = {"q": tokens_first(q), "k": tokens_first(k[:, :, new]), "v": tokens_first(v[:, :, new]),
+        new, attributes, factors = slice(case.seq_k - case.seq_q, case.seq_k), {}, {}
+        new_k, new_v = (x[:, :, new] for x in (k, v))
+        if case.dtype_kv in self.kept:
+            new_k, new_v = (integers_of(x, case.dtype_kv).astype(np.float32) for x in (new_k, new_v))
+            k, v = (quantised(x, case.dtype_kv) for x in (k, v))
+            factors = {name: np.ones(1, np.float32) for name in ("k_scale", "v_scale")}
+            attributes = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR",
+                          "kv_cache_bit_width": 4 if case.dtype_kv == "q4_0" else 8}
+        inputs = {"q": tokens_first(q), "k": tokens_first(new_k), "v": tokens_first(new_v),
                   "past_k": k, "past_v": v, "last_key": np.full(case.batch, case.seq_k - 1, np.int32),
                   "all_keys": np.array([case.seq_k], np.int32)}
-        return Binding(inputs, {"o": tokens_first_empty(case), "present_k": k, "present_v": v},
-                       {"num_heads": case.heads, "kv_num_heads": case.heads_kv})
+        names = [*inputs, *([""] * 5 if factors else []), *factors]
+        return Binding({**inputs, **factors}, {"o": tokens_first_empty(case), "present_k": k, "present_v": v},
+                       {"num_heads": case.heads, "kv_num_heads": case.heads_kv, **attributes}, names)
 
     def output(self, case, o):
         return o.reshape(-1, case.heads, case.head_dim) if case.pages else heads_first(case, o)
@@ -168,6 +179,15 @@ def aligned_copy(x):
     return copy
 
 
+def quantised(x, dtype):
+    """Rows of the cache: int8, or two elements of 4 bits a byte, the first one in its lower half."""
+    integers = integers_of(x, dtype)
+    if dtype == "i8":
+        return aligned_copy(integers)
+    halves = (integers + 8).view(np.uint8)
+    return aligned_copy(halves[..., ::2] | halves[..., 1::2] << 4)
+
+
 def tokens_first_empty(case):
     return aligned_empty((case.batch, case.seq_q, case.heads * case.head_dim), ARRAYS[case.dtype])
 
@@ -183,7 +203,7 @@ def make_session(op, domain, binding, case):
     def describe(arrays):
         return [helper.make_tensor_value_info(name, onnx_type(array), array.shape) for name, array in arrays.items()]
 
-    node = helper.make_node(op, list(binding.inputs), list(binding.outputs), domain=domain, **binding.attributes)
+    node = helper.make_node(op, binding.names, list(binding.outputs), domain=domain, **binding.attributes)
     graph = helper.make_graph([node], op, describe(binding.inputs), describe(binding.outputs))
     model = helper.make_model(graph, ir_version=IR_VERSION,
                               opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS.items()])

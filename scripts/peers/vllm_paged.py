@@ -33,10 +33,11 @@ except ImportError as missing:
 
 from pairing import script  # noqa: E402
 from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
+from libattn.bench.problems import integers_of  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 
-DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # PyTorch's names
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "e4m3": "uint8"}  # PyTorch's names; e4m3 as bits
 
 
 def load_operators():
@@ -59,7 +60,7 @@ def load_operators():
 
 class PagedAttention:
     """q [tokens, heads, dim]; the cache is [pages, kv_heads, 2 page_tokens, dim], keys and then values of a page."""
-    name = "vllm_cpu"
+    name, kept = "vllm_cpu", ("e4m3",)
 
     def __init__(self, operators):
         self.operators = operators
@@ -76,14 +77,14 @@ class PagedAttention:
         causal = case.causal != "none"
         dtype = getattr(torch, DTYPES[case.dtype])
         sizes = case.batch, case.heads, case.heads_kv, case.head_dim
-        metadata = self.operators.get_scheduler_metadata(*sizes, lengths, dtype, cu, causal, -1, isa, True, None, "auto")
+        metadata = self.operators.get_scheduler_metadata(*sizes, lengths, dtype, cu, causal, -1, isa, True, None, kept(case))
         o = torch.empty(rotations[0][0].shape, dtype=dtype)
 
         def bind(q, k, v):
             """A function without arguments that computes the case."""
             query, (keys, values), scale = as_tensor(q, case.dtype), self.cache(case, k, v, isa), case.head_dim ** -0.5
             return functools.partial(self.operators.cpu_attention_with_kv_cache, query, keys, values, o, cu, lengths, scale,
-                                     causal, None, -1, table, 0.0, metadata, None, None, 1.0, 1.0, "auto")
+                                     causal, None, -1, table, 0.0, metadata, None, None, 1.0, 1.0, kept(case))
 
         with torch.inference_mode():
             calls = [bind(*arrays) for arrays in rotations]
@@ -94,12 +95,19 @@ class PagedAttention:
     def cache(self, case, k, v, isa):
         """Keys and values in vLLM's layout, written by its own operator: which depends on the kernel."""
         pages, heads, tokens, dim = k.shape
-        both = torch.zeros(pages, heads, 2 * tokens, dim, dtype=getattr(torch, DTYPES[case.dtype]))
+        both = torch.zeros(pages, heads, 2 * tokens, dim, dtype=getattr(torch, DTYPES[case.dtype_kv]))
         keys, values = both.chunk(2, dim=2)
+        if case.dtype_kv in self.kept:
+            k, v = (integers_of(x, case.dtype_kv).astype(np.float32) for x in (k, v))
         by_token = [as_tensor(x, case.dtype).transpose(1, 2).reshape(-1, heads, dim) for x in (k, v)]
         slots = torch.arange(pages * tokens)
-        self.operators.cpu_attn_reshape_and_cache(*by_token, keys, values, slots, isa, 1.0, 1.0, "auto")
+        self.operators.cpu_attn_reshape_and_cache(*by_token, keys, values, slots, isa, 1.0, 1.0, kept(case))
         return keys, values
+
+
+def kept(case):
+    """vLLM's name of the cache's type."""
+    return "fp8_e4m3" if case.dtype_kv == "e4m3" else "auto"
 
 
 def kernel_of(case):

@@ -82,6 +82,17 @@ struct ggml_cplan ggml_graph_plan(tensor **graph, int threads, void *pool) {
   return (struct ggml_cplan){.work_size = 64, .n_threads = threads, .use_ref = true};
 }
 
+/* Element n of K or V: float32, or in a row of blocks, whose float16 factors must be 1. */
+static double element(const tensor *t, int64_t n) {
+  enum { F32, Q4_0 = 2, Q8_0 = 8, ONE = 0x3c00, VALUES = 32 };
+  if (t->type == F32) return ((const float *)t->data)[n];
+  const int64_t bytes = t->type == Q8_0 ? 34 : 18, within = n % VALUES;
+  const uint8_t *block = (const uint8_t *)t->data + n / VALUES * bytes;
+  if ((t->type != Q8_0 && t->type != Q4_0) || block[0] + 256 * block[1] != ONE) return NAN;
+  if (t->type == Q8_0) return (int8_t)block[2 + within];
+  return (block[2 + within % 16] >> (within < 16 ? 0 : 4) & 15) - 8;
+}
+
 static void row(const tensor *o, int64_t b, int64_t h, int64_t i) {
   const tensor *q = o->q, *k = o->k, *v = o->v;
   const int64_t d = q->ne[0], keys = k->ne[1], kv_head = b * k->ne[2] + h / (q->ne[2] / k->ne[2]);
@@ -91,10 +102,10 @@ static void row(const tensor *o, int64_t b, int64_t h, int64_t i) {
   for (int64_t j = 0; j < keys; j++) {
     if (o->mask && ((const uint16_t *)o->mask->data)[i * keys + j] == 0xfc00) continue; /* -inf in f16 */
     double s = 0;
-    for (int64_t x = 0; x < d; x++) s += (double)query[x] * ((const float *)k->data)[(kv_head * keys + j) * d + x];
+    for (int64_t x = 0; x < d; x++) s += (double)query[x] * element(k, (kv_head * keys + j) * d + x);
     const double p = exp(s * o->scale);
     sum += p;
-    for (int64_t x = 0; x < d; x++) total[x] += p * ((const float *)v->data)[(kv_head * keys + j) * d + x];
+    for (int64_t x = 0; x < d; x++) total[x] += p * element(v, (kv_head * keys + j) * d + x);
   }
   for (int64_t x = 0; x < d; x++) out[x] = (float)(total[x] / sum);
 }

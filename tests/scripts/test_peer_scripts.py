@@ -18,6 +18,8 @@ from libattn.bench.files import COLUMNS, write_csv
 from pairing import combine
 from pairing.cases import PRESETS
 from pairing.cases import title as title_of
+from libattn.bench.problems import INTEGERS, integers_of, row_bytes, store, stored_type
+from pairing.cases import CaseError
 from pairing.implementation import Refused
 from pairing.peers import PEERS, WORDS, Peer
 
@@ -161,6 +163,39 @@ def test_ggml_is_called_as_its_header_says(script, fake_ggml):
     assert [(row["status"], row["library"]) for row in rows] == [("PASS", "ggml 0.0.1")] * 3
     _, rows = script("ggml", *SMALL, "-a", "dtype=bf16", "--ggml-lib", fake_ggml)
     assert "float32" in rows[1]["reason"]
+
+
+@needs_library
+def test_ggml_reads_blocks_of_8_and_4_bits(script, fake_ggml):
+    done, rows = script("ggml", *SMALL, "-a", "head_dim=64", "-a", "dtype=f32+q8_0,f32+q4_0,f32+i8", "--ggml-lib", fake_ggml)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = {(row["kernel"], row["dtype_kv"]): row for row in rows}
+    assert [rows["auto", kept]["status"] for kept in ("q8_0", "q4_0", "i8")] == ["PASS"] * 3
+    assert [rows["ggml_flash_attn_ext", kept]["status"] for kept in ("q8_0", "q4_0", "i8")] == ["PASS", "PASS", "SKIP"]
+    assert rows["ggml_flash_attn_ext", "i8"]["reason"].endswith("of the type of its queries, or q8_0 or q4_0")
+
+
+@pytest.mark.parametrize("kept", ["i8", "q8_0", "q4_0", "e4m3"])
+def test_formats_hold_the_same_integers(kept):
+    most = INTEGERS[kept]
+    integers = np.random.default_rng(3).integers(-most, most + 1, (2, 3, 64)).astype(np.float32)
+    stored = store(integers, kept)
+    assert stored.dtype == stored_type(kept) and stored.nbytes == 6 * row_bytes(64, kept)
+    assert (integers_of(stored, kept) == integers).all()
+    case = one_case(f"dtype=f32+{kept}", "heads=1", "head_dim=64", "seq=32")
+    assert case.dtypes == f"f32+{kept}" and case.bytes_kv == 2 * 32 * row_bytes(64, kept)
+    for x in case.arrays[1:]:
+        assert most / 2 < np.abs(integers_of(x, kept)).max() <= most
+
+
+def test_rows_of_onnx_have_two_elements_of_4_bits_a_byte():
+    stored = store(np.float32([[*range(-7, 8), 0] * 2]), "q4_0")
+    assert (onnxruntime_attention.quantised(stored, "q4_0")[0, :4] == [0x21, 0x43, 0x65, 0x87]).all()
+
+
+def test_blocks_need_rows_of_whole_blocks():
+    with pytest.raises(CaseError, match="head_dim is 48; with dtype f32[+]q8_0 a multiple of 32"):
+        one_case("dtype=f32+q8_0", "head_dim=48")
 
 
 @needs_library

@@ -180,10 +180,10 @@ class Reference:
     def __init__(self, case, q, k, v, seed=1, lse=False):
         align = ALIGNMENTS[case.causal]
         sizes = (c_int64 * 6)(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim)
-        number = dtypes()[case.dtype].number
+        number, kept = dtypes()[case.dtype].number, dtypes()[case.dtype_kv].number
         self.inputs = q, k, v  # the handle points to their data
         self.handle = bench_library().attnbench_expected_create(byref(S.attnbench_problem(
-            sizes=sizes, dtype=number, dtype_kv=number, align=-1 if align is None else align, with_lse=lse, seed=seed,
+            sizes=sizes, dtype=number, dtype_kv=kept, align=-1 if align is None else align, with_lse=lse, seed=seed,
             **{name: x.ctypes.data for name, x in zip("qkv", self.inputs)})))
         if not self.handle:
             raise MemoryError("no memory for the float64 oracle")

@@ -74,7 +74,8 @@ class Sequence:
 
     def __init__(self, problem, queries, keys):
         self.batch, self.heads, self.heads_kv, self.head_dim = 1, problem.heads, problem.heads_kv, problem.head_dim
-        self.seq_q, self.seq_k, self.causal, self.dtype = queries, keys, problem.causal, problem.dtype
+        self.seq_q, self.seq_k, self.causal = queries, keys, problem.causal
+        self.dtype, self.dtype_kv = problem.dtype, problem.dtype_kv
 
 
 def heads_first(x):

@@ -11,10 +11,12 @@ from typing import Any, Callable, Mapping
 import numpy as np
 
 from . import harness, pages
+from .._blocks import BYTES, VALUES
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 BITS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}  # NumPy has no bfloat16
 TOLERANCE = {"float32": 1e-4, "float64": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # for outputs that no oracle checks
+INTEGERS = {"i8": 127, "q8_0": 127, "q4_0": 7, "e4m3": 16}  # largest key and value; q8_0 and q4_0 with a factor of 1
 CACHES = ("warm", "cold-kv")
 FEW_QUERIES = 16
 
@@ -25,6 +27,10 @@ class Problem:
     heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads; page_tokens, and with it page_order, lengths and
     chunk. Functions are called as libattn.sdpa: f(q, k, v), with causal=True and align="bottom_right" if it is causal; in
     pages with page_table, kv_len and cu_seqlens_q: q is [tokens, heads, dim], k and v [pages, kv_heads, page_tokens, dim].
+
+    dtype=f32+i8, f32+q8_0, f32+q4_0 and f32+e4m3: keys and values are small integers, which every format of as many bits
+    holds exactly, so that one oracle serves formats that differ. k and v are int8, or uint8 whose rows are the bytes of
+    their blocks; q is smaller, so that scores have the usual size.
     """
 
     axes: str
@@ -43,10 +49,16 @@ class Problem:
         self.id, sizes, self.flops, self.bytes = harness.describe(*self.axes.split())
         self.batch, self.heads, self.heads_kv, self.seq_q, self.seq_k, self.head_dim = sizes
         self.dtype, self.causal = axes.get("dtype", "f32"), axes.get("causal", "none")
+        self.dtype, _, kept = self.dtype.partition("+")
+        self.dtype_kv = kept or self.dtype
         self.cache, self.threads = axes.get("cache", "warm"), int(axes.get("threads", "1"))
-        if self.dtype not in DTYPES or self.causal not in harness.ALIGNMENTS or self.cache not in CACHES:
-            raise harness.CaseError(f"{self.axes}: dtype is f32, f16 or bf16; causal is none, top-left or bottom-right; "
-                                    f"cache is {' or '.join(CACHES)}")
+        fits = self.dtype in DTYPES and (not kept or (self.dtype == "f32" and kept in INTEGERS))
+        if not fits or self.causal not in harness.ALIGNMENTS or self.cache not in CACHES:
+            raise harness.CaseError(f"{self.axes}: dtype is f32, f16, bf16, or f32+ and one of {', '.join(INTEGERS)}; "
+                                    f"causal is none, top-left or bottom-right; cache is {' or '.join(CACHES)}")
+        if kept in BYTES and self.head_dim % VALUES:
+            raise harness.CaseError(f"{self.axes}: head_dim is {self.head_dim}; with dtype f32+{kept} a multiple of "
+                                    f"{VALUES} is right")
         self.pages, self.lengths = None, axes.get("lengths", "full")
         if axes.get("page_tokens", "none") != "none":
             self.pages = pages.Pages(self.axes.split(), self.batch, self.seq_k, int(axes["page_tokens"]),
@@ -57,6 +69,11 @@ class Problem:
 
     def __hash__(self):
         return hash(self.id)
+
+    @property
+    def dtypes(self):
+        """The value of the axis."""
+        return self.dtype if self.dtype == self.dtype_kv else f"{self.dtype}+{self.dtype_kv}"
 
     @property
     def is_decode(self):
@@ -70,7 +87,7 @@ class Problem:
 
     @property
     def bytes_kv(self):
-        return harness.dtypes()[self.dtype].bytes * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+        return self.batch * 2 * self.heads_kv * self.seq_k * row_bytes(self.head_dim, self.dtype_kv)
 
     @property
     def data_seed(self):
@@ -86,7 +103,11 @@ class Problem:
         else:
             queries = self.batch, self.heads, self.seq_q, self.head_dim
             keys = self.batch, self.heads_kv, self.seq_k, self.head_dim
-        return [store(generator.standard_normal(shape, dtype=np.float32), self.dtype) for shape in (queries, keys, keys)]
+        q, k, v = (generator.standard_normal(shape, dtype=np.float32) for shape in (queries, keys, keys))
+        if self.dtype_kv in INTEGERS:
+            most = INTEGERS[self.dtype_kv]
+            q, k, v = q * (4 / most), *(np.rint(np.clip(x * (most / 4), -most, most)) for x in (k, v))
+        return [store(q, self.dtype), *(store(x, self.dtype_kv) for x in (k, v))]
 
     @functools.cached_property
     def oracle(self):
@@ -116,9 +137,9 @@ class Problem:
 
     def columns(self):
         """Columns of results.csv."""
-        return {"case_id": self.id, **dict.fromkeys(("dtype_q", "dtype_kv", "dtype_o"), self.dtype), "batch": self.batch,
-                "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q, "seq_k": self.seq_k,
-                "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,
+        return {"case_id": self.id, "dtype_q": self.dtype, "dtype_kv": self.dtype_kv, "dtype_o": self.dtype,
+                "batch": self.batch, "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q,
+                "seq_k": self.seq_k, "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,
                 "align": self.causal if self.causal != "none" else "top-left", "window": "none", "mask": "none",
                 "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": self.lengths,
                 "layout": "packed" if self.pages else "bhsd", "cache": self.cache}
@@ -161,12 +182,59 @@ class Given:
 
 def store(values, dtype):
     """float32 `values` in the dtype, rounded to nearest even; every NaN becomes the same NaN."""
+    if dtype in INTEGERS:
+        return _store_integers(values, dtype)
     if dtype != "bf16":
         return values.astype(BITS[dtype], copy=False)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     stored[np.isnan(values)] = 0x7FC0
     return stored
+
+
+def row_bytes(dim, dtype):
+    """Bytes of a row of keys or values."""
+    return dim // VALUES * BYTES[dtype] if dtype in BYTES else dim * harness.dtypes()[dtype].bytes
+
+
+def stored_type(dtype):
+    """The NumPy type of what store() gives."""
+    return BITS.get(dtype) or np.dtype(np.int8 if dtype == "i8" else np.uint8)
+
+
+def integers_of(stored, dtype):
+    """The integers that store() was given, as int8."""
+    if dtype == "i8":
+        return stored
+    if dtype == "e4m3":
+        return np.float32([_e4m3(byte) for byte in range(256)])[stored].astype(np.int8)
+    blocks = stored.reshape(*stored.shape[:-1], -1, BYTES[dtype])[..., 2:]
+    if dtype == "q4_0":
+        blocks = np.concatenate([blocks & 15, blocks >> 4], -1) - np.uint8(8)
+    return np.ascontiguousarray(blocks).view(np.int8).reshape(*stored.shape[:-1], -1)
+
+
+def _e4m3(byte):
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = fraction * 2.0**-9 if exponent == 0 else (8 + fraction) * 2.0**(exponent - 10)
+    return (-size if byte & 128 else size) if byte & 127 < 127 else 0.0  # NaN is none of the integers
+
+
+def _store_integers(values, dtype):
+    if dtype == "i8":
+        return values.astype(np.int8)
+    if dtype == "e4m3":
+        codes = {_e4m3(byte): byte for byte in range(255, -1, -1)}
+        most = INTEGERS[dtype]
+        return np.uint8([codes[n] for n in range(-most, most + 1)])[values.astype(np.int64) + most]
+    blocks = values.reshape(*values.shape[:-1], -1, VALUES)
+    ones = np.broadcast_to(np.float16([1]).view(np.uint8), (*blocks.shape[:-1], 2))
+    if dtype == "q8_0":
+        rest = blocks.astype(np.int8).view(np.uint8)
+    else:
+        low, high = np.split((blocks + 8).astype(np.uint8), 2, -1)
+        rest = low | high << 4
+    return np.concatenate([ones, rest], -1).reshape(*values.shape[:-1], -1)
 
 
 def _bfloat16():

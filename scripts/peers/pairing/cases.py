@@ -6,10 +6,12 @@ import itertools
 from pathlib import Path
 
 from libattn.bench import CaseError, Problem, harness
+from libattn.bench.problems import INTEGERS
 
 AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache",
         "page_tokens", "page_order", "lengths", "chunk")
-WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
+DTYPES = ("f32", "bf16", "f16", *(f"f32+{kept}" for kept in INTEGERS))
+WORDS = {"dtype": DTYPES, "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
          "cache": ("warm", "cold-kv"), "lengths": ("full", "kv_len", "mixed")}
 
 
@@ -40,6 +42,10 @@ PRESETS = {
         {"heads": "8", "seq_q": "1", "seq_k": "4096", "cache": "cold-kv"},
         {"heads": "32", "heads_kv": "8", "seq_q": "1", "seq_k": "8192", "head_dim": "128", "cache": "cold-kv"},
     ],
+    # Decoding with keys and values of 8 and 4 bits.
+    "quantised": [{"heads": heads, "heads_kv": "8", "seq_q": "1", "seq_k": "8192", "head_dim": "128", "cache": "cold-kv",
+                   "causal": "bottom-right", "dtype": dtype}
+                  for dtype in ("f32+i8", "f32+q8_0", "f32+q4_0") for heads in ("8", "32", "64")],
     "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
               {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
     "models": read_preset("models"),
@@ -56,7 +62,7 @@ PRESETS = {
 
 def heading(case):
     """The one that attnbench prints above its table."""
-    return (f"{case.dtype}  batch {case.batch}  heads {pair(case.heads, case.heads_kv, '/')}"
+    return (f"{case.dtypes}  batch {case.batch}  heads {pair(case.heads, case.heads_kv, '/')}"
             f"  seq {pair(case.seq_q, case.seq_k, 'x')}  head_dim {case.head_dim}  causal {case.causal}"
             f"  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else "")
             + (f"  pages of {case.pages.page_tokens}  lengths {case.lengths}" if case.pages else ""))

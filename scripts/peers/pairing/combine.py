@@ -6,7 +6,7 @@ import re
 import statistics
 from dataclasses import dataclass
 
-from .cases import build_case, title
+from .cases import DTYPES, build_case, title
 from .peers import PEERS, WORDS
 from .results import OURS, interval, slowness
 
@@ -69,8 +69,8 @@ def make_grids(rows):
     """The grids, those with few threads and float32 first."""
     groups, libraries = {}, {row["kernel"]: row["library"] for row in rows if row["library"]}
     for row in rows:
-        groups.setdefault((int(row["threads"]), row["dtype_q"]), []).append(row)
-    order = sorted(groups, key=lambda key: (key[0], ("f32", "bf16", "f16").index(key[1])))
+        groups.setdefault((int(row["threads"]), dtypes_of(row)), []).append(row)
+    order = sorted(groups, key=lambda key: (key[0], DTYPES.index(key[1])))
     return [make_grid(threads, dtype, groups[threads, dtype], libraries) for threads, dtype in order]
 
 
@@ -88,6 +88,11 @@ def make_grid(threads, dtype, rows, libraries):
                 {case: max(map(noise_of, several)) for (kernel, case), several in found.items() if kernel == OURS})
 
 
+def dtypes_of(row):
+    """The value of the axis."""
+    return row["dtype_q"] if row["dtype_kv"] in ("", row["dtype_q"]) else f"{row['dtype_q']}+{row['dtype_kv']}"
+
+
 def noise_of(row):
     """The percentage in the warning that pairing/script.py writes."""
     told = re.search(r"differs from itself by [+-]([0-9.]+) %", row["warnings"])
@@ -96,8 +101,9 @@ def noise_of(row):
 
 def case_of(row):
     columns = {"batch": "batch", "heads": "heads_q", "heads_kv": "heads_kv", "seq_q": "seq_q", "seq_k": "seq_k",
-               "head_dim": "dim_qk", "causal": "causal", "cache": "cache", "dtype": "dtype_q"}
-    return build_case({axis: row[column] for axis, column in columns.items()}, int(row["threads"]))
+               "head_dim": "dim_qk", "causal": "causal", "cache": "cache"}
+    axes = {axis: row[column] for axis, column in columns.items()}
+    return build_case({**axes, "dtype": dtypes_of(row)}, int(row["threads"]))
 
 
 def make_cell(case, several):

@@ -6,7 +6,7 @@ import contextlib
 
 from libattn.bench import Prepared, Refused
 
-__all__ = ["Absent", "Prepared", "Refused"]
+__all__ = ["Absent", "Prepared", "Refused", "Typed"]
 
 
 class Absent:
@@ -19,3 +19,17 @@ class Absent:
     def start(self, case, rotations):
         raise Refused(self.reason)
         yield  # makes this a generator
+
+
+class Typed:
+    """An implementation whose keys and values have the type of its queries, or one of the formats `kept` that it names."""
+
+    def __init__(self, inner):
+        self.inner, self.name = inner, inner.name
+
+    def start(self, case, rotations):
+        kept = getattr(self.inner, "kept", ())
+        if case.dtype_kv not in (case.dtype, *kept):
+            words = f", or {' or '.join(kept)}" if kept else ""
+            raise Refused(f"its keys and values are of the type of its queries{words}")
+        return self.inner.start(case, rotations)

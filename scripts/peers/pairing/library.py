@@ -19,6 +19,7 @@ import numpy as np
 
 from libattn._native import C, S, open_library
 from libattn.bench.harness import dtypes
+from libattn.bench.problems import INTEGERS, row_bytes, stored_type
 
 from .storage import ARRAYS, aligned_empty
 
@@ -61,11 +62,14 @@ class Library:
         self.version = self.c.attn_version().decode()
         self.tiers = self.c.attn_cpu_tiers().decode()
 
-    def problem(self, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, causal=None, lse=False, dtype="f32"):
-        """Dense [batch][heads][seq][dim]. causal: None, TOP_LEFT or BOTTOM_RIGHT. dtype: of q, k, v and o."""
+    def problem(self, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, causal=None, lse=False, dtype="f32",
+                dtype_kv=None):
+        """Dense [batch][heads][seq][dim]. causal: None, TOP_LEFT or BOTTOM_RIGHT. dtype: of q, k, v and o; dtype_kv: of k
+        and v, if they have another."""
         problem = S.attn_problem()
         self.c.attn_problem_init(byref(problem), batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v)
-        problem.dtype_q = problem.dtype_kv = problem.dtype_o = dtypes()[dtype].number
+        problem.dtype_q = problem.dtype_o = dtypes()[dtype].number
+        problem.dtype_kv = dtypes()[dtype_kv or dtype].number
         if causal is not None:
             self.c.attn_problem_set_causal(byref(problem), causal)
         if lse:
@@ -143,11 +147,13 @@ def make_args(problem, q, k, v, o, lse=None, pages=None):
     p = problem
     queries = (p.total_q, p.heads_q) if pages else (p.batch, p.heads_q, p.seq_q)
     keys = (p.pages, p.heads_kv, p.page_tokens) if pages else (p.batch, p.heads_kv, p.seq_k)
-    shapes = {"q": (*queries, p.dim_qk), "k": (*keys, p.dim_qk), "v": (*keys, p.dim_v), "o": (*queries, p.dim_v),
+    names = {dtype.number: name for name, dtype in dtypes().items() if name in (*ARRAYS, *INTEGERS)}
+    kept = names[p.dtype_kv]
+    rows = [row_bytes(dim, kept) // stored_type(kept).itemsize for dim in (p.dim_qk, p.dim_v)]
+    shapes = {"q": (*queries, p.dim_qk), "k": (*keys, rows[0]), "v": (*keys, rows[1]), "o": (*queries, p.dim_v),
               "lse": queries}
-    types = {dtype.number: ARRAYS[name] for name, dtype in dtypes().items() if name in ARRAYS}
-    wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
-              "lse": ARRAYS["f32"]}
+    wanted = {"q": ARRAYS[names[p.dtype_q]], "k": stored_type(kept), "v": stored_type(kept),
+              "o": ARRAYS[names[p.dtype_o]], "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}
     if pages:
         arrays.update(page_table=pages.table, kv_len=pages.kv_len, cu_seqlens_q=pages.cu_seqlens_q)

@@ -21,7 +21,7 @@ class LibraryKernel:
     @contextlib.contextmanager
     def start(self, case, rotations):
         problem = self.library.problem(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim,
-                                       case.head_dim, ALIGNMENTS[case.causal], dtype=case.dtype)
+                                       case.head_dim, ALIGNMENTS[case.causal], dtype=case.dtype, dtype_kv=case.dtype_kv)
         if case.pages:
             self.library.take_pages(problem, case.pages)
         begun = time.perf_counter_ns()
