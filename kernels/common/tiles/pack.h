@@ -3,7 +3,8 @@
  * query heads that share the KV head. The result is float32, whatever the storage type and strides are.
  *
  * K is transposed into panels of PANEL_KEYS keys, [panel][dim_qk][PANEL_KEYS], so that a vector holds one dimension of
- * VEC_LANES keys. V is read in place if its rows are dense floats of whole vectors; otherwise it is copied to padded rows.
+ * VEC_LANES keys. V is read in place if its rows are dense floats of whole vectors, and of short pages if few rows read it;
+ * otherwise it is copied to padded rows.
  *
  * Only keys that some row may see are read, so the contents beyond lengths never matter.
  *
@@ -15,9 +16,15 @@
 
 #include "scores.h"
 
-/* V need not be copied. */
+/* Tiles can read V in place. */
 static bool v_in_place(const attn_problem *p) {
   return p->dtype_kv == ATTN_F32 && !attn_uses(p, ATTN_USE_KV_SCALES) && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
+}
+
+/* Whether V of so many queries of each head is copied nevertheless: a tile loads and stores O of its rows for each page, and
+ * a copy stores each key's row once. So it pays where rows outnumber the keys of a page. */
+static bool copies_pages(const attn_problem *p, int64_t queries) {
+  return attn_uses(p, ATTN_USE_PAGES) && attn_group(p) * queries > p->page_tokens;
 }
 
 typedef struct packed_layout {
@@ -29,9 +36,10 @@ typedef struct packed_layout {
 static int64_t k_dimensions(const attn_problem *p) { return p->score == ATTN_SCORE_PRECOMPUTED ? 0 : p->dim_qk; }
 
 /* False if a size overflows. */
-static bool packed_layout_of(const attn_problem *p, packed_layout *at) {
+static bool packed_layout_of(const attn_problem *p, int64_t key_block, packed_layout *at) {
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
-  *at = (packed_layout){.v_stride = v_in_place(p) ? 0 : round_up(p->dim_v, VEC_LANES)};
+  const bool cut = copies_pages(p, p->seq_q) && p->page_tokens < min64(key_block, p->seq_k); /* in several pages */
+  *at = (packed_layout){.v_stride = v_in_place(p) && !cut ? 0 : round_up(p->dim_v, VEC_LANES)};
   const memory_part parts[] = {{&at->k, keys, float_bytes(k_dimensions(p))}, {&at->v, keys, float_bytes(at->v_stride)}};
   return LAY_OUT(parts, &at->bytes);
 }
@@ -39,12 +47,17 @@ static bool packed_layout_of(const attn_problem *p, packed_layout *at) {
 /* Kernels that pack by pack_unit() begin their plan data with this. */
 static const packed_layout *packed_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
 
+/* Whether V of a sequence is copied: one of few queries beside long ones reads its pages in place. */
+static bool copies_v(const attn_problem *p, const packed_layout *at, const attn_sequence *seq) {
+  return at->v_stride > 0 && (!v_in_place(p) || copies_pages(p, seq->len_q));
+}
+
 static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args *args, const task_rows *rows,
                                   void *unit_memory) {
   const attn_problem *p = &schedule->problem;
   const packed_layout *at = packed_layout_in(schedule);
   packed_keys keys = {.k = floats_at(unit_memory, at->k), .v = floats_at(unit_memory, at->v), .v_stride = at->v_stride};
-  if (at->v_stride > 0) return keys;
+  if (copies_v(p, at, &rows->seq)) return keys;
   const bool paged = attn_uses(p, ATTN_USE_PAGES);
   keys.v = paged || !args->v ? NULL : (const float *)args->v + attn_key_run_at(p, args, &rows->seq, rows->head, 0).v;
   keys.v_stride = p->v_stride.s;
@@ -158,7 +171,7 @@ static inline void pack_unit(const attn_schedule *schedule, const attn_args *arg
   for (attn_key_range keys = next_to_pack(&unit, item.begin, item.end); keys.begin < keys.end;
        keys = next_to_pack(&unit, keys.end, item.end)) {
     if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at->k));
-    if (at->v_stride) copy_v(&unit, keys, floats_at(unit_memory, at->v), at->v_stride);
+    if (copies_v(p, at, &unit.seq)) copy_v(&unit, keys, floats_at(unit_memory, at->v), at->v_stride);
   }
 }
 

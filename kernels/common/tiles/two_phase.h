@@ -37,7 +37,8 @@ static inline bool plan_tiles(const attn_problem *p, int64_t row_block_rows, int
                               int64_t score_stride, attn_schedule *schedule) {
   tiled_layout *at = (void *)schedule->own;
   const int64_t capacity = round_up(row_block_rows, TILE_ROWS);
-  if (!packed_layout_of(p, &at->unit) || !scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, &at->scratch))
+  if (!packed_layout_of(p, key_block, &at->unit) ||
+      !scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, &at->scratch))
     return false;
   plan_phases(p, row_block_rows, key_block, at->unit.bytes, at->scratch.total, schedule);
   return true;
