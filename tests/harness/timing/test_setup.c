@@ -11,6 +11,7 @@ static int begin(void **state);
 #include "base/build.h"
 #include "kernels/common/problem/operation.h"
 #include "machine/environment.h"
+#include "src/registry/registry.h"
 #include "tests/support/failing_malloc.h"
 #include "tests/support/layer_support.h"
 #include "timing/setup.h"
@@ -296,6 +297,26 @@ TEST(structural_tests_run_on_small_cases) {
     assert_int_equal(s->trials[0].verdict.structure != 0, cases[i].runs);
     bench_setup_close(s);
   }
+}
+
+static void run_for_many(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
+  attn_registry_find("naive_c")->run(schedule, args, task, unit, scratch);
+  if (schedule->problem.seq_q > 1) *(float *)args->o *= 1 + 1e-6f;
+}
+
+/* The bits of its first element depend on the order of the tasks. */
+TEST(structural_tests_say_what_is_wrong) {
+  static attn_kernel leaning;
+  static const attn_kernel *const kernels[] = {&leaning};
+  static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
+  leaning = *attn_registry_find("naive_c");
+  leaning.info.name = "leaning";
+  leaning.run = run_for_many;
+  assert_true(attn_registry_add(&added, "this program"));
+  bench_setup *s = open_case(small, "leaning", NULL, &(bench_case_settings){.structure = true});
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_FAIL, "structural test ");
+  bench_setup_close(s);
 }
 
 /* The automatic choice may take one kernel for a prefix that sequences share and another for the keys behind it. Then no

@@ -181,6 +181,12 @@ TEST(hidden_threads_are_an_error) {
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
+TEST(what_does_no_flops_has_no_peak) {
+  const script s = steady("copies_c", 80000);
+  check_time(one_thread, &s, 0);
+  assert_true(rows[0].time.n == 7 && isnan(rows[0].peak_pct) && isnan(rows[0].peak_gflops));
+}
+
 /* Half of the samples decide. A thread that shares its work with others waits for them. */
 TEST(work_outside_of_calls_is_an_error) {
   script s = steady("late_c", 80000);
