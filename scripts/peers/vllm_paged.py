@@ -77,14 +77,15 @@ class PagedAttention:
         causal = case.causal != "none"
         dtype = getattr(torch, DTYPES[case.dtype])
         sizes = case.batch, case.heads, case.heads_kv, case.head_dim
-        metadata = self.operators.get_scheduler_metadata(*sizes, lengths, dtype, cu, causal, -1, isa, True, None, kept(case))
+        metadata = self.operators.get_scheduler_metadata(*sizes, lengths, dtype, cu, causal, -1, isa, True, None,
+                                                         cache_type(case))
         o = torch.empty(rotations[0][0].shape, dtype=dtype)
 
         def bind(q, k, v):
             """A function without arguments that computes the case."""
             query, (keys, values), scale = as_tensor(q, case.dtype), self.cache(case, k, v, isa), case.head_dim ** -0.5
             return functools.partial(self.operators.cpu_attention_with_kv_cache, query, keys, values, o, cu, lengths, scale,
-                                     causal, None, -1, table, 0.0, metadata, None, None, 1.0, 1.0, kept(case))
+                                     causal, None, -1, table, 0.0, metadata, None, None, 1.0, 1.0, cache_type(case))
 
         with torch.inference_mode():
             calls = [bind(*arrays) for arrays in rotations]
@@ -101,11 +102,11 @@ class PagedAttention:
             k, v = (integers_of(x, case.dtype_kv).astype(np.float32) for x in (k, v))
         by_token = [as_tensor(x, case.dtype).transpose(1, 2).reshape(-1, heads, dim) for x in (k, v)]
         slots = torch.arange(pages * tokens)
-        self.operators.cpu_attn_reshape_and_cache(*by_token, keys, values, slots, isa, 1.0, 1.0, kept(case))
+        self.operators.cpu_attn_reshape_and_cache(*by_token, keys, values, slots, isa, 1.0, 1.0, cache_type(case))
         return keys, values
 
 
-def kept(case):
+def cache_type(case):
     """vLLM's name of the cache's type."""
     return "fp8_e4m3" if case.dtype_kv == "e4m3" else "auto"
 

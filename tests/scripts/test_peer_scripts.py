@@ -15,11 +15,10 @@ import ggml_flash_attn
 import onnxruntime_attention
 import run_all
 from libattn.bench.files import COLUMNS, write_csv
-from pairing import combine
-from pairing.cases import PRESETS
-from pairing.cases import title as title_of
 from libattn.bench.problems import INTEGERS, integers_of, row_bytes, store, stored_type
-from pairing.cases import CaseError
+from pairing import combine
+from pairing.cases import PRESETS, CaseError
+from pairing.cases import title as title_of
 from pairing.implementation import Refused
 from pairing.peers import PEERS, WORDS, Peer
 

@@ -44,6 +44,7 @@ TEST(right_plugins_come_once) {
   setenv("OPENBLAS_NUM_THREADS", "2000000000", 1);
   test_refused(attn_load_kernels("./libattn_openblas.so"), ATTN_UNSUPPORTED,
                "the system does not allow the 2000000000 threads");
+  unsetenv("OPENBLAS_NUM_THREADS");
   for (int i = 0; i < 2; i++) test_ok(attn_load_kernels(plugin("nothing")));
   assert_int_equal(attn_kernel_count(), count + 2);
   assert_string_equal(attn_kernel_get(count)->name, "test_first");

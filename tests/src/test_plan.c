@@ -36,7 +36,7 @@ static int clear_environment(void **state) {
   return unsetenv("ATTN_MAX_ISA");
 }
 
-static int end(void **state) { return expect_no_blocks(state) || clear_environment(state); }
+static int end(void **state) { return clear_environment(state) | expect_no_blocks(state); }
 
 static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {
   const attn_problem problem = small_problem(kernel);

@@ -30,7 +30,8 @@ class Problem:
 
     dtype=f32+i8, f32+q8_0, f32+q4_0 and f32+e4m3: keys and values are small integers, which every format of as many bits
     holds exactly, so that one oracle serves formats that differ. k and v are int8, or uint8 whose rows are the bytes of
-    their blocks; q is smaller, so that scores have the usual size.
+    their blocks; q is smaller, so that scores have the usual size. They are for implementations that read such bytes, as
+    those of scripts/peers; libattn.sdpa wants blocks in a dimension of their own, and kv_format.
     """
 
     axes: str

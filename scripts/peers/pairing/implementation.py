@@ -5,12 +5,15 @@
 import contextlib
 
 from libattn.bench import Prepared, Refused
+from libattn.bench.problems import INTEGERS
 
 __all__ = ["Absent", "Prepared", "Refused", "Typed"]
 
 
 class Absent:
     """A peer that is not installed: it refuses every case for the same reason."""
+
+    kept = tuple(INTEGERS)
 
     def __init__(self, name, reason):
         self.name, self.reason = name, reason
