@@ -198,7 +198,7 @@ TEST(each_call_of_a_check_is_watched) {
     expect_verdict(&s->trials[0], changed ? BENCH_FAIL : BENCH_PASS, changed ? "other rounding" : "");
     bench_setup_close(s);
   } while (now.calls >= now.rounds_in);
-  assert_true(now.rounds_in > 4);
+  assert_true(now.rounds_in > 3); /* two are checked, and one at least is timed */
 }
 
 /* Whichever input a kernel changes, however often V was multiplied and whatever failed: it is named, or where no kernel
