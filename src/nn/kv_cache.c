@@ -258,6 +258,12 @@ static void give_back(attn_kv_cache *cache, int64_t b, int64_t begin, int64_t en
   }
 }
 
+/* With key_channels a page that is no longer full is one of the pool only while its tokens are not there in float32. */
+static void give_back_cut_page(attn_kv_cache *cache, int64_t b) {
+  const int64_t block = full_blocks(cache, cache->lengths[b]);
+  if (cache->floats && attn_kv_channels_hold(cache, b, block)) give_back(cache, b, block, block + 1);
+}
+
 /* Cuts the sequence to `length` tokens, of which it holds what queries behind them see. */
 static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
   if (length >= cache->lengths[b]) return;
@@ -265,6 +271,7 @@ static void forget_from(attn_kv_cache *cache, int64_t b, int64_t length) {
   cache->lengths[b] = (int32_t)length;
   if (length == 0) cache->first[b] = 0;
   if (cache->floats) attn_kv_channels_forget(cache, b, length);
+  give_back_cut_page(cache, b);
 }
 
 static void leave_window(attn_kv_cache *cache, int64_t b) {
@@ -609,6 +616,7 @@ attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, i
   if (cache->floats) attn_kv_channels_share(cache, cache->held + 2 * from, length, cache->held + 2 * to);
   cache->lengths[to] = (int32_t)length;
   cache->first[to] = length > 0 ? cache->first[from] : 0;
+  give_back_cut_page(cache, to);
   return ATTN_OK;
 }
 

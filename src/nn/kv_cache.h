@@ -74,6 +74,9 @@ void attn_kv_channels_settle(attn_kv_cache *cache, int64_t b);
 /* The page in float32 of the step's last token, once the sequence is settled. */
 void attn_kv_channels_take(attn_kv_cache *cache, int64_t b, int64_t length);
 
+/* Whether the tokens of the sequence's block are there in float32. */
+bool attn_kv_channels_hold(const attn_kv_cache *cache, int64_t b, int64_t block);
+
 /* Cuts the sequence's pages in float32 to `length` tokens. */
 void attn_kv_channels_forget(attn_kv_cache *cache, int64_t b, int64_t length);
 

@@ -49,6 +49,11 @@ static void let_go(attn_kv_cache *cache, attn_kv_float_page *held) {
   *held = NO_FLOATS;
 }
 
+bool attn_kv_channels_hold(const attn_kv_cache *cache, int64_t b, int64_t block) {
+  const attn_kv_float_page *held = held_by(cache, b);
+  return held[0].block == block || held[1].block == block;
+}
+
 void attn_kv_channels_forget(attn_kv_cache *cache, int64_t b, int64_t length) {
   for (int i = 0; i < 2; i++)
     if (held_by(cache, b)[i].block * cache->shape.page_tokens >= length) let_go(cache, &held_by(cache, b)[i]);

@@ -235,26 +235,44 @@ static void step_layer(scene *s, int layer, const int32_t *counts, int tokens, b
   }
 }
 
-static void step(scene *s, int most) {
-  int32_t counts[BATCH];
-  int longest = 0, tokens;
-  const bool packed = pick(2);
+/* Begins a step; its largest count, or 0 if there is none. */
+static int begin(scene *s, int most, int32_t *counts) {
+  int longest = 0;
   for (int b = 0; b < BATCH; b++) {
     const int room = CAPACITY - s->now[b].length;
     counts[b] = (int32_t)(pick(3) ? pick(most + 1) : pick(2));
     if (counts[b] > room) counts[b] = room;
     if (counts[b] > longest) longest = counts[b];
   }
-  if (longest == 0) return;
+  if (longest == 0) return 0;
   const attn_status status = attn_kv_cache_begin(s->cache, counts);
   if (status == ATTN_OUT_OF_MEMORY) {
     assert_true(s->shape.pages < BATCH * BLOCKS);
     test_contains(attn_last_error(), "out of pages: the step needs");
-    return;
+    return 0;
   }
   test_ok(status);
   for (int b = 0; b < BATCH; b++) grow(&s->now[b], counts[b]);
-  tokens = longest + pick(4) < CAPACITY ? longest + pick(4) : longest;
+  return longest;
+}
+
+/* A step that fails: its tokens are forgotten. */
+static void fail_step(scene *s, int most) {
+  int32_t counts[BATCH];
+  if (begin(s, most, counts) == 0) return;
+  for (int b = 0; b < BATCH; b++) {
+    const int past = s->now[b].length - counts[b];
+    test_ok(attn_kv_cache_truncate_sequence(s->cache, b, past));
+    cut(&s->now[b], past);
+  }
+}
+
+static void step(scene *s, int most) {
+  int32_t counts[BATCH];
+  const bool packed = pick(2);
+  const int longest = begin(s, most, counts);
+  if (longest == 0) return;
+  const int tokens = longest + pick(4) < CAPACITY ? longest + pick(4) : longest;
   for (int layer = 0; layer < LAYERS; layer++) step_layer(s, layer, counts, tokens, packed);
   for (int b = 0; b < BATCH; b++)
     for (int block = 0; block < s->now[b].length / PAGE; block++) s->now[b].full[block] = true;
@@ -274,7 +292,13 @@ static void check_pages(const scene *s) {
   int64_t distinct = 0;
   for (int i = 0; i < BATCH * BLOCKS; i++)
     if (table[i] >= 0 && !used[table[i]]) used[table[i]] = true, distinct++;
-  for (int b = 0; b < BATCH; b++) assert_int_equal(lengths[b], s->now[b].length);
+  for (int b = 0; b < BATCH; b++) {
+    const sequence *seq = &s->now[b];
+    const int block = seq->length / PAGE;
+    assert_int_equal(lengths[b], seq->length);
+    if (seq->length % PAGE) /* a page that is not full is in the pool only if its floats are gone */
+      assert_int_equal(table[b * BLOCKS + block] < 0, seq->held[0] == block || seq->held[1] == block);
+  }
   assert_int_equal(attn_kv_pool_free_pages(attn_kv_cache_pool(s->cache)), s->shape.pages - distinct);
 }
 
@@ -282,7 +306,7 @@ static void operate(scene *s) {
   const int b = pick(BATCH), other = (b + 1 + pick(BATCH - 1)) % BATCH;
   const int length = s->now[b].length ? pick(s->now[b].length + 1) : 0;
   int32_t parents[BATCH];
-  switch (pick(12)) {
+  switch (pick(13)) {
     case 0:
     case 1:
       if (went_back(attn_kv_cache_truncate_sequence(s->cache, b, length), s)) cut(&s->now[b], length);
@@ -307,6 +331,7 @@ static void operate(scene *s) {
       }
       test_ok(attn_kv_cache_reorder(s->cache, parents));
       break;
+    case 5: fail_step(s, s->most); break;
     default: step(s, pick(4) ? 4 : s->most);
   }
   check_pages(s);
@@ -432,7 +457,7 @@ static void go_back(bool try_more, float *o) {
     test_refused(attn_kv_cache_step(cache, 1, NULL, x, x, x, o), ATTN_OUT_OF_MEMORY, "out of pages: the step needs 1");
   assert_int_equal(attn_kv_cache_lengths(cache)[0], 2 * PAGE + 15);
   test_ok(attn_kv_cache_truncate(cache, 5)); /* into a full page, whose floats are still there */
-  assert_int_equal(attn_kv_pool_free_pages(attn_kv_cache_pool(cache)), 1);
+  assert_int_equal(attn_kv_pool_free_pages(attn_kv_cache_pool(cache)), 2);
   test_ok(attn_kv_cache_step(cache, 2 * PAGE, NULL, x, x, x, o));
   attn_kv_cache_destroy(cache);
 }
