@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "attn/extend.h"
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "commands/commands.h"
@@ -241,6 +242,27 @@ static attn_status call_cache(void) {
   return status;
 }
 
+/* The second step goes over a page's end. If it fails, it leaves no page behind, and the cache goes on. */
+static attn_status call_channels(void) {
+  enum { PAGE = 16, STEP = 12, PAGES = 2 };
+  const attn_kv_cache_shape shape =
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM,
+                  .capacity = PAGES * PAGE, .page_tokens = PAGE, .dtype = ATTN_I8, .float_tokens = true, .scales = true,
+                  .key_channels = true);
+  static float o[STEP * WIDTH];
+  attn_kv_cache *cache;
+  attn_status status = attn_kv_cache_create(&shape, NULL, &cache);
+  if (status == ATTN_OK) status = attn_kv_cache_step(cache, STEP, NULL, weights, weights, weights, o);
+  if (status == ATTN_OK) {
+    status = attn_kv_cache_step(cache, STEP, NULL, weights, weights, weights, o);
+    const bool empty = attn_kv_pool_free_pages(attn_kv_cache_pool(cache)) == PAGES;
+    if (status != ATTN_OK && (!empty || attn_kv_cache_step(cache, STEP, NULL, weights, weights, weights, o) != ATTN_OK))
+      status = attn_fail(ATTN_INVALID_ARGUMENT, "%s", empty ? "no step after it succeeds" : "a page is lost");
+  }
+  attn_kv_cache_destroy(cache);
+  return status;
+}
+
 static attn_status call_additive(void) {
   const attn_additive_config config =
       ATTN_STRUCT(attn_additive_config, .batch = BATCH, .seq_q = TOKENS, .seq_k = TOKENS, .width_q = WIDTH, .width_k = WIDTH,
@@ -271,6 +293,7 @@ static const struct {
              {"attn_product_create", call_product},
              {"attn_block_create", call_block},
              {"attn_kv_cache_step", call_cache},
+             {"attn_kv_cache_step, key_channels", call_channels},
              {"attn_additive_create", call_additive},
              {"attn_synthesizer_create", call_synthesizer}};
 
