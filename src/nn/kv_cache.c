@@ -289,16 +289,16 @@ static int32_t *shared_page(const attn_kv_cache *cache, int64_t b) {
   return cache->pool->references[*page] > 1 ? page : NULL;
 }
 
-/* The place in the table of the page that a sequence no longer holds once it appends; NULL if there is none: a copy takes
- * the place of a shared page, and with key_channels floats that of a full page that was cut. */
+/* The table's entry whose page a sequence gives up when it appends; NULL if there is none. A copy replaces a shared page;
+ * with key_channels, floats replace a full page that was cut. */
 static int32_t *leaving_page(const attn_kv_cache *cache, int64_t b) {
   int32_t *page = row_of(cache, b) + full_blocks(cache, cache->lengths[b]);
   if (!cache->floats) return shared_page(cache, b);
   return cache->lengths[b] < cache->shape.capacity && *page != ATTN_KV_NO_PAGE ? page : NULL;
 }
 
-/* Pages that a step needs. The last one to append to a shared page keeps it, with key_channels gives it back, so references
- * are counted down meanwhile. */
+/* Pages that a step needs. The last sequence that appends to a shared page needs no copy: it keeps the page. With
+ * key_channels the pool gets the page back. To find the last one, references are counted down, and then restored. */
 static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
   int64_t needed = 0;
   int32_t *page = cache->next[1]; /* the page that is counted down, for each sequence */
@@ -593,7 +593,7 @@ attn_status attn_kv_cache_truncate_sequence(attn_kv_cache *cache, int64_t sequen
   return status;
 }
 
-/* One reference more to each page of a row's first blocks, which goes to another row. */
+/* Makes row `to` share the pages of the first `end` blocks of row `from`. */
 static void share(attn_kv_cache *cache, const int32_t *from, int64_t end, int32_t *to) {
   for (int64_t i = 0; i < cache->columns; i++) {
     to[i] = i < end ? from[i] : ATTN_KV_NO_PAGE;

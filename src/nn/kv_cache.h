@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A KV cache, as its parts and the layers see it that step through it. */
+/* A KV cache, for the files that implement it and for the layers that run its steps. */
 #ifndef ATTN_NN_KV_CACHE_H
 #define ATTN_NN_KV_CACHE_H
 
@@ -80,7 +80,7 @@ bool attn_kv_channels_hold(const attn_kv_cache *cache, int64_t b, int64_t block)
 /* Cuts the sequence's pages in float32 to `length` tokens. */
 void attn_kv_channels_forget(attn_kv_cache *cache, int64_t b, int64_t length);
 
-/* One reference more to those of a sequence's first `length` tokens, which go to another one. */
+/* Shares the pages in float32 of a sequence's first `length` tokens with another sequence, whose two are `to`. */
 void attn_kv_channels_share(attn_kv_cache *cache, const attn_kv_float_page *from, int64_t length, attn_kv_float_page *to);
 
 /* attn_kv_cache_attend(), whose arguments have been checked. */

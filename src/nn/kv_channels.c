@@ -2,9 +2,9 @@
 /* A cache whose keys have a factor of each channel of a page (attn_kv_cache_shape.key_channels; Liu et al. 2024, "KIVI",
  * https://arxiv.org/abs/2402.02750).
  *
- * A page is quantised when it is full. Until then its tokens are float32, in a pool of the cache's own, so that no token is
- * rounded twice. A query sees its own page in float32 and earlier ones as they are kept, however steps are cut; so a step
- * goes through its tokens in rounds, and a round has one block of each sequence at most.
+ * A page is quantised when it is full. Until then its tokens are float32, in a pool of the cache's own, so that tokens of
+ * the newest pages are not rounded twice. A query sees its own page in float32 and earlier ones as they are kept, however
+ * steps are cut; so a step goes through its tokens in rounds, and a round has one block of each sequence at most.
  *
  * q . (c k) = (q c) . k: for each page the queries take the factors of its channels. To the kernels each page is a sequence
  * of its own with its own queries. What they leave are states of streaming softmax, which are merged in the order of the
@@ -187,7 +187,7 @@ attn_problem attn_kv_channels_problem(const attn_kv_cache *cache, int64_t tokens
   return p;
 }
 
-/* The arguments of a call, but for q, k, v, o and state. */
+/* The arguments of a call, except q, k, v, o and state. */
 static attn_args args_of(const step *s) {
   return ATTN_STRUCT(attn_args, .kv_len = s->lengths, .q_len = s->counts, .offsets = s->offsets, .page_table = s->pages,
                      .alibi_slopes = s->cache->slopes);

@@ -124,7 +124,7 @@ void *attn_kv_pool_values(const attn_kv_pool *pool, int64_t layer) {
   return has_layer(pool, layer) ? pool->v + (size_t)(layer * pool->shape.pages) * pool->v_page_bytes : NULL;
 }
 
-/* The layer's part of one of the two tensors of factors, which has so many of a page. */
+/* The layer's part of a tensor that has `of_page` factors a page. */
 static float *scales_of(const attn_kv_pool *pool, float *all, int64_t layer, int64_t of_page) {
   return all && has_layer(pool, layer) ? all + layer * pool->shape.pages * of_page : NULL;
 }
