@@ -180,8 +180,9 @@ typedef struct attn_kv_cache_shape {
    * (Liu et al. 2024, https://arxiv.org/abs/2402.02750: KIVI). Until then tokens stay float32, in up to two pages of each
    * sequence beside the pool: the one that the last step began in, and the last one. A query sees its own page in float32,
    * and earlier ones as they are kept, however steps are cut. A sequence that is cut within these two pages goes on exactly;
-   * within another, its tokens there go on with the values that they were kept with. window_first must be 0, and the kernel
-   * one that takes pieces (ATTN_USE_STATE). */
+   * within another, its tokens there go on with the values that they were kept with. A step that has begun counts, even if
+   * it then fails and its tokens are forgotten. window_first must be 0, and the kernel one that takes pieces
+   * (ATTN_USE_STATE). */
   bool key_channels;
 } attn_kv_cache_shape;
 
@@ -257,7 +258,8 @@ ATTN_API attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int6
  * attn_kv_cache_fork(). */
 ATTN_API attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents);
 
-/** The name of the kernel that the last step ran; before the first step, of the one that a step of one token would run. */
+/** The name of the kernel that the last step ran; before the first step, of the one that a step of one token would run.
+ * With key_channels two kernels may run; the name is that of the one for pages in float32. */
 ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 
 /** Gives the pages back and frees the cache. NULL is fine. */

@@ -469,6 +469,23 @@ TEST(too_few_pages_change_nothing) {
   assert_memory_equal(o[0], o[1], 2 * PAGE * HEADS * DIM_V * sizeof **o);
 }
 
+TEST(an_infinite_key_spoils_its_full_page) {
+  enum { TOKENS = 24, WINDOW = 8 };
+  static float o[TOKENS * HEADS * DIM_V], k[TOKENS * KV * DIM];
+  attn_kv_cache_shape shape = usual;
+  attn_kv_cache *cache;
+  const float *x = nn_random(TOKENS * HEADS * DIM, 1);
+  memcpy(k, x, sizeof k);
+  k[2 * KV * DIM + 3] = INFINITY; /* token 2, head 0 */
+  shape.batch = 1, shape.layers = 1, shape.window = WINDOW;
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  test_ok(attn_kv_cache_begin(cache, &(int32_t){TOKENS}));
+  test_ok(attn_kv_cache_attend(cache, &ATTN_STRUCT(attn_kv_cache_args, .q = x, .k = k, .v = x, .o = o)));
+  for (int t = 2 + WINDOW; t < TOKENS; t++) /* no window has token 2 */
+    assert_int_equal(isnan(o[t * HEADS * DIM_V]), t >= PAGE && t - (WINDOW - 1) < PAGE);
+  attn_kv_cache_destroy(cache);
+}
+
 TEST(arguments_are_checked) {
   attn_kv_cache *cache = NULL;
   attn_kv_pool *pool;
