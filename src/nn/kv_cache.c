@@ -47,6 +47,8 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.scales is true with dtype %d; factors go with types of 8 bits", (int)s->dtype);
   REQUIRE(!s->key_channels || s->scales,
           "attn_kv_cache_shape.key_channels is true without scales; factors of channels need scales, true as well");
+  REQUIRE(!s->key_channels || s->batch < INT64_C(1) << 30,
+          "attn_kv_cache_shape.batch is %" PRId64 "; with key_channels it must be below 2^30", s->batch);
   REQUIRE(!s->key_channels || s->window_first == 0,
           "attn_kv_cache_shape.window_first is %" PRId64 " with key_channels; it must be 0", s->window_first);
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),

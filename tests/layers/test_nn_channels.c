@@ -492,6 +492,8 @@ TEST(arguments_are_checked) {
 #define REFUSES(change, words) \
   TEST_REFUSES(attn_kv_cache_shape, usual, change, attn_kv_cache_create(&bad, NULL, &cache), cache, words)
   REFUSES((bad.scales = false, bad.dtype = ATTN_F8_E4M3), "attn_kv_cache_shape.key_channels is true without scales");
+  REFUSES((bad.batch = INT64_C(1) << 30, bad.pages = 9),
+          "attn_kv_cache_shape.batch is 1073741824; with key_channels it must be below 2^30");
   REFUSES((bad.window = 9, bad.window_first = 2), "attn_kv_cache_shape.window_first is 2 with key_channels; it must be 0");
   test_ok(attn_kv_pool_create(&ATTN_STRUCT(attn_kv_pool_shape, .layers = LAYERS, .pages = 9, .page_tokens = PAGE,
                                            .heads_kv = KV, .dim_qk = DIM, .dim_v = DIM_V, .dtype = ATTN_I8, .scales = true),
