@@ -416,10 +416,15 @@ static attn_status check_layer(const attn_kv_cache *cache, const attn_kv_cache_a
 
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_kv_cache_args, tokens);
 
+static int64_t largest_of(const attn_kv_cache *cache, const int32_t *counts) {
+  int64_t largest = 0;
+  for (int64_t b = 0; b < cache->shape.batch; b++) largest = max64(largest, counts[b]);
+  return largest;
+}
+
 static attn_status attend(attn_kv_cache *cache, const attn_kv_cache_args *a) {
   const bool packed = a->tokens == 0;
-  int64_t longest = 0;
-  for (int64_t b = 0; b < cache->shape.batch; b++) longest = max64(longest, cache->counts[b]);
+  const int64_t longest = largest_of(cache, cache->counts);
   attn_status status = check_layer(cache, a, longest);
   if (status != ATTN_OK || (packed && longest == 0)) return status;
   const void *q = a->q;
@@ -546,9 +551,10 @@ attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32
   if (status != ATTN_OK || tokens == 0) return status;
   const attn_nn_pointer pointers[] = {{"q", q}, {"k", k}, {"v", v}, {"o", o}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  const int64_t planned = cache->floats ? min64(tokens, cache->shape.page_tokens) : tokens;
+  const int32_t *new_tokens = counts ? counts : all_of(cache, tokens);
+  const int64_t planned = cache->floats ? attn_kv_channels_rows(cache, largest_of(cache, new_tokens)) : tokens;
   if (status == ATTN_OK) status = attn_kv_cache_find_plan(cache, planned, 0);
-  if (status == ATTN_OK) status = attn_kv_cache_begin(cache, counts ? counts : all_of(cache, tokens));
+  if (status == ATTN_OK) status = attn_kv_cache_begin(cache, new_tokens);
   if (status != ATTN_OK) return status;
   const attn_kv_cache_args args = ATTN_STRUCT(attn_kv_cache_args, .tokens = tokens, .q = q, .k = k, .v = v, .o = o);
   status = attend(cache, &args);

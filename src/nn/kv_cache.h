@@ -68,6 +68,9 @@ attn_status attn_kv_channels_create(attn_kv_cache *cache);
 /* The problem of `pieces` pages as kept, each with its own queries; 0: that of the sequences' newest pages. */
 attn_problem attn_kv_channels_problem(const attn_kv_cache *cache, int64_t tokens, int64_t pieces);
 
+/* Rows that are planned for each sequence in a step whose largest count is `longest`. */
+int64_t attn_kv_channels_rows(const attn_kv_cache *cache, int64_t longest);
+
 /* Gives a sequence the page in float32 that its next token goes to, whose earlier tokens may be read back. */
 void attn_kv_channels_settle(attn_kv_cache *cache, int64_t b);
 

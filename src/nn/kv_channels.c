@@ -169,6 +169,10 @@ static int64_t row_of_new(const step *s, int64_t b, int64_t token, int64_t heads
 
 static int64_t token_step(const step *s, int64_t heads) { return s->args->tokens == 0 ? heads : 1; }
 
+int64_t attn_kv_channels_rows(const attn_kv_cache *cache, int64_t longest) {
+  return max64(1, min64(longest, cache->shape.page_tokens));
+}
+
 attn_problem attn_kv_channels_problem(const attn_kv_cache *cache, int64_t tokens, int64_t pieces) {
   const attn_kv_cache_shape *s = &cache->shape;
   const int64_t page = s->page_tokens;
@@ -436,7 +440,7 @@ attn_status attn_kv_channels_attend(attn_kv_cache *cache, const attn_kv_cache_ar
   const int64_t page = cache->shape.page_tokens;
   step s = {.cache = cache,
             .args = a,
-            .rows = max64(1, min64(longest, page)),
+            .rows = attn_kv_channels_rows(cache, longest),
             .row_floats = attn_state_floats(cache->shape.dim_v)};
   attn_status status = find_memory(&s);
   if (status == ATTN_OK) clear_outputs(&s);

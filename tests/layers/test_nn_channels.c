@@ -8,6 +8,7 @@
 #include "attn/nn.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/ref/oracle_f64.h"
+#include "src/nn/kv_cache.h"
 #include "tests/support/nn_support.h"
 
 enum { BATCH = 4, KV = 2, HEADS = 4, DIM = 20, DIM_V = 12, CAPACITY = 120, LAYERS = 2, PAGE = 16, BLOCKS = 8 };
@@ -467,6 +468,19 @@ TEST(too_few_pages_change_nothing) {
   go_back(false, o[0]);
   go_back(true, o[1]);
   assert_memory_equal(o[0], o[1], 2 * PAGE * HEADS * DIM_V * sizeof **o);
+}
+
+TEST(padding_needs_no_plan) {
+  static float o[PAGE * HEADS * DIM_V];
+  attn_kv_cache_shape shape = usual;
+  attn_kv_cache *cache;
+  const float *x = nn_random(PAGE * HEADS * DIM, 1);
+  shape.batch = 1, shape.layers = 1;
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  const int created = cache->planned;
+  test_ok(attn_kv_cache_step(cache, PAGE, &(int32_t){1}, x, x, x, o));
+  assert_int_equal(cache->planned, created);
+  attn_kv_cache_destroy(cache);
 }
 
 TEST(an_infinite_key_spoils_its_full_page) {
