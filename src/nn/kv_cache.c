@@ -247,6 +247,11 @@ static int64_t blocks_of(const attn_kv_cache *cache, int64_t tokens) { return ce
 
 static int64_t full_blocks(const attn_kv_cache *cache, int64_t tokens) { return tokens / cache->shape.page_tokens; }
 
+/* Blocks that lie in the pool: with key_channels those that are full. */
+static int64_t blocks_in_pool(const attn_kv_cache *cache, int64_t tokens) {
+  return cache->floats ? full_blocks(cache, tokens) : blocks_of(cache, tokens);
+}
+
 int64_t attn_kv_cache_seen_from(const attn_kv_cache *cache, int64_t length) {
   return cache->shape.window ? max64(0, length - (cache->shape.window - 1)) : 0;
 }
@@ -307,8 +312,7 @@ static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
   for (int64_t b = 0; b < cache->shape.batch; b++) {
     const int64_t length = cache->lengths[b];
     const int32_t *leaving = counts[b] > 0 ? leaving_page(cache, b) : NULL;
-    needed += cache->floats ? full_blocks(cache, length + counts[b]) - full_blocks(cache, length)
-                            : blocks_of(cache, length + counts[b]) - blocks_of(cache, length);
+    needed += blocks_in_pool(cache, length + counts[b]) - blocks_in_pool(cache, length);
     page[b] = leaving ? *leaving : ATTN_KV_NO_PAGE;
     if (!leaving) continue;
     const bool last = --cache->pool->references[*leaving] == 0;
@@ -320,23 +324,16 @@ static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
 }
 
 static void take_pages(attn_kv_cache *cache, int64_t b, int64_t count) {
-  int32_t *row = row_of(cache, b);
-  const int64_t length = cache->lengths[b];
-  if (cache->floats) {
-    for (int64_t i = full_blocks(cache, length); i < full_blocks(cache, length + count); i++)
-      row[i] = attn_kv_pool_take(cache->pool);
-    if (count > 0) attn_kv_channels_take(cache, b, length + count);
-    return;
-  }
-  int32_t *shared = count > 0 ? shared_page(cache, b) : NULL;
+  int32_t *row = row_of(cache, b), *shared = count > 0 && !cache->floats ? shared_page(cache, b) : NULL;
+  const int64_t length = cache->lengths[b], end = blocks_in_pool(cache, length + count);
   if (shared) {
     const int32_t own = attn_kv_pool_take(cache->pool);
     attn_kv_pool_copy(cache->pool, *shared, own);
     attn_kv_pool_give_back(cache->pool, *shared);
     *shared = own;
   }
-  const int64_t end = blocks_of(cache, length + count);
-  for (int64_t i = blocks_of(cache, length); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
+  for (int64_t i = blocks_in_pool(cache, length); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
+  if (cache->floats && count > 0) attn_kv_channels_take(cache, b, length + count);
 }
 
 /* ---- Steps ---- */

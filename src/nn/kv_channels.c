@@ -6,9 +6,9 @@
  * the newest pages are not rounded twice. A query sees its own page in float32 and earlier ones as they are kept, however
  * steps are cut; so a step goes through its tokens in rounds, and a round has one block of each sequence at most.
  *
- * q . (c k) = (q c) . k: for each page the queries take the factors of its channels. To the kernels each page is a sequence
- * of its own with its own queries. What they leave are states of streaming softmax, which are merged in the order of the
- * pages; attention to the sequence's newest page goes on from there. */
+ * q . (c k) = (q c) . k: for each page the queries take the factors of its channels. Kernels see each page as a sequence
+ * with its own queries. They leave states of streaming softmax. These are merged in the order of the pages, and attention to
+ * the sequence's newest page goes on from the result. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -346,8 +346,8 @@ static attn_status attend_newest_pages(step *s) {
   return run_plan(c, &args);
 }
 
-/* A full page goes from floats to the pool. Its channels are the rows of K when it is read across, and so get their factors
- * as rows do. */
+/* A full page goes from floats to the pool. attn_kv_append() makes a factor for each row of K; here it gets K across, with a
+ * channel in each row. */
 static attn_status quantise(const step *s, int32_t from, int32_t to) {
   const attn_kv_cache *c = s->cache;
   const attn_kv_cache_shape *shape = &c->shape;
