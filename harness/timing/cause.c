@@ -40,7 +40,7 @@ bool bench_trial_works_aside(const bench_trial *t, char *sentence, size_t bytes)
 
 /* Whether a few rounds of these trials find nothing wrong with the first one. Their samples and verdicts stay as they are.
  */
-static bool runs_well(const bench_setup *s, bench_trial *first, bench_trial *second) {
+static bool runs_well(const bench_setup *s, const bench_trial *first, const bench_trial *second) {
   bench_trial copy[] = {*first, second ? *second : *first};
   bench_trial *trials[] = {&copy[0], &copy[1]}, *failed;
   const bench_timing_options options = {.min_rounds = ROUNDS,
@@ -57,12 +57,10 @@ static bool runs_well(const bench_setup *s, bench_trial *first, bench_trial *sec
   bool well = bench_time(trials, count, &options, &stop, &error, &failed) &&
               !bench_trial_works_aside(&copy[0], sentence, sizeof sentence);
   for (int i = 0; i < count; i++) bench_trial_clear(&copy[i]);
-  first->leaves_threads |= copy[0].leaves_threads;
-  if (second) second->leaves_threads |= copy[1].leaves_threads;
   return well;
 }
 
-static bool can_run(const bench_trial *t) { return (t->plan || t->layer) && !t->refused; }
+static bool can_run(const bench_trial *t) { return t->plan || t->layer; }
 
 static bool any_leaves_threads(const bench_setup *s) {
   bool any = false;

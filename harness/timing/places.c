@@ -23,9 +23,7 @@ bench_placing bench_placing_of(int rounds, int most) {
 
 /* ---- How many ------------------------------------------------------------------------------------------------------- */
 
-static int places_in(double bytes, double all_workspaces) {
-  return (int)fmin(bytes / (all_workspaces + 1), BENCH_MOST_PLACES);
-}
+static int places_in(double bytes, double all_workspaces) { return (int)fmin(bytes / all_workspaces, BENCH_MOST_PLACES); }
 
 static bench_placing choose_placing(bench_trial *const *trials, int count, int rounds) {
   double bytes = 0;
@@ -33,7 +31,7 @@ static bench_placing choose_placing(bench_trial *const *trials, int count, int r
   const int room = places_in(PLACES_SHARE * bench_memory_available(""), bytes), quick = places_in(PLACES_BYTES, bytes);
   const int64_t most = max64(min64(max64(quick, BENCH_LEAST_PLACES), room), 1);
   const bench_placing placing = bench_placing_of(rounds, (int)most);
-  for (int i = 0; i < count && placing.count < BENCH_LEAST_PLACES && placing.count < rounds; i++)
+  for (int i = 0; i < count && placing.count < min64(BENCH_LEAST_PLACES, rounds); i++)
     bench_warn(trials[i], "placement: memory has room for %d of %d", placing.count, BENCH_LEAST_PLACES);
   return placing;
 }

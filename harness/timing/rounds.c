@@ -31,15 +31,13 @@ typedef struct rounds {
 
 const char *const bench_stop_names[] = {"precision", "rounds", "budget", "interrupt", NULL};
 
-static int cap_of(const bench_timing_options *o) { return (int)max64(o->max_rounds, o->min_rounds); }
-
 /* ---- Budget ---------------------------------------------------------------------------------------------------------- */
 
 /* Lets a trial run in all rounds if it fits into an even share of what is left. */
 static bool admit_if_quick(const rounds *r, bench_trial *t, double *left_ns, int *waiting) {
   const double need_ns = bench_sample_guess_ns(t) * r->options->min_rounds;
   if (t->quota || need_ns > *left_ns / *waiting) return false;
-  t->quota = cap_of(r->options);
+  t->quota = r->options->max_rounds;
   *left_ns -= need_ns;
   --*waiting;
   return true;
@@ -60,7 +58,7 @@ static void share_budget(rounds *r) {
   }
 }
 
-static bool is_slow(const rounds *r, const bench_trial *t) { return t->quota < cap_of(r->options); }
+static bool is_slow(const rounds *r, const bench_trial *t) { return t->quota < r->options->max_rounds; }
 
 /* ---- Preparation ----------------------------------------------------------------------------------------------------- */
 
@@ -69,7 +67,7 @@ static bool prepare(rounds *r, bench_trial *t) {
   if (t->verdict.status != BENCH_PASS)
     return bench_sampler_fail(&r->sampler, "%s: no time without a passed check; its verdict is %s", t->kernel->name,
                               bench_status_name(t->verdict.status));
-  if (!bench_trial_allocate(t, cap_of(r->options))) return bench_sampler_fail(&r->sampler, "no memory for the samples");
+  if (!bench_trial_allocate(t, r->options->max_rounds)) return bench_sampler_fail(&r->sampler, "no memory for the samples");
   r->failed = t;
   if (!bench_sample_calibrate(&r->sampler, t)) return false;
   r->failed = NULL;
@@ -127,7 +125,7 @@ static bool even_out(rounds *r) {
       if (are_alike(r->trials[i], r->trials[k]) && r->trials[k]->samples.iterations > most)
         most = r->trials[k]->samples.iterations;
     if (most == *calls) continue;
-    const double enough = ceil(1.2 * r->sampler.sample_ns / fmax(least_call_ns(r, r->trials[i]), 1));
+    const double enough = ceil(1.2 * r->sampler.sample_ns / least_call_ns(r, r->trials[i]));
     *calls = (int64_t)fmax((double)*calls, fmin((double)most, enough));
     r->failed = r->trials[i];
     if (!bench_sample_keeps_float_mode(&r->sampler, r->failed)) return false;

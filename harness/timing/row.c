@@ -145,7 +145,7 @@ static void take_peaks(const bench_setup *s, bench_trial *t, bench_row *row) {
 
 static void fill_reading(const bench_setup *s, const bench_trial *t, bench_row *row) {
   const double share = bench_read_share(s, t);
-  if (s->level) COPY(row->level, s->level);
+  COPY(row->level, s->level);
   if (isnan(share)) return;
   row->peak_gbs = 1e-9 * bench_median(t->reads ? t->samples.loop_rate : s->read_rates, t->samples.rounds);
   row->bw_pct = 100 * share;

@@ -208,7 +208,7 @@ static double largest_group(const bench_setup *s) {
   double least_ns = INFINITY;
   for (int i = 0; i < s->count; i++)
     if (s->trials[i].verdict.status == BENCH_PASS) least_ns = fmin(least_ns, s->trials[i].call_ns);
-  return fmin(BENCH_MOST_GROUP, ceil(BENCH_GROUP_NS / fmax(least_ns, 1)));
+  return bench_group_of(least_ns);
 }
 
 /* Each call of a group has another q, and outputs of its own. */

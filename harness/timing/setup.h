@@ -110,8 +110,8 @@ typedef struct bench_setup {
   bench_placing placing;         /* which rounds shared a placement */
   double *read_rates;            /* [read_rounds] bytes/s of the read loop; NULL: none can read what the case reads. Owned */
   int read_rounds;
-  const char *level; /* cache level that holds what a call reads, or all rotations; "" = not known */
-  bench_stop stop;   /* why the last round was the last */
+  char level[8];   /* cache level that holds what a call reads, or all rotations; "" = not known */
+  bench_stop stop; /* why the last round was the last */
 } bench_setup;
 
 /* Why a case cannot run with kernels[index], or NULL. */

@@ -56,16 +56,16 @@ static double read_once(const bench_setup *s, const bench_trial *t) {
 
 /* Makes room for the rates of these rounds, and says who reads in them. False if memory is short. */
 static bool open_reading(bench_setup *s, bench_timing_options *options) {
-  const int rounds = options->max_rounds > options->min_rounds ? options->max_rounds : options->min_rounds;
-  s->read_rounds = rounds;
+  const int rounds = s->read_rounds = options->max_rounds;
   const bool cold = s->bench->cache != BENCH_WARM && !s->layer;
-  s->level = bench_level_of(s->bytes * (cold ? s->rotations : 1) / s->bench->threads, s->bench->threads);
+  const char *level = bench_level_of(s->bytes * (cold ? s->rotations : 1) / s->bench->threads, s->bench->threads);
+  snprintf(s->level, sizeof s->level, "%s", level);
   if (!s->layer && !bench_can_read(&s->tensors[0])) return true;
   free(s->read_rates); /* left by an attempt before */
   s->read_rates = options->read_rates = calloc((size_t)rounds, sizeof *s->read_rates);
   if (!s->layer) options->reader = s->controlled;
-  for (int i = 0; s->layer && s->read_rates && i < rounds; i++)
-    s->read_rates[i] = i ? s->read_rates[0] : read_once(s, s->controlled);
+  const double rate = s->layer ? read_once(s, s->controlled) : 0; /* a layer's, once for all rounds */
+  for (int i = 0; s->read_rates && i < rounds; i++) s->read_rates[i] = rate;
   return s->read_rates;
 }
 
@@ -233,13 +233,10 @@ static double best_slice(const bench_setup *s, const attn_peak_loop *loop) {
  * CPU counts. The best slice counts, of those beside the samples and as many more, so that a disturbed one makes no error.
  */
 static double peak_of(const bench_setup *s, const bench_trial *t) {
-  const attn_peak_loop *loop = t->peak;
-  double best = t->reads ? 0 : largest(t->samples.loop_rate, t->samples.rounds);
-  for (int n = 0; loop; n++) {
-    if (t->kernel->library[0] && !(loop = attn_peak_get(n))) break;
-    if (!t->kernel->library[0] && n) break;
+  const attn_peak_loop *loop;
+  double best = fmax(largest(t->samples.loop_rate, t->samples.rounds), best_slice(s, t->peak));
+  for (int n = 0; t->kernel->library[0] && (loop = attn_peak_get(n)); n++)
     if (attn_peak_usable(loop->isa)) best = fmax(best, best_slice(s, loop));
-  }
   return best * s->bench->threads;
 }
 
@@ -267,7 +264,7 @@ static bool beats_reading(const bench_setup *s, bench_trial *t, char *sentence, 
   if (rate > BENCH_ROOF * best)
     return !bench_say(sentence, bytes, "%.4g GB/s are %.0f %% of the loop that only %s these bytes%s%s: no kernel can",
                       1e-9 * rate, 100 * rate / best, bench_layer_has(s->bench, BENCH_HAS_CACHE) ? "copies" : "reads",
-                      s->level && *s->level ? ", in " : "", s->level ? s->level : "");
+                      *s->level ? ", in " : "", s->level);
   for (int i = 0; i < rounds; i++) rates[i] = best;
   bench_warn(t, "the loops that only read were disturbed: the best of them is the roof");
   return false;

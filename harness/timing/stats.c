@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "data/generate.h"
+#include "kernels/common/problem/arithmetic.h"
 
 static int compare_doubles(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
@@ -138,9 +139,8 @@ static double beta_fraction(double a, double b, double x) {
   return value;
 }
 
-/* The regularised incomplete beta function I_x(a, b). */
+/* The regularised incomplete beta function I_x(a, b), for x in 0..1. */
 static double beta_share(double a, double b, double x) {
-  if (x <= 0 || x >= 1) return x >= 1;
   const double front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x));
   if (x < (a + 1) / (a + b + 2)) return front * beta_fraction(a, b, x) / a;
   return 1 - front * beta_fraction(b, a, 1 - x) / b;
@@ -205,7 +205,7 @@ static bench_estimate trim(const double *sorted, int n, int trimmed) {
   for (int i = trimmed; i < n - trimmed; i++) mean += sorted[i] / left;
   winsorised = (left * mean + trimmed * (sorted[trimmed] + sorted[n - trimmed - 1])) / n;
   for (int i = 0; i < n; i++) {
-    const double away = sorted[i < trimmed ? trimmed : i < n - trimmed ? i : n - trimmed - 1] - winsorised;
+    const double away = sorted[max64(trimmed, min64(i, n - trimmed - 1))] - winsorised;
     squares += away * away;
   }
   return (bench_estimate){.value = mean, .error = left > 1 ? sqrt(squares / left / (left - 1)) : NAN, .degrees = left - 1};

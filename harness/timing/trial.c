@@ -82,12 +82,10 @@ uint64_t bench_trial_output_hash(const bench_trial *t, int64_t turn) {
 }
 
 void bench_trial_freshen(const bench_trial *t, int64_t turn, uint64_t *random) {
-  if (!t->layer) {
+  if (t->layer)
+    bench_layer_freshen(t->layer, random);
+  else
     bench_tensors_freshen(tensors_of(t, turn), random, t->threads);
-    return;
-  }
-  bench_layer_freshen(t->layer, random);
-  bench_layer_poison(t->layer);
 }
 
 const char *bench_trial_look(const bench_trial *t, int64_t turn) {
@@ -447,11 +445,7 @@ static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
   return (int64_t)ceil((double)calls * fmax(factor, 1.2));
 }
 
-/* Calls between two readings of the clock: each on tensors of its own. */
-static int group_of(const bench_trial *t) {
-  const double most = fmin(t->tensor_count, BENCH_MOST_GROUP);
-  return (int)fmin(most, fmax(1, ceil(BENCH_GROUP_NS / fmax(t->call_ns, 1))));
-}
+int bench_group_of(double call_ns) { return (int)fmin(BENCH_MOST_GROUP, fmax(1, ceil(BENCH_GROUP_NS / call_ns))); }
 
 bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   int64_t calls = 1;
@@ -467,7 +461,7 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
     if (!fine || !bench_sample_leaves_process(s, t)) return false;
     t->samples.iterations = calls;
     t->call_ns = x.timed_ns / (double)calls;
-    t->group = group_of(t);
+    t->group = (int)fmin(t->tensor_count, bench_group_of(t->call_ns)); /* each call on tensors of its own */
     if (x.timed_ns >= s->sample_ns) return true;
   }
 }

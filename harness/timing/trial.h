@@ -102,9 +102,9 @@ uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
 void bench_trial_renew(const bench_trial *trial, int64_t turn, int threads);
 void bench_trial_poison(const bench_trial *trial, int64_t turn);
 
-/* Inputs that no call has seen (of layers: one of those that the check has seen), with some poison in the output. Then what
- * is wrong with the output of a call on them, or NULL: the poison is still there. And, at one row that `random` chooses: it
- * is not what the oracle says. `text` takes the sentence. */
+/* Inputs that no call has seen, with some poison in the output (of layers: another one of those that the check has seen).
+ * Then what is wrong with the output of a call on them, or NULL: the poison is still there. And, at one row that `random`
+ * chooses: it is not what the oracle says. `text` takes the sentence. */
 void bench_trial_freshen(const bench_trial *trial, int64_t turn, uint64_t *random);
 const char *bench_trial_look(const bench_trial *trial, int64_t turn);
 const char *bench_trial_look_closely(const bench_trial *trial, int64_t turn, uint64_t random, char *text, size_t bytes);
@@ -214,14 +214,14 @@ double bench_sample_guess_ns(const bench_trial *trial);
 typedef struct bench_timing_options {
   double precision;          /* stop when the 95 % interval of every median is within +-precision (0.01) */
   int min_rounds;            /* 11 */
-  int max_rounds;            /* sample cap */
+  int max_rounds;            /* sample cap, at least min_rounds */
   double budget_s;           /* for one case */
   double min_sample_s;       /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
   uint64_t seed;             /* for the order */
   volatile const int *stop;  /* set by Ctrl-C: finish the round and return; NULL = never */
   const bench_meter *meter;  /* NULL = bench_machine_meter */
   const bench_trial *reader; /* whose tensors the read loop reads once a round; NULL: none */
-  double *read_rates;        /* [the larger one of min_rounds and max_rounds] of the read loop, bytes/s */
+  double *read_rates;        /* [max_rounds] of the read loop, bytes/s */
 } bench_timing_options;
 
 typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;
@@ -230,6 +230,9 @@ extern const char *const bench_stop_names[]; /* "precision" ..., ended by NULL *
 
 enum { BENCH_MOST_GROUP = 16 };
 #define BENCH_GROUP_NS 4e3 /* calls shorter than this share two readings of the clock, if there are tensors enough */
+
+/* How many calls share them. */
+int bench_group_of(double call_ns);
 
 /* Times all trials together, whatever threads each has: at most max_rounds samples of each, fewer of those too slow for
  * their share of the budget; sample n of any two trials belongs to the same round. *stop says why the last round was the

@@ -453,6 +453,13 @@ TEST(read_loops_know_what_they_can_read) {
     const bench_case bench = case_of(id);
     assert_true(bench_tensors_create(&bench, &rotation[0]));
     assert_int_equal(bench_can_read(&rotation[0]), cases[i].can);
+    attn_problem *p = &rotation[0].problem;
+    attn_strides *const strides[] = {&p->q_stride, &p->k_stride, &p->v_stride, &p->o_stride};
+    for (int n = 0; n < 4 && i == 0; n++) { /* a gap in one of them is enough */
+      strides[n]->s++;
+      assert_false(bench_can_read(&rotation[0]));
+      strides[n]->s--;
+    }
     feign(true);
     const double rate = cases[i].can ? bench_read_rate(read_any, (bench_read_span){rotation, 1, 0, 1}, 1) : 0;
     feigned = false;
