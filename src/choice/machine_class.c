@@ -175,7 +175,7 @@ static void find_nearest(const char *without, int slot, attn_class *found) {
     if (distance < found->distance) *found = (attn_class){.costs = &machine.costs[nearest = i], .distance = distance};
   }
   if (isinf(found->distance)) found->distance = distance_of(found->costs);
-  if (machine.probe.count > 0) adjust_tiers(nearest, slot, found);
+  adjust_tiers(nearest, slot, found);
 }
 
 /* The class that ATTN_MACHINE names; -1 without one. */

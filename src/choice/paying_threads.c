@@ -7,15 +7,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "kernels/common/problem/arithmetic.h"
 #include "src/api/float_mode.h"
 #include "src/choice/machine_class.h"
 #include "src/registry/cpu.h"
 #include "src/registry/registry.h"
 
 int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threads) {
-  const double pay = work_ns / (least_ns * (double)(waves > 0 ? waves : 1));
-  if (pay >= threads) return threads;
-  return pay < 2 ? 1 : (int)pay;
+  return (int)fmin(threads, fmax(work_ns / (least_ns * (double)max64(waves, 1)), 1));
 }
 
 /* Costs of this machine's class; NULL where these cannot be had. */
@@ -82,8 +81,8 @@ static double least_ns(const attn_tuning *tuning) {
 
 int attn_paying_threads(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem, int64_t waves,
                         int threads) {
-  const double ns = attn_call_ns(tuning, kernel, problem), least = least_ns(tuning);
-  return ns > 0 && least > 0 ? attn_threads_worth(ns, least, waves, threads) : threads;
+  const double ns = attn_call_ns(tuning, kernel, problem);
+  return ns > 0 ? attn_threads_worth(ns, least_ns(tuning), waves, threads) : threads;
 }
 
 /* ---- Dense layers ---- */

@@ -435,15 +435,13 @@ static attn_status check_counts(const job *j) {
 /* A ring's table repeats its pages: the page that the new tokens begin in may come again as their last one, and only in
  * front of them. */
 static attn_status check_ring(const job *j, int64_t b, const int32_t *table, int64_t first, int64_t end) {
-  const int64_t from = first / j->page_tokens, last = (end - 1) / j->page_tokens;
-  for (int64_t at = from + 1; at <= last; at++) {
-    if (table[at] != table[from]) continue;
+  const int64_t from = first / j->page_tokens;
+  for (int64_t at = from + 1; at * j->page_tokens < end; at++) {
     const int64_t room = (at - from) * j->page_tokens;
-    REQUIRE(end - first <= room,
+    REQUIRE(table[at] != table[from] || end - first <= room,
             "attn_kv_append_args.page_table[%" PRId64 "] comes back to page %" PRId32 " after %" PRId64
             " tokens; a ring must have room for the %" PRId64 " new ones of the sequence",
             b, table[at], room, end - first);
-    break;
   }
   return ATTN_OK;
 }

@@ -97,7 +97,7 @@ static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
   attn_options automatic = *options;
   attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
-  if (status != ATTN_UNSUPPORTED || !automatic.kernel) return status;
+  if (status != ATTN_UNSUPPORTED) return status;
   automatic.kernel = NULL; /* the named kernel may refuse these strides */
   return attn_plan_create(&p, &automatic, &layer->weights);
 }

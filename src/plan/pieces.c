@@ -147,15 +147,14 @@ static int threads_to_join(const attn_pieces *pieces, const attn_choice *choice)
 static attn_status make(attn_pieces *pieces, const attn_choice *choice, const attn_options *options) {
   attn_problem later = attn_later_keys(&pieces->problem);
   pieces->rows = rows_of(&pieces->problem);
-  attn_status status = plan_early(pieces, choice, options);
+  attn_status status = attn_parallel_resolve(options, &pieces->options);
+  if (status == ATTN_OK) status = plan_early(pieces, choice, options);
   set_strides(pieces, &later, !in_place(&pieces->problem));
   if (status == ATTN_OK) status = attn_plan_create_chosen(&later, choice, options, &pieces->later);
-  if (status == ATTN_OK) status = attn_parallel_resolve(options, &pieces->options);
   if (status != ATTN_OK) return status;
   if (!lay_out_pieces(pieces))
     return attn_fail(ATTN_UNSUPPORTED, "the workspace of two pieces exceeds the address space; take a smaller seq_q");
-  const int a = attn_plan_threads(pieces->early), b = attn_plan_threads(pieces->later);
-  pieces->options.threads = a > b ? a : b;
+  pieces->options.threads = (int)max64(attn_plan_threads(pieces->early), attn_plan_threads(pieces->later));
   pieces->join_threads = threads_to_join(pieces, choice);
   return ATTN_OK;
 }

@@ -48,11 +48,9 @@ static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   if (!schedule->unit_bytes) return schedule->units;
   if (threads == 1) return 1;
   const int64_t tasks_per_thread = 8, bytes_per_thread = 1 << 20;
-  int64_t items = schedule->items[schedule->phases - 1] > 0 ? schedule->items[schedule->phases - 1] : 1;
-  int64_t for_balance = (tasks_per_thread * threads + items - 1) / items;
-  int64_t for_barriers = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
-  int64_t wave = for_balance > for_barriers ? for_balance : for_barriers;
-  return wave < schedule->units ? wave : schedule->units;
+  const int64_t for_balance = ceil_div(tasks_per_thread * threads, max64(schedule->items[schedule->phases - 1], 1));
+  const int64_t for_barriers = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
+  return min64(max64(for_balance, for_barriers), schedule->units);
 }
 
 /* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */
@@ -60,12 +58,9 @@ static int useful_threads(const attn_plan *plan) {
   const attn_schedule *schedule = &plan->schedule;
   const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
   int64_t tasks = 1;
-  for (int phase = 0; phase < schedule->phases; phase++) {
-    const int64_t in_phase = schedule->wave_units * schedule->items[phase];
-    tasks = in_phase > tasks ? in_phase : tasks;
-  }
-  if (hooks->most_threads && hooks->most_threads() < tasks) tasks = hooks->most_threads();
-  return tasks < plan->options.threads ? (int)tasks : plan->options.threads;
+  for (int phase = 0; phase < schedule->phases; phase++) tasks = max64(tasks, schedule->wave_units * schedule->items[phase]);
+  if (hooks->most_threads) tasks = min64(tasks, hooks->most_threads());
+  return (int)min64(tasks, plan->options.threads);
 }
 
 static bool size_workspace(attn_plan *plan) {

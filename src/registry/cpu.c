@@ -73,14 +73,11 @@ uint32_t attn_features_of_cpuid(const attn_cpuid *has) {
 static attn_cpuid read_cpuid(void) {
   attn_cpuid has = {0};
   uint32_t a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return has;
-  has.leaf1_c = c;
+  __cpuid(1, a, b, has.leaf1_c, d);
+  if (!(has.leaf1_c & bit_OSXSAVE)) return has; /* every feature needs a bit of xcr0 */
   has.xcr0 = read_xcr0();
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
-  has.leaf7_b = b;
-  has.leaf7_c = c;
-  has.leaf7_d = d;
-  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.leaf7_1_a = a;
+  if (__get_cpuid_count(7, 0, &a, &has.leaf7_b, &has.leaf7_c, &has.leaf7_d) && a >= 1)
+    __cpuid_count(7, 1, has.leaf7_1_a, b, c, d);
   return has;
 }
 
@@ -210,10 +207,10 @@ void attn_x86_model(uint32_t signature, char *text, size_t bytes) {
 }
 
 static void write_model(char *text, size_t bytes) {
-  uint32_t a = 0, b, c, d, name[3] = {0};
+  uint32_t a, b, c, d, name[3];
   char model[64];
-  __get_cpuid(0, &a, &name[0], &name[2], &name[1]);
-  __get_cpuid(1, &a, &b, &c, &d);
+  __cpuid(0, a, name[0], name[2], name[1]);
+  __cpuid(1, a, b, c, d);
   attn_x86_model(a, model, sizeof model);
   snprintf(text, bytes, "%.12s %s", (const char *)name, model);
 }

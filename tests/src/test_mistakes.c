@@ -5,6 +5,7 @@
  * (test_hpp.cpp). */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attn/product.h"
 #include "tests/support/support.h"
@@ -66,15 +67,57 @@ TEST(tensors_that_interleave_are_fine) {
   test_invalid(attn_sdpa(&problem, &args), "attn_args.o overlaps attn_args.q");
 }
 
-/* A negative stride: the pointer is to the first token, which is the last in memory. */
-TEST(backward_tensors_are_compared_by_their_bytes) {
-  attn_problem problem = shape();
-  problem.q_stride.s = -DIM;
-  attn_args args = tensors();
-  args.q = o + SIZE + (ROWS - 1) * DIM;
-  test_ok(attn_sdpa(&problem, &args));
-  args.q = o + (ROWS - 1) * DIM;
-  test_invalid(attn_sdpa(&problem, &args), "attn_args.o overlaps attn_args.q");
+static int64_t below(int64_t count) {
+  static uint64_t state = 5;
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (int64_t)((state >> 33) % (uint64_t)count);
+}
+
+enum { BATCH = 2, SPAN = 4 * 8 * SIZE };
+
+/* The first and the last element, counted from the one that the pointer is to; dense: all between them are elements. */
+typedef struct extent {
+  int64_t first, last;
+  bool dense;
+} extent;
+
+/* Strides of BATCH x HEADS x ROWS x DIM elements: axes in any order, forwards or backwards, some with gaps. */
+static extent draw(attn_strides *strides) {
+  const int64_t size[] = {BATCH, HEADS, ROWS};
+  int64_t stride[3], next = DIM;
+  const int axis = (int)below(3), turn = 1 + (int)below(2);
+  for (int n = axis; n < axis + 3 * turn; n += turn) {
+    stride[n % 3] = below(3) ? next : -next;
+    next *= size[n % 3] + (below(8) == 0);
+  }
+  *strides = (attn_strides){stride[0], stride[1], stride[2], 1};
+  extent e = {.first = INT64_MAX, .last = INT64_MIN};
+  for (int64_t i = 0; i < BATCH * SIZE; i++) {
+    const int64_t at = i / SIZE * stride[0] + i / (ROWS * DIM) % HEADS * stride[1] + i / DIM % ROWS * stride[2] + i % DIM;
+    e.first = at < e.first ? at : e.first;
+    e.last = at > e.last ? at : e.last;
+  }
+  e.dense = e.last - e.first == BATCH * SIZE - 1;
+  return e;
+}
+
+/* Tensors that touch, or meet in one element at their ends. What is certain is refused: both are dense and meet. */
+TEST(outputs_over_inputs_of_any_strides) {
+  static float both[8 * SPAN], keys[BATCH * SIZE], values[BATCH * SIZE];
+  for (int n = 0; n < 3000; n++) {
+    attn_problem problem = shape();
+    problem.batch = BATCH;
+    const extent of_q = draw(&problem.q_stride), of_o = draw(&problem.o_stride);
+    const int meet = n % 2;
+    float *const q_first = both + 4 * SPAN;
+    float *const o_first = q_first + (n % 4 < 2 ? of_q.last - of_o.first + !meet : of_q.first - of_o.last - !meet);
+    const attn_args args = ATTN_STRUCT(attn_args, .q = q_first, .k = keys, .v = values, .o = o_first);
+    const attn_status status = attn_sdpa(&problem, &args);
+    if (meet && of_q.dense && of_o.dense)
+      test_invalid(status, "attn_args.o overlaps attn_args.q");
+    else
+      test_ok(status);
+  }
 }
 
 TEST(in_place_products) {
