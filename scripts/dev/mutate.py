@@ -49,7 +49,9 @@ AREAS = (
               " fuzz_tuning by_length scales quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
               " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
               " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
-              " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
+              " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages terms key_blocks nn_channels mha_torch"
+              " safetensors prefetch choice_amd-zen4 choice@no_tiles plan@no_tiles process@no_tiles plan@one_thread"
+              " mha@one_thread"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
@@ -63,7 +65,8 @@ AREAS = (
     ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
                         " operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row rates verdict setup rounds cause timed_rows paired measured_goals operation check layer"
-                         " process goals session affinity tune_costs simulated_verdicts fault_memory cheats cli"),
+                         " process goals session affinity tune_costs simulated_verdicts tensors structure sides comparing"
+                         " fault_memory cheats cli"),
     ("harness/goals/*", "goals measured_goals fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
