@@ -16,6 +16,7 @@ static bench_options asked;
 static const char *output, *tuning_file, *csv, *class_name;
 static bool checks, without_class;
 static double budget_s;
+static bench_tune_lines lines_asked;
 static int64_t points;
 
 static const cli_option options[] = {
@@ -52,7 +53,7 @@ static const cli_command command = {
 static void write_result(void *context, FILE *file) { bench_tune_write(context, file); }
 
 static int conclude_tuning(bench_tune_result *result) {
-  fprintf(stderr, "tune: %d problems timed\n", result->points[0] + result->points[1] + result->points[2]);
+  fprintf(stderr, "tune: %d problems timed\n", bench_tune_points(result));
   if (!bench_tune_has_costs(result))
     return cli_usage_error("tune",
                            "--budget %gs is too short: too few problems were timed to say what a kernel costs; it should be "
@@ -62,15 +63,15 @@ static int conclude_tuning(bench_tune_result *result) {
 }
 
 /* A twentieth of the time is for threads, the rest for random problems. */
-static int tune(const bench_tune_lines *lines) {
+static int tune(void) {
   static bench_tune_result result;
   const bench_tune_source *source = &bench_tune_machine;
   const double end = source->now_s(NULL) + 0.95 * budget_s;
   int code = bench_file_writable(output) ? 0 : BENCH_EXIT_INTERNAL;
-  for (int i = 0; i < lines->count && !code; i++) code = bench_tune_check(&lines->item[i]);
+  for (int i = 0; i < lines_asked.count && !code; i++) code = bench_tune_check(&lines_asked.item[i]);
   if (code) return code;
   result.class = class_name;
-  bench_tune_sample(source, lines, end - source->now_s(NULL), &result);
+  bench_tune_sample(source, &lines_asked, end - source->now_s(NULL), &result);
   bench_tune_threads(source, 0.05 * budget_s, &result);
   return conclude_tuning(&result);
 }
@@ -91,7 +92,9 @@ typedef struct regrets {
 
 static void measure_regret(void *context, FILE *file) {
   regrets *r = context;
-  (void)bench_regret_measure(&bench_tune_machine, (int)points, budget_s, (uint64_t)asked.seed, file, r->item, r->count);
+  const bench_tune_lines *lines = asked.axes.count ? &lines_asked : NULL;
+  (void)bench_regret_measure(&bench_tune_machine, lines, (int)points, budget_s, (uint64_t)asked.seed, file, r->item,
+                             r->count);
   printf("regret on %d random problems, one thread: time of the choice beyond that of the best kernel\n\n",
          r->item[0].count);
   printf("%-24s %8s %9s %7s    %s\n", "choice", "mean", "worst", "> 10 %",
@@ -150,7 +153,6 @@ static int refuse_environment(void) {
 }
 
 int bench_tune_main(int argc, char **argv) {
-  static bench_tune_lines lines;
   int code;
   asked = bench_options_default("tune", NULL, argc, argv);
   tuning_file = csv = class_name = NULL;
@@ -158,13 +160,14 @@ int bench_tune_main(int argc, char **argv) {
   output = "-";
   budget_s = 0;
   points = 1000;
+  lines_asked.count = 0;
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  if ((code = refuse_environment()) != 0 || (code = bench_tune_list(&asked.axes, &lines)) != 0) return code;
+  if ((code = refuse_environment()) != 0 || (code = bench_tune_list(&asked.axes, &lines_asked)) != 0) return code;
   if (asked.filter.load.count && (code = bench_plugins_load(&asked.filter.load, "tune")) != 0) return code;
   if (asked.cpus && (code = bench_pin_cpus("tune", asked.cpus)) != 0) return code;
   if (bench_refuses_to_time("tune")) return BENCH_EXIT_UNFIT;
   if (!checks && (tuning_file || without_class || csv))
     return cli_usage_error("tune", "--tuning, --without-class and --csv belong to --check, which is missing");
   if (!(budget_s > 0)) budget_s = checks ? 60 : 300;
-  return checks ? check_tuning() : tune(&lines);
+  return checks ? check_tuning() : tune();
 }

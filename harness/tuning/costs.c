@@ -76,7 +76,7 @@ static double slowness_of(const bench_tune_result *result, const bench_tune_look
   attn_problem problem;
   bench_tune_problem(&look->shape, &problem);
   for (int i = 0; i < look->count && look->count > 1; i++) {
-    const bench_tune_cost *c = &result->costs[look->kernel[i]][look->shape.dtype];
+    const bench_tune_cost *c = &result->costs[look->kernel[i]][bench_tune_type(&look->shape)];
     const double expected = attn_expected_ns(attn_registry_get(look->kernel[i]), c->ns, &problem);
     const double weight = look->time_ns[0] / look->time_ns[i], ratio = weight * expected / look->time_ns[i];
     expected_weight += ratio * ratio;
@@ -91,10 +91,10 @@ static void find_slowness(bench_tune_result *result) {
   for (int i = 0; i < result->looks; i++) {
     bench_tune_look *look = &result->look[i];
     look->slowness = slowness_of(result, look);
-    sum[look->shape.dtype] += look->slowness;
+    sum[bench_tune_type(&look->shape)] += look->slowness;
   }
   for (int i = 0; i < result->looks; i++) {
-    const attn_dtype dtype = result->look[i].shape.dtype;
+    const attn_dtype dtype = bench_tune_type(&result->look[i].shape);
     result->look[i].slowness *= result->points[dtype] / sum[dtype];
   }
 }
@@ -115,8 +115,8 @@ static void gather(bench_tune_result *result) {
   for (int n = 0; n < result->looks; n++) {
     const bench_tune_look *look = &result->look[n];
     for (int i = 0; i < look->count; i++)
-      bench_tune_cost_add(&result->costs[look->kernel[i]][look->shape.dtype], attn_kernel_get(look->kernel[i]), &look->shape,
-                          look->time_ns[i] / look->slowness, look->time_ns[0] / look->slowness,
+      bench_tune_cost_add(&result->costs[look->kernel[i]][bench_tune_type(&look->shape)], attn_kernel_get(look->kernel[i]),
+                          &look->shape, look->time_ns[i] / look->slowness, look->time_ns[0] / look->slowness,
                           look->undisturbed ? 1 : TRUST_IN_OTHERS);
   }
 }

@@ -22,8 +22,8 @@ static int set_axis(bench_grid *grid, const char *assignment) {
 }
 
 static int set_axes(const cli_list *axes, bench_grid *grid) {
-  static const char *const defaults[] = {"dtype=f32,bf16,f16", "head_dim=20,32,40,64,72,80,96,100,128,192,256",
-                                         "causal=none,bottom-right"};
+  static const char *const defaults[] = {"dtype=f32,bf16,f16,f32+e4m3,f32+e5m2,f32+i8,f32+q8_0,f32+q4_0",
+                                         "head_dim=20,32,40,64,72,80,96,100,128,192,256", "causal=none,bottom-right"};
   int code = 0;
   for (size_t i = 0; i < sizeof defaults / sizeof *defaults && !code; i++) code = set_axis(grid, defaults[i]);
   for (int i = 0; i < axes->count && !code; i++) code = set_axis(grid, axes->item[i]);
@@ -31,11 +31,12 @@ static int set_axes(const cli_list *axes, bench_grid *grid) {
 }
 
 static int add_line(bench_tune_lines *lines, const bench_spec *spec) {
-  attn_dtype kv, o;
+  attn_dtype q, o;
   bench_tune_line line = {.causal = !bench_spec_is(spec, AXIS_CAUSAL, "none"), .dim = bench_spec_int(spec, AXIS_HEAD_DIM)};
-  if (!bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &line.dtype, &kv, &o) || kv != line.dtype ||
-      !attn_dtype_is_float(kv))
-    return cli_usage_error("tune", "-a dtype=%s: should be f32, f16 or bf16", bench_spec_get(spec, AXIS_DTYPE));
+  if (!bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &q, &line.dtype, &o) || q != o ||
+      q != bench_tune_queries(line.dtype))
+    return cli_usage_error("tune", "-a dtype=%s: should be f32, f16, bf16, or f32+ and a type of K and V of 8 or 4 bits",
+                           bench_spec_get(spec, AXIS_DTYPE));
   const bench_tune_shape least = {.dim = line.dim, .group = 1, .heads_kv = 1, .seq_k = BENCH_REGRET_KEYS, .seq_q = 1};
   if (bench_tune_work(&least) > BENCH_REGRET_WORK)
     return cli_usage_error("tune", "-a head_dim=%s: should be at most %.0f: the random problems that tune times are small",

@@ -8,6 +8,7 @@
 #include "cases/case.h"
 #include "data/generate.h"
 #include "data/tensors.h"
+#include "kernels/common/problem/operation.h"
 #include "src/plan/tune.h"
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
@@ -16,11 +17,27 @@ const char *const bench_tune_mask_name[TUNE_MASKS] = {"full", "causal", "window"
 
 static const double SOFTCAP = 30;
 
+attn_dtype bench_tune_queries(attn_dtype dtype) { return attn_dtype_is_float(dtype) ? dtype : ATTN_F32; }
+
+/* Integers without a factor of each token hold hardly any keys, so nobody stores them. */
+static bool has_factors(attn_dtype dtype) { return attn_makes_factors(dtype) && attn_dtype_is_integer(dtype); }
+
+static void set_types(attn_problem *p, attn_dtype dtype) {
+  const int64_t row = attn_row_elements(dtype, p->dim_qk);
+  p->dtype_kv = dtype;
+  p->dtype_q = p->dtype_o = bench_tune_queries(dtype);
+  p->k_stride = p->v_stride = (attn_strides){.b = p->heads_kv * p->seq_k * row, .h = p->seq_k * row, .s = row, .d = 1};
+  if (!has_factors(dtype)) return;
+  p->uses |= ATTN_USE_KV_SCALES;
+  (void)attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
+  (void)attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+}
+
 void bench_tune_problem(const bench_tune_shape *s, attn_problem *problem) {
   static const uint32_t uses[TUNE_MASKS] = {
       [TUNE_MASK] = ATTN_USE_MASK, [TUNE_BIAS] = ATTN_USE_BIAS, [TUNE_ALIBI] = ATTN_USE_ALIBI};
   attn_problem_init(problem, 1, s->heads_kv * s->group, s->heads_kv, s->seq_q, s->seq_k, s->dim, s->dim);
-  problem->dtype_q = problem->dtype_kv = problem->dtype_o = s->dtype;
+  set_types(problem, s->dtype);
   problem->uses |= uses[s->mask];
   if (s->mask == TUNE_SOFTCAP) problem->softcap = SOFTCAP;
   if (s->mask == TUNE_ALIBI) problem->align = ATTN_ALIGN_BOTTOM_RIGHT;
@@ -50,9 +67,20 @@ static void set_mask(bench_spec *spec, const bench_tune_shape *s) {
   if (s->mask == TUNE_WINDOW) set_int(spec, AXIS_WINDOW, s->window);
 }
 
+static void set_dtype(bench_spec *spec, attn_dtype dtype) {
+  char text[BENCH_WORD];
+  const char *q = bench_dtype_name(bench_tune_queries(dtype)), *kv = bench_dtype_name(dtype);
+  if (strcmp(q, kv) == 0)
+    snprintf(text, sizeof text, "%s", kv);
+  else
+    snprintf(text, sizeof text, "%s+%s", q, kv);
+  bench_spec_set(spec, AXIS_DTYPE, text);
+  if (has_factors(dtype)) bench_spec_set(spec, AXIS_KV_SCALES, "token");
+}
+
 void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
   bench_spec spec = {.value = {""}};
-  bench_spec_set(&spec, AXIS_DTYPE, bench_dtype_name(s->dtype));
+  set_dtype(&spec, s->dtype);
   set_mask(&spec, s);
   set_int(&spec, AXIS_HEADS, s->heads_kv * s->group);
   set_int(&spec, AXIS_HEADS_KV, s->heads_kv);
@@ -63,21 +91,23 @@ void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
 }
 
 /* Values of a normal distribution, made once and repeated: to make as many as large tensors have takes longer than to time
- * their kernels. Their number is prime, so that rows differ. */
+ * their kernels. Their number is odd, that of blocks, too, so that rows differ. */
 enum { VALUES = 65521 };
 
 static const unsigned char *values_of(attn_dtype dtype) {
-  static unsigned char values[ATTN_FLOAT_COUNT][VALUES * sizeof(float)];
-  static bool made[ATTN_FLOAT_COUNT];
-  for (int64_t i = 0; i < VALUES && !made[dtype]; i++)
-    bench_store(values[dtype], dtype, i, bench_value_normal(1, BENCH_STREAM_Q, (uint64_t)i));
+  static unsigned char values[ATTN_DTYPE_COUNT][VALUES * sizeof(float)];
+  static bool made[ATTN_DTYPE_COUNT];
+  static double numbers[VALUES];
+  if (made[dtype]) return values[dtype];
+  for (int64_t i = 0; i < VALUES; i++) numbers[i] = bench_value_normal(1, BENCH_STREAM_Q, (uint64_t)i);
+  bench_store_row(values[dtype], dtype, 0, numbers, VALUES);
   made[dtype] = true;
   return values[dtype];
 }
 
 static void fill(bench_buffer *t, attn_dtype dtype, size_t first) {
-  const size_t all = VALUES * t->element_bytes;
-  size_t from = first * t->element_bytes;
+  const size_t units = VALUES / (size_t)attn_dtype_of(dtype).values, all = units * t->element_bytes;
+  size_t from = first % units * t->element_bytes;
   for (size_t at = 0, count; at < t->bytes; at += count, from = 0) {
     count = t->bytes - at < all - from ? t->bytes - at : all - from;
     memcpy(t->data + at, values_of(dtype) + from, count);
@@ -89,6 +119,10 @@ static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
   fill(&tensors->buffers[BENCH_Q], p->dtype_q, 0);
   fill(&tensors->buffers[BENCH_K], p->dtype_kv, VALUES / 3);
   fill(&tensors->buffers[BENCH_V], p->dtype_kv, 2 * VALUES / 3);
+  if (p->uses & ATTN_USE_KV_SCALES) {
+    fill(&tensors->buffers[BENCH_K_SCALE], ATTN_F32, 0);
+    fill(&tensors->buffers[BENCH_V_SCALE], ATTN_F32, 0);
+  }
   if (p->uses & ATTN_USE_BIAS) fill(&tensors->buffers[BENCH_BIAS], ATTN_F32, VALUES / 2);
   bench_fill_slopes(&tensors->buffers[BENCH_ALIBI_SLOPES], p->heads_q);
   for (size_t i = 0; p->uses & ATTN_USE_MASK && i < tensors->buffers[BENCH_MASK].bytes; i++)

@@ -65,7 +65,7 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
   enum { DIMS = sizeof dims / sizeof *dims };
   bench_tune_shape s;
   do {
-    s = (bench_tune_shape){.dtype = (attn_dtype)(bench_random(seed) % TUNE_TYPES),
+    s = (bench_tune_shape){.dtype = (attn_dtype)(bench_random(seed) % ATTN_FLOAT_COUNT),
                            .dim = dims[bench_random(seed) % DIMS],
                            .group = groups[bench_random(seed) % 6],
                            .heads_kv = 1 << bench_random(seed) % 4,
@@ -191,12 +191,13 @@ static void conclude_regrets(const problem *problems, int count, FILE *csv, benc
   }
 }
 
-bool bench_regret_measure(const bench_tune_source *source, int points, double seconds, uint64_t seed, FILE *csv,
-                          bench_regret *regrets, int count) {
+bool bench_regret_measure(const bench_tune_source *source, const bench_tune_lines *lines, int points, double seconds,
+                          uint64_t seed, FILE *csv, bench_regret *regrets, int count) {
   problem *problems = calloc((size_t)points, sizeof *problems);
   if (!problems) return false;
   for (int i = 0; i < points; i++) {
     problems[i].shape = bench_regret_shape(&seed);
+    if (lines) problems[i].shape.dtype = lines->item[i % lines->count].dtype;
     for (int c = 0; c < count; c++) problems[i].chosen[c] = choose(&problems[i].shape, regrets[c].tuning);
   }
   const bool fine = look_at_all(source, points, count, FIRST_LOOK * seconds / points, problems);

@@ -83,13 +83,13 @@ static void add_look(const bench_tune_shape *shape, const attn_tune_report *repo
     if (!has_terms(kernel) || e[i].rounds < FEWEST_ROUNDS) continue;
     look.kernel[look.count] = kernel;
     look.time_ns[look.count++] = e[0].time_ns * e[i].ratio;
-    bench_tune_cost *cost = &result->costs[kernel][shape->dtype];
+    bench_tune_cost *cost = &result->costs[kernel][bench_tune_type(shape)];
     const standing s = standing_of(report, i, result->class);
     cost->leads += is_random && s.over_best <= 1 && s.of_next > CLEARLY;
-    cost->near += result->points[shape->dtype] < POINTS_OF_ALL && s.over_best <= CLEARLY;
+    cost->near += result->points[bench_tune_type(shape)] < POINTS_OF_ALL && s.over_best <= CLEARLY;
   }
-  result->points[shape->dtype]++;
-  result->random[shape->dtype] += is_random;
+  result->points[bench_tune_type(shape)]++;
+  result->random[bench_tune_type(shape)] += is_random;
   result->look[result->looks++] = look;
 }
 
@@ -101,8 +101,8 @@ static void expect_two(const bench_tune_result *result, const bench_tune_shape *
   bench_tune_problem(shape, &problem);
   least[0] = least[1] = INFINITY;
   for (int k = 0; k < TUNE_KERNELS; k++) {
-    if (!bench_tune_has_line(result, k, shape->dtype)) continue;
-    const double ns = attn_expected_ns(attn_registry_get(k), result->costs[k][shape->dtype].ns, &problem);
+    if (!bench_tune_has_line(result, k, bench_tune_type(shape))) continue;
+    const double ns = attn_expected_ns(attn_registry_get(k), result->costs[k][bench_tune_type(shape)].ns, &problem);
     least[1] = fmin(least[1], fmax(ns, least[0]));
     least[0] = fmin(least[0], ns);
   }
@@ -135,7 +135,7 @@ static bench_tune_shape large_shape(const bench_tune_line *line, uint64_t *seed)
 static double length_of(const bench_tune_result *result, const bench_tune_shape *shape) {
   double least[2];
   expect_two(result, shape, least);
-  if (result->points[shape->dtype] < POINTS_OF_ALL || isinf(least[0])) return POINT_S;
+  if (result->points[bench_tune_type(shape)] < POINTS_OF_ALL || isinf(least[0])) return POINT_S;
   return fmax(SHORT_POINT_S, 1e-9 * CALLS_OF_POINT * least[0]);
 }
 
@@ -174,7 +174,7 @@ static void time_one(sampler *s, bool unclear) {
   const double seconds = fmin(length_of(s->result, &shape), s->most_s);
   attn_tune_report report;
   bool undisturbed;
-  if (bench_tune_look_at(s->source, &shape, candidates(s->result, shape.dtype), seconds, &report, &undisturbed))
+  if (bench_tune_look_at(s->source, &shape, candidates(s->result, bench_tune_type(&shape)), seconds, &report, &undisturbed))
     add_look(&shape, &report, is_random, undisturbed, s->result);
 }
 

@@ -31,15 +31,15 @@ extern const char *const bench_tune_mask_name[TUNE_MASKS];
 
 /* A problem to time: self-attention or few queries, dense, heads_kv groups of heads. */
 typedef struct bench_tune_shape {
-  attn_dtype dtype;
+  attn_dtype dtype; /* K and V have it; Q and O, too, or they are float32 */
   bench_tune_mask mask;
   int64_t dim, group, heads_kv, seq_k, seq_q, window;
   bool threads; /* with several numbers of threads; else with one */
 } bench_tune_shape;
 
 enum {
-  TUNE_KERNELS = 31,            /* in the order of the registry; further ones are not looked at */
-  TUNE_TYPES = ATTN_FLOAT_COUNT /* costs of other types come from one of these (attn_costs_dtype) */
+  TUNE_KERNELS = 31, /* in the order of the registry; further ones are not looked at */
+  TUNE_TYPES = ATTN_DTYPE_COUNT
 };
 typedef uint32_t bench_tune_set; /* kernels, a bit for each */
 #define TUNE_ALL ((bench_tune_set)-1)
@@ -55,6 +55,12 @@ typedef struct bench_tune_source {
 } bench_tune_source;
 
 extern const bench_tune_source bench_tune_machine; /* measures on this machine: attn_tune() */
+
+/* The type of the lines of costs that serve a problem. */
+static inline attn_dtype bench_tune_type(const bench_tune_shape *shape) { return attn_costs_shared(shape->dtype); }
+
+/* The type of Q and O beside K and V of this one. */
+attn_dtype bench_tune_queries(attn_dtype dtype);
 
 /* The problem of a shape, and the same as a case. */
 void bench_tune_problem(const bench_tune_shape *shape, attn_problem *problem);
@@ -77,7 +83,7 @@ typedef struct bench_tune_cost {
 
 /* A problem that was timed. Its kernels were timed in turns, so all of them met the same moment of the machine, which may
  * have been a slow one. */
-enum { TUNE_NEAR = 12 /* the quickest kernels, of which times are kept */, TUNE_LOOKS = 1 << 15 };
+enum { TUNE_NEAR = 12 /* the quickest kernels, of which times are kept */, TUNE_LOOKS = 1 << 16 };
 typedef struct bench_tune_look {
   bench_tune_shape shape;
   int count, kernel[TUNE_NEAR];
@@ -89,9 +95,9 @@ typedef struct bench_tune_look {
 typedef struct bench_tune_result {
   bench_tune_look look[TUNE_LOOKS];
   int looks;
-  int points[TUNE_TYPES];                          /* looks, by dtype */
+  int points[TUNE_TYPES];                          /* looks of each bench_tune_type() */
   int random[TUNE_TYPES];                          /* those of random problems, not of unclear ones */
-  bench_tune_cost costs[TUNE_KERNELS][TUNE_TYPES]; /* one for each dtype */
+  bench_tune_cost costs[TUNE_KERNELS][TUNE_TYPES]; /* one for each bench_tune_type() */
   double least_ns;                                 /* time on one thread; 0 = not measured */
   const char *class;                               /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
@@ -146,6 +152,9 @@ enum { TUNE_FEWEST_TIMES = 80 /* a kernel needs so many for costs */ };
 /* Whether this kernel was. */
 bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype);
 
+/* How many problems were timed. */
+int bench_tune_points(const bench_tune_result *result);
+
 /* Writes a tuning file. */
 void bench_tune_write(const bench_tune_result *result, FILE *file);
 
@@ -171,8 +180,9 @@ enum { BENCH_REGRET_KEYS = 6 /* multiply-adds of a random shape, at least */ };
 /* A random shape, from a seed. */
 bench_tune_shape bench_regret_shape(uint64_t *seed);
 
-/* Regret of some choices on `points` random shapes: one line of CSV for each, if csv is not NULL. */
-bool bench_regret_measure(const bench_tune_source *source, int points, double seconds, uint64_t seed, FILE *csv,
-                          bench_regret *regrets, int count);
+/* Regret of some choices on `points` random shapes, of the lines' types if lines is not NULL: one line of CSV for each, if
+ * csv is not NULL. */
+bool bench_regret_measure(const bench_tune_source *source, const bench_tune_lines *lines, int points, double seconds,
+                          uint64_t seed, FILE *csv, bench_regret *regrets, int count);
 
 #endif

@@ -62,13 +62,18 @@ static void write_memory(FILE *file) {
     fprintf(file, "prefetch none_up_to=%.0f twice_beyond=%.0f\n", cpu.none_up_to, cpu.twice_beyond);
 }
 
+int bench_tune_points(const bench_tune_result *result) {
+  int points = 0;
+  for (int dtype = 0; dtype < TUNE_TYPES; dtype++) points += result->points[dtype];
+  return points;
+}
+
 void bench_tune_write(const bench_tune_result *result, FILE *file) {
   if (result->class)
     write_class(file, result->class);
   else
     write_head(file);
-  fprintf(file, "# Made by attnbench tune: %d problems were timed.\n",
-          result->points[0] + result->points[1] + result->points[2]);
+  fprintf(file, "# Made by attnbench tune: %d problems were timed.\n", bench_tune_points(result));
   for (int dtype = 0; dtype < TUNE_TYPES; dtype++)
     for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++) write_costs(file, result, k, (attn_dtype)dtype);
   if (result->least_ns >= 1) fprintf(file, "threads least_ns=%.0f\n", result->least_ns);

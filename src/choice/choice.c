@@ -28,7 +28,7 @@ static void append_source(const attn_choice *c, char *text, size_t bytes) {
   if (!class) append_line(c, text, bytes);
 }
 
-static void append_margin(const attn_choice *c, char *text, size_t bytes) {
+static void append_margin(const attn_choice *c, const attn_problem *problem, char *text, size_t bytes) {
   char words[200] = "no other kernel with costs can run";
   if (c->second)
     snprintf(words, sizeof words, "%s takes %.2f times as long%s", c->second->info.name, c->margin,
@@ -36,6 +36,10 @@ static void append_margin(const attn_choice *c, char *text, size_t bytes) {
   attn_append(text, bytes, ": ", words);
   if (c->cause != ATTN_CAUSE_COSTS) return;
   snprintf(words, sizeof words, "error of costs %.0f %%", 100 * c->error);
+  attn_append(text, bytes, ", ", words);
+  if (c->dtype == attn_costs_shared(problem->dtype_kv)) return;
+  snprintf(words, sizeof words, "those of %s, as there are none for %s", attn_dtype_of(c->dtype).name,
+           attn_dtype_of(problem->dtype_kv).name);
   attn_append(text, bytes, ", ", words);
 }
 
@@ -81,7 +85,7 @@ void attn_choice_describe(const attn_choice *c, const attn_problem *problem, cha
     case ATTN_CAUSE_RULE:
     case ATTN_CAUSE_COSTS:
       append_source(c, text, bytes);
-      append_margin(c, text, bytes);
+      append_margin(c, problem, text, bytes);
       break;
     case ATTN_CAUSE_RANK: attn_append(text, bytes, "; ", "automatic, the first in rank: none that can run it has costs");
   }

@@ -28,6 +28,7 @@ typedef struct attn_choice {
   bool class_named;          /* ATTN_MACHINE names it */
   bool class_adjusted;       /* a factor for each tier, by what was timed here */
   int line;                  /* line that has the rule or the costs */
+  attn_dtype dtype;          /* CAUSE_COSTS: type of K and V that they are of */
   double error;              /* error of the costs: root of the mean square, relative */
   const attn_kernel *second; /* the next by costs; NULL = no other has any */
   double margin;             /* times as long as the kernel the second takes */

@@ -11,6 +11,21 @@ int attn_term_find(const attn_kernel *kernel, const char *name) {
   return -1;
 }
 
+attn_dtype attn_costs_shared(attn_dtype dtype) {
+  switch (dtype) {
+    case ATTN_F8_E5M2: return ATTN_F8_E4M3;
+    case ATTN_Q4_0: return ATTN_Q8_0;
+    default: return dtype;
+  }
+}
+
+attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, attn_dtype dtype) {
+  const attn_dtype shared = attn_costs_shared(dtype);
+  bool known = attn_dtype_is_float(dtype);
+  for (int i = 0; i < count && !known; i++) known = costs[i].dtype == shared;
+  return known ? shared : ATTN_F16;
+}
+
 double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem) {
   double terms[ATTN_MAX_TERMS], sum = 0;
   assert(kernel->terms.count <= ATTN_MAX_TERMS);
@@ -21,10 +36,11 @@ double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERM
 
 void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                  bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]) {
+  const attn_dtype dtype = attn_costs_dtype(costs, count, problem->dtype_kv);
   best[0] = best[1] = (attn_expected){.ns = INFINITY};
   for (int i = 0; i < count; i++) {
     const attn_kernel_costs *c = &costs[i];
-    if (c->dtype != attn_costs_dtype(problem->dtype_kv) || !takes(c->kernel, context)) continue;
+    if (c->dtype != dtype || !takes(c->kernel, context)) continue;
     const attn_expected now = {c, attn_expected_ns(c->kernel, c->ns, problem)};
     if (now.ns < best[0].ns) {
       best[1] = best[0];

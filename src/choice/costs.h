@@ -10,14 +10,18 @@
 /* The measured cost of each term of a kernel. */
 typedef struct attn_kernel_costs {
   const attn_kernel *kernel;
-  attn_dtype dtype;          /* type of K and V */
+  attn_dtype dtype;          /* type of K and V: attn_costs_shared() of those that it serves */
   double error;              /* error of the times that it comes from: root of the mean square, relative */
   double ns[ATTN_MAX_TERMS]; /* cost of each of the kernel's terms */
   int line;                  /* line of the file */
 } attn_kernel_costs;
 
-/* The type whose costs count for K and V of a type: types of 8 bits are converted as float16 is. */
-static inline attn_dtype attn_costs_dtype(attn_dtype dtype) { return attn_dtype_is_float(dtype) ? dtype : ATTN_F16; }
+/* The type whose lines of costs serve a type of K and V: floats of 8 bits share theirs, and so do types of blocks. */
+attn_dtype attn_costs_shared(attn_dtype dtype);
+
+/* The type whose costs count for K and V of a type: the one that serves it or, where none of the costs are of that, float16.
+ */
+attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, attn_dtype dtype);
 
 /* The time of one sequence on one thread, in nanoseconds. `ns`: of each of the kernel's terms. */
 double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem);
@@ -31,7 +35,7 @@ typedef struct attn_expected {
   double ns;
 } attn_expected;
 
-/* Which of `count` kernels are expected to take the least: those whose costs are for the problem's type and that `takes`
+/* Which of `count` kernels are expected to take the least: those whose costs count for the problem's type and that `takes`
  * accepts. best[1] is the second, both may be missing. */
 void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                  bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]);

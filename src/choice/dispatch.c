@@ -140,6 +140,7 @@ static bool choose_by_costs(const attn_problem *problem, const attn_tuning *sour
   choice->cause = ATTN_CAUSE_COSTS;
   choice->source = source;
   choice->line = best[0].costs->line;
+  choice->dtype = best[0].costs->dtype;
   choice->error = best[0].costs->error;
   choice->second = best[1].costs ? best[1].costs->kernel : NULL;
   choice->margin = times_as_long(best[1].ns, best[0].ns);

@@ -5,7 +5,7 @@
 
 #include "src/choice/tuning.h"
 
-enum { ATTN_CLASS_LINES = 64 /* with costs, of a class */ };
+enum { ATTN_CLASS_LINES = 128 /* with costs, of a class */ };
 
 /* A call that was timed. */
 typedef struct attn_probe_time {

@@ -207,15 +207,23 @@ static attn_status read_terms(reader *r, attn_kernel_costs *c) {
   return at_end(r) ? ATTN_OK : fail(r, "a word is too long", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");
 }
 
+static attn_status fail_shared(const reader *r, attn_dtype dtype) {
+  char what[80], right[80];
+  snprintf(what, sizeof what, "it has costs of %s, which other lines serve", attn_dtype_of(dtype).name);
+  snprintf(right, sizeof right, "a line of %s", attn_dtype_of(attn_costs_shared(dtype)).name);
+  return fail(r, what, right);
+}
+
 /* Costs of a kernel that is not here, as one of a plug-in, or that has no terms, are passed over. */
 static attn_status read_cost(reader *r) {
   attn_tuning *t = r->tuning;
   attn_kernel_costs c = {.line = r->line};
   char name[ATTN_KERNEL_NAME_BYTES];
   attn_dtype q;
-  if (!next_kernel(r, "kernel", name) || !next_dtypes(r, &q, &c.dtype) || q != c.dtype || !attn_dtype_is_float(q) ||
+  if (!next_kernel(r, "kernel", name) || !next_dtypes(r, &q, &c.dtype) || q != c.dtype ||
       !next_real(r, "error", 0, 1e9, &c.error))
     return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");
+  if (attn_costs_shared(c.dtype) != c.dtype) return fail_shared(r, c.dtype);
   c.kernel = attn_registry_find(name);
   if (!c.kernel || c.kernel->terms.count == 0) return ATTN_OK;
   attn_status status = check_only_cost(r, &c);
@@ -463,8 +471,9 @@ const attn_kernel_costs *attn_tuning_costs(const attn_tuning *t, int *count) {
 }
 
 const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_kernel *kernel, attn_dtype dtype) {
+  const attn_dtype counts = attn_costs_dtype(t->costs, t->cost_count, dtype);
   for (int i = 0; i < t->cost_count; i++)
-    if (t->costs[i].kernel == kernel && t->costs[i].dtype == attn_costs_dtype(dtype)) return &t->costs[i];
+    if (t->costs[i].kernel == kernel && t->costs[i].dtype == counts) return &t->costs[i];
   return NULL;
 }
 

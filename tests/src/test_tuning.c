@@ -259,6 +259,27 @@ TEST(the_quickest_by_costs_runs) {
   expect_choice(&problem, "decode_c", NOTHING_KNOWN, NULL);
 }
 
+/* Lines count for the types that they serve alone; types that no line of the file serves take those of float16. */
+TEST(types_of_few_bits_have_costs_of_their_own) {
+  static const struct {
+    attn_dtype dtype;
+    const char *kernel, *margin;
+  } cases[] = {{ATTN_F16, "quick", "slow takes 8.00 times as long, error of costs 5 %; cannot run it"},
+               {ATTN_Q8_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it"},
+               {ATTN_Q4_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it"},
+               {ATTN_I8, "slow", "no other kernel with costs can run, error of costs 5 %; cannot run it"},
+               {ATTN_F8_E5M2, "quick", "error of costs 5 %, those of f16, as there are none for e5m2; cannot run it"},
+               {ATTN_F8_E4M3, "quick", "slow takes 8.00 times as long, error of costs 5 %, those of f16"}};
+  read_lines(COST("slow", "f16", "8", "0") COST("quick", "f16", "1", "0") COST("slow", "q8_0", "3", "0")
+                 COST("quick", "q8_0", "6", "0") COST("slow", "i8", "9", "0"));
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem problem = of_shape(40, 40, 1, 32);
+    problem.dtype_kv = cases[i].dtype;
+    if (cases[i].dtype == ATTN_F16) problem.dtype_q = ATTN_F16;
+    expect_choice(&problem, cases[i].kernel, "tuning file a.tuning, line", cases[i].margin);
+  }
+}
+
 TEST(kernels_that_round_their_inputs_run_only_where_they_are_named) {
   read_lines(COST("slow", "f32", "100", "50") COST("rough", "f32", "1", "1") COST("coarse", "f32", "1", "1"));
   const attn_problem problem = of_shape(40, 40, 1, 32);
@@ -422,6 +443,9 @@ TEST(wrong_lines_are_named) {
       "cost kernel=slow",
       "cost kernel=slow f32 row=1",
       "cost kernel=slow f32+f16 error=0.1 row=1",
+      "cost kernel=slow f32+i8 error=0.1 row=1",
+      "cost kernel=slow e5m2 error=0.1 row=1",
+      "cost kernel=slow q4_0 error=0.1 row=1",
       "cost kernel=slow f32 error=-0.1 row=1",
       "cost kernel=slow f32 error=0.1 row",
       "cost kernel=slow f32 error=0.1 =1",

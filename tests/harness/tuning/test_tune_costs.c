@@ -260,6 +260,20 @@ TEST(every_kernel_is_fitted_to_its_own_times) {
   }
 }
 
+TEST(types_that_share_lines_are_fitted_together) {
+  static const attn_dtype types[] = {ATTN_F8_E4M3, ATTN_F8_E5M2, ATTN_Q8_0, ATTN_Q4_0, ATTN_I8};
+  for (size_t i = 0; i < COUNT(types); i++) {
+    bench_tune_shape s = sized(1, 1, 1, 100);
+    s.dtype = types[i];
+    result.look[result.looks++] = (bench_tune_look){.shape = s, .count = 1, .kernel = {decode()}, .time_ns = {1000}};
+    result.points[bench_tune_type(&s)]++;
+  }
+  bench_tune_fit(&result);
+  const bench_tune_cost *costs = result.costs[decode()];
+  assert_true(costs[ATTN_F8_E4M3].count == 2 && costs[ATTN_Q8_0].count == 2 && costs[ATTN_I8].count == 1);
+  assert_true(costs[ATTN_F8_E5M2].count == 0 && costs[ATTN_Q4_0].count == 0);
+}
+
 /* The time of one kernel alone does not tell how slow the moment was. */
 TEST(a_single_kernel_is_not_slow) {
   uint64_t seed = 7;
@@ -465,15 +479,17 @@ TEST(the_cost_of_threads_is_the_median_of_shapes) {
 
 TEST(lines_are_all_types_masks_and_dims) {
   static const int64_t dims[] = {20, 32, 40, 64, 72, 80, 96, 100, 128, 192, 256};
+  static const attn_dtype dtypes[] = {ATTN_F32,     ATTN_BF16, ATTN_F16,  ATTN_F8_E4M3,
+                                      ATTN_F8_E5M2, ATTN_I8,   ATTN_Q8_0, ATTN_Q4_0};
   static bench_tune_lines lines;
   lines.count = 0;
   assert_int_equal(bench_tune_list(&(cli_list){.count = 0}, &lines), 0);
-  assert_int_equal(lines.count, (int)COUNT(dims) * 3 * 2);
+  assert_int_equal(lines.count, (int)COUNT(dims) * (int)COUNT(dtypes) * 2);
   for (int i = 0; i < lines.count; i++) {
     const bench_tune_line *l = &lines.item[i];
-    assert_int_equal(l->dim, dims[i / 6]);
+    assert_int_equal(l->dim, dims[i / 2 / (int)COUNT(dtypes)]);
     assert_int_equal(l->causal, i % 2);
-    assert_int_equal(l->dtype, i / 2 % 3 == 0 ? ATTN_F32 : i / 2 % 3 == 1 ? ATTN_BF16 : ATTN_F16);
+    assert_int_equal(l->dtype, dtypes[i / 2 % (int)COUNT(dtypes)]);
   }
 }
 
@@ -482,16 +498,20 @@ TEST(lines_are_those_that_were_asked_for) {
     const char *axes[2];
     const char *said; /* the refusal; "" where they are taken */
     int lines;
-  } cases[] = {{{"head_dim=64", "causal=none"}, "", 1 * 3 * 1},
-               {{"dtype=bf16,f32", "head_dim=40,80"}, "", 2 * 2 * 2},
-               {{"seq=64", "head_dim=64"},
-                "attnbench tune: -a seq=64: should be dtype, head_dim or causal; tune takes all of the others\n",
-                0},
-               {{"head_dim=16666667", "causal=none"},
-                "attnbench tune: -a head_dim=16666667: should be at most 16666666: the random problems that tune times",
-                0},
-               {{"head_dim=x", "causal=none"}, "attnbench tune: axis head_dim: 'x' ", 0},
-               {{"dtype=f32+bf16", "causal=none"}, "attnbench tune: -a dtype=f32+bf16: should be f32, f16 or bf16\n", 0}};
+  } cases[] = {
+      {{"head_dim=64", "causal=none"}, "", 1 * 8 * 1},
+      {{"dtype=bf16,f32", "head_dim=40,80"}, "", 2 * 2 * 2},
+      {{"seq=64", "head_dim=64"},
+       "attnbench tune: -a seq=64: should be dtype, head_dim or causal; tune takes all of the others\n",
+       0},
+      {{"head_dim=16666667", "causal=none"},
+       "attnbench tune: -a head_dim=16666667: should be at most 16666666: the random problems that tune times",
+       0},
+      {{"head_dim=x", "causal=none"}, "attnbench tune: axis head_dim: 'x' ", 0},
+      {{"dtype=f32+q4_0", "head_dim=40,80"}, "", 1 * 2 * 2},
+      {{"dtype=f32+bf16", "causal=none"}, "attnbench tune: -a dtype=f32+bf16: should be f32, f16, bf16, or f32+", 0},
+      {{"dtype=f16+i8", "causal=none"}, "attnbench tune: -a dtype=f16+i8: should be f32, f16, bf16, or f32+", 0},
+      {{"dtype=f32+i8+f16", "causal=none"}, "attnbench tune: -a dtype=f32+i8+f16: should be f32, f16, bf16", 0}};
   static bench_tune_lines lines;
   for (size_t i = 0; i < COUNT(cases); i++) {
     const cli_list axes = {.count = 2, .item = {cases[i].axes[0], cases[i].axes[1]}};
@@ -572,10 +592,16 @@ TEST(the_library_reads_what_is_written) {
   result.least_ns = 4800;
   set_cost("flash_portable", ATTN_BF16, 100);
   set_cost("decode_portable", ATTN_BF16, 250);
-  attn_problem_init(&problem, 1, 8, 2, 7, 100, 64, 64); /* 28 rows of a KV head: flash packs K and V */
-  problem.dtype_q = problem.dtype_kv = ATTN_BF16;
+  set_cost("flash_portable", ATTN_Q8_0, 30);
+  set_cost("decode_portable", ATTN_Q8_0, 20);
   for (int i = 0; i < 2; i++) {
     attn_tuning *tuning = read_file("", &result);
+    attn_problem_init(&problem, 1, 8, 2, 7, 100, 64, 64); /* 28 rows of a KV head: flash packs K and V */
+    problem.dtype_kv = i ? ATTN_Q4_0 : ATTN_Q8_0;         /* which share lines */
+    test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .tuning = tuning), &plan));
+    test_contains(attn_plan_describe(plan), "flash_portable takes 1.50 times as long, error of costs 4 %");
+    attn_plan_destroy(plan);
+    problem.dtype_q = problem.dtype_kv = ATTN_BF16;
     test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .tuning = tuning), &plan));
     assert_string_equal(attn_plan_kernel(plan), "flash_portable");
     test_contains(attn_plan_describe(plan), "decode_portable takes 2.50 times as long, error of costs 4 %");
@@ -796,7 +822,7 @@ TEST(regret_is_that_of_a_model_on_random_looks) {
     FILE *file = fmemopen(csv, sizeof csv, "w");
     looked.fails = draw(20) == 0;
     const bench_tune_source drawn = {.measure = measure_drawn, .core_share = drawn_share};
-    const bool fine = bench_regret_measure(&drawn, 1, 1, seed, file, regrets, 2);
+    const bool fine = bench_regret_measure(&drawn, NULL, 1, 1, seed, file, regrets, 2);
     (void)fclose(file);
     assert_int_equal(fine, !looked.fails);
     if (fine) expect_regret(regrets, csv, &shape, tuned);
@@ -808,6 +834,7 @@ TEST(regret_is_that_of_a_model_on_random_looks) {
 static double twice_in_turns(const bench_tune_shape *s) {
   static int64_t before;
   if (world.measured) assert_true(s->seq_k != before);
+  assert_int_equal(s->dtype, world.measured % 3 % 2 ? ATTN_F16 : ATTN_BF16); /* the lines in turn */
   before = s->seq_k;
   return 0.5;
 }
@@ -816,7 +843,8 @@ TEST(looks_at_a_problem_are_apart) {
   attn_tuning *tuning = everywhere("flash_portable");
   bench_regret regret = {.name = "tuned", .tuning = tuning};
   world.ratio = twice_in_turns;
-  assert_true(bench_regret_measure(&source, 3, 1, seed_with_rules(3), NULL, &regret, 1));
+  const bench_tune_lines lines = {.count = 2, .item = {{.dtype = ATTN_BF16}, {.dtype = ATTN_F16}}};
+  assert_true(bench_regret_measure(&source, &lines, 3, 1, seed_with_rules(3), NULL, &regret, 1));
   assert_int_equal(world.measured, 3 * LOOKS);
   attn_tuning_destroy(tuning);
 }
@@ -826,8 +854,9 @@ TEST(random_shapes_are_legal_and_differ) {
   int64_t sum = 0, queries = 0;
   int masks[TUNE_MASKS] = {0};
   for (int i = 0; i < 300; i++) {
-    const bench_tune_shape s = bench_regret_shape(&seed);
+    bench_tune_shape s = bench_regret_shape(&seed);
     attn_problem problem;
+    if (i % 2) s.dtype = (attn_dtype)(i / 2 % TUNE_TYPES);
     bench_tune_problem(&s, &problem);
     test_ok(attn_problem_validate(&problem));
     bench_case bench;
@@ -840,7 +869,12 @@ TEST(random_shapes_are_legal_and_differ) {
     assert_true(problem.heads_q == same->heads_q && problem.heads_kv == same->heads_kv && problem.dim_v == same->dim_v);
     assert_true(problem.seq_q == same->seq_q && problem.seq_k == same->seq_k && problem.dim_qk == same->dim_qk);
     assert_true(problem.dtype_q == same->dtype_q && problem.dtype_kv == same->dtype_kv && problem.dtype_o == same->dtype_o);
-    assert_true(problem.batch == 1 && same->batch == 1 && problem.dtype_q == s.dtype && problem.dim_v == s.dim);
+    assert_true(problem.dtype_kv == s.dtype && problem.dtype_q == (attn_dtype_is_float(s.dtype) ? s.dtype : ATTN_F32));
+    assert_true(((problem.uses & ATTN_USE_KV_SCALES) != 0) == (s.dtype == ATTN_I8));
+    assert_memory_equal(&problem.k_stride, &same->k_stride, sizeof problem.k_stride);
+    assert_memory_equal(&problem.v_stride, &same->v_stride, sizeof problem.v_stride);
+    assert_memory_equal(&problem.k_scale_stride, &same->k_scale_stride, sizeof problem.k_scale_stride);
+    assert_true(problem.batch == 1 && same->batch == 1 && problem.dim_v == s.dim);
     assert_true(problem.window_right < 0 || s.seq_q <= s.seq_k);
     assert_true(s.seq_k >= 6 && s.seq_k < 5000);
     sum += s.seq_k;
