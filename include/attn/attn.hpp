@@ -712,6 +712,16 @@ class mha {
     return mha(made, p.get());
   }
 
+  /** attn_mha_reshape(): a layer over the same packed weights for another batch, other lengths or masks. */
+  mha reshape(const mha_problem &p) const { return try_reshape(p).value(); }
+  /** The same without exceptions. */
+  expected<mha> try_reshape(const mha_problem &p) const noexcept {
+    attn_mha *made = nullptr;
+    const attn_status status = attn_mha_reshape(layer_.get(), &p.get(), &made);
+    if (status != ATTN_OK) return failure(status);
+    return mha(made, p.get());
+  }
+
   /** y from x, and from a memory if it is not x; attention: masks and lengths, nullptr = none. */
   void run(view<const float> x, view<float> y, view<const float> memory = {}, const args *attention = nullptr) {
     try_run(x, y, memory, attention).value();

@@ -106,6 +106,16 @@ typedef struct attn_mha attn_mha;
 ATTN_API attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weights *weights,
                                      const attn_mha_options *options, attn_mha **layer);
 
+/** A second layer over the same packed weights: for another batch, other lengths, masks, windows, strides, whatever a
+ * problem says but widths, heads and head dimensions, which must be the layer's. It takes a few microseconds, as a plan
+ * does, and little memory. A program whose calls differ makes one layer, and another of it for each shape that it meets:
+ *
+ *     attn_mha_problem_init(&problem, batch, 8, seq, seq, 512);
+ *     attn_mha_reshape(layer, &problem, &reshaped);
+ *
+ * Options are the layer's. Both are destroyed by attn_mha_destroy(), in any order. On failure *reshaped is NULL. */
+ATTN_API attn_status attn_mha_reshape(const attn_mha *layer, const attn_mha_problem *problem, attn_mha **reshaped);
+
 /** Where the time of a run went, added up over runs. */
 typedef struct attn_mha_profile {
   int64_t runs;          /**< Runs so far. */

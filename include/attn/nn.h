@@ -16,8 +16,10 @@
  *
  * A layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
  * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so
- * nothing in the config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is
- * attention inside, threads and pool are used for everything. Running allocates nothing unless it says so.
+ * nothing in the config has to outlive it. Calls of another batch or length take a second layer over the same packed
+ * weights, which a _reshape function makes in some microseconds; each is destroyed by itself, in any order. options may be
+ * NULL: options->kernel names the attention kernel where there is attention inside, threads and pool are used for
+ * everything. Running allocates nothing unless it says so.
  *
  * Creating returns ATTN_OK, ATTN_INVALID_ARGUMENT (a field of the config), ATTN_UNSUPPORTED or ATTN_UNKNOWN_KERNEL (the
  * named kernel) or ATTN_OUT_OF_MEMORY. Running returns ATTN_OK, ATTN_INVALID_ARGUMENT (a pointer or a length) or
@@ -349,6 +351,10 @@ typedef struct attn_additive attn_additive;
 ATTN_API attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options,
                                           attn_additive **layer);
 
+/** A layer over the same packed weights for other numbers of sequences, queries and keys. On failure *reshaped is NULL. */
+ATTN_API attn_status attn_additive_reshape(const attn_additive *layer, int64_t batch, int64_t seq_q, int64_t seq_k,
+                                           attn_additive **reshaped);
+
 /** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_additive_workspace(const attn_additive *layer);
 
@@ -403,6 +409,10 @@ typedef struct attn_synthesizer attn_synthesizer;
 /** Checks the config and packs the weights. options may be NULL. On failure *layer is NULL. */
 ATTN_API attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
                                              attn_synthesizer **layer);
+
+/** A layer over the same packed weights for other numbers of sequences and tokens. On failure *reshaped is NULL. */
+ATTN_API attn_status attn_synthesizer_reshape(const attn_synthesizer *layer, int64_t batch, int64_t seq,
+                                              attn_synthesizer **reshaped);
 
 /** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_synthesizer_workspace(const attn_synthesizer *layer);
@@ -529,6 +539,12 @@ typedef struct attn_block attn_block;
 
 /** Checks the config and packs the weights. options may be NULL. On failure *block is NULL. */
 ATTN_API attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **block);
+
+/** A block over the same packed weights for other attentions: another batch, other lengths, masks, windows; widths, heads
+ * and head dimensions must be the block's. cross is NULL without cross-attention. attn_encoder_block_init() or
+ * attn_decoder_block_init() of another config sets both. On failure *reshaped is NULL. */
+ATTN_API attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *self, const attn_mha_problem *cross,
+                                        attn_block **reshaped);
 
 /** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_block_workspace(const attn_block *block);

@@ -81,7 +81,11 @@ ATTN_API attn_status attn_product_run(const attn_product *product, const attn_pr
 /** Which product was chosen: "product_avx2". */
 ATTN_API const char *attn_product_name(const attn_product *product);
 
-/** Frees the product. NULL is fine. */
+/** Gives the product to one more owner, as an embedding whose matrix is also that of the logits: each owner calls
+ * attn_product_destroy(), the last of which frees it. Any thread may. Returns its argument; NULL is fine. */
+ATTN_API attn_product *attn_product_share(attn_product *product);
+
+/** Gives up one owner's product, and frees it with the last. NULL is fine. */
 ATTN_API void attn_product_destroy(attn_product *product);
 
 #ifdef __cplusplus

@@ -206,7 +206,7 @@ def read_dense(array, name, dtypes=("float32",)):
     address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
     if dtype not in dtypes:
         raise TypeError(f"{name} is {dtype}; it must be {' or '.join(dtypes)}")
-    if any(a != b for a, b, size in zip(strides, dense_strides(shape), shape) if size > 1):
+    if all(shape) and any(a != b for a, b, size in zip(strides, dense_strides(shape), shape) if size > 1):
         raise ValueError(f"{name} is not dense; its strides are {strides} for shape {shape}")
     return address, keeper, dtype, shape
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Layers of attn/mha.h and attn/nn.h: weights packed once, run many times.
 
-    layer = libattn.layers.MultiHeadAttention(batch=2, heads=4, seq=30, width=64, w_qkv=w, w_o=o)
+    layer = libattn.layers.MultiHeadAttention(heads=4, width=64, w_qkv=w, w_o=o)
     y = layer(x)                                    # float32 [batch, seq, width]
 
 Everything is float32 and dense; weights of MultiHeadAttention may also be float16 or bfloat16. Weights are copied when a
-layer is made. A layer is immutable: any number of threads may call it at once. Results are new arrays of the library that
-the first input is from. docs/semantics.md ("The family around it") gives every formula with its source.
+layer is made. Batch and lengths are those of each call's arrays, unless they are given when the layer is made: then it
+refuses others. Any number of threads may call a layer at once. Results are new arrays of the library that the first input
+is from. docs/semantics.md ("The family around it") gives every formula with its source.
 
 Errors are those of sdpa(): ValueError, TypeError, Unsupported, MemoryError, with the library's sentence.
 """
@@ -42,6 +43,13 @@ def _whole(**sizes):
 
 def _whole_or_none(**sizes):
     _whole(**{name: size for name, size in sizes.items() if size is not None})
+
+
+def _fit(name, shape, **axes):
+    """Refuses a shape that has another number of axes, or another size where one is given; None takes any."""
+    if len(shape) != len(axes) or any(size not in (None, has) for has, size in zip(shape, axes.values())):
+        right = ", ".join(axis if size is None else str(size) for axis, size in axes.items())
+        raise ValueError(f"{name} has shape {shape}; it must have ({right})")
 
 
 def _shape(array, name, ndim):
@@ -115,9 +123,9 @@ class _Layer:
     def _function(self, name):
         return getattr(F, f"attn_{self._kind}_{name}")
 
-    def _workspace(self, *rows):
+    def _workspace(self, *rows, handle=None):
         """(address, bytes)"""
-        needed = self._function("workspace")(self._handle, *rows)
+        needed = self._function("workspace")(handle or self._handle, *rows)
         if getattr(self._memory, "size", -1) < needed:
             self._memory.block = ctypes.create_string_buffer(needed + 64)
             self._memory.size = needed
@@ -131,6 +139,45 @@ class _Layer:
     def __del__(self):
         if getattr(self, "_handle", None):
             self._function("destroy")(self._handle)
+
+
+class _Reshaped:
+    """A layer of C for one shape, over weights that others share."""
+
+    def __init__(self, handle, destroy):
+        self.handle, self._destroy = handle, destroy
+
+    def __del__(self):
+        self._destroy(self.handle)
+
+
+class _AnyShape(_Layer):
+    """A layer that takes calls of any shape. It keeps what it made for the last MOST_SHAPES of them, over the same packed
+    weights: self._handle has the weights, and the shape of the first."""
+
+    MOST_SHAPES = 64
+
+    def _open(self, **sizes):
+        """sizes: what the layer was made for; None where calls may have any."""
+        self._sizes, self._lock, self._shapes = sizes, threading.Lock(), {}
+        self._newest = _Reshaped(self._handle, lambda handle: None)
+
+    def _for_shape(self, key, what):
+        """The layer of C for a shape. what(): the arguments of reshaping."""
+        with self._lock:
+            if key not in self._shapes:
+                handle = ctypes.c_void_p()
+                check(self._function("reshape")(self._handle, *what(), ctypes.byref(handle)))
+                while len(self._shapes) >= self.MOST_SHAPES:
+                    del self._shapes[next(iter(self._shapes))]
+                self._shapes[key] = _Reshaped(handle, self._function("destroy"))
+            self._newest = self._shapes[key] = self._shapes.pop(key)  # the newest comes last
+            return self._newest
+
+    @property
+    def kernel(self) -> str:
+        """The name of the attention kernel that runs: for the shape that was called last."""
+        return self._function("kernel")(self._newest.handle).decode()
 
 
 # ---- Multi-head attention ------------------------------------------------------------------------------------------------
@@ -184,26 +231,52 @@ _USES = {"mask": ("ATTN_USE_MASK", "bhqk", ("bool", "uint8")), "bias": ("ATTN_US
          "alibi_slopes": ("ATTN_USE_ALIBI", "h", ("float32",)), "sinks": ("ATTN_USE_SINKS", "h", ("float32",))}
 
 
-def _attention_args(arrays, attention, brought):
-    """attn_args of the optional arrays of a call."""
-    extent = {"b": attention.batch, "h": attention.heads_q, "q": attention.seq_q, "k": attention.seq_k}
-    args = S.attn_args()
-    for name, array in brought.items():
-        if name not in _USES:
-            raise TypeError(f"unexpected keyword argument {name!r}; a layer takes {', '.join(_USES)}")
-        _, axes, dtypes = _USES[name]
-        shape = [extent[axis] for axis in axes]
-        setattr(args, name, arrays.read(array, name, shape, dtypes)[0] if len(shape) > 1 else
-                arrays.vector(array, name, shape[0], "int32" in dtypes))
-    return args
+class _Brought:
+    """The optional arrays of a call: attn_args, and what the problem must say of them."""
+
+    def __init__(self, arrays, brought, batch, heads, seq, keys):
+        extent = {"b": batch, "h": heads, "q": seq, "k": keys}
+        self.args, self.strides = S.attn_args(), {}
+        for name, array in brought.items():
+            if name not in _USES:
+                raise TypeError(f"unexpected keyword argument {name!r}; a layer takes {', '.join(_USES)}")
+            if array is None:
+                continue
+            _, axes, dtypes = _USES[name]
+            shape = [extent[axis] for axis in axes]
+            if len(shape) == 1:
+                address = arrays.vector(array, name, shape[0], "int32" in dtypes)
+                self.strides[name] = ()
+            else:
+                address, _, has = arrays.read(array, name, None, dtypes)
+                self.strides[name] = _broadcast(name, has, shape)
+            setattr(self.args, name, address)
+        self.key = tuple(sorted(self.strides.items()))
+
+    def set_problem(self, attention):
+        """The uses of what was brought, and how masks lie."""
+        _set_uses(attention, self.strides)
+        for name, strides in self.strides.items():
+            if strides:
+                setattr(attention, f"{name}_stride", S.attn_score_strides(**dict(zip("bhqk", strides))))
 
 
-class MultiHeadAttention(_Layer):
+def _broadcast(name, has, shape):
+    """The strides of a dense array that broadcasts to the shape: 0 where it has no axis, or one of one element."""
+    padded = (1,) * (len(shape) - len(has)) + has
+    if len(has) > len(shape) or any(size not in (1, full) for size, full in zip(padded, shape)):
+        raise ValueError(f"{name} has shape {has}; it must broadcast to {tuple(shape)}")
+    return tuple(0 if size == 1 else math.prod(padded[axis + 1:]) for axis, size in enumerate(padded))
+
+
+class MultiHeadAttention(_AnyShape):
     """Multi-head attention with its projections (Vaswani et al. 2017, section 3.2.2).
 
-    The problem: batch, heads, seq (and seq_memory, width_memory for cross-attention), width; heads_kv, dim_qk, dim_v and
-    width_out default to heads, width / heads, dim_qk and width. causal, align, window, scale and softcap as in sdpa(). uses:
-    the names of optional arrays that calls will bring: "mask" and "bias" [batch, heads, seq, keys], "kv_len" and "q_len"
+    The problem: heads and width (and width_memory for cross-attention); heads_kv, dim_qk, dim_v and width_out default to
+    heads, width / heads, dim_qk and width. causal, align, window, scale and softcap as in sdpa(). batch, seq and seq_memory:
+    None = those of each call. uses: the names of optional arrays that every call must bring.
+
+    Calls may bring, in any case: "mask" and "bias" that broadcast to [batch, heads, seq, keys], "kv_len" and "q_len"
     [batch], "alibi_slopes" and "sinks" [heads].
 
     The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
@@ -213,48 +286,70 @@ class MultiHeadAttention(_Layer):
 
     _kind = "mha"
 
-    def __init__(self, *, batch: int, heads: int, seq: int, width: int, seq_memory: int | None = None,
-                 width_memory: int | None = None, width_out: int | None = None, heads_kv: int | None = None,
-                 dim_qk: int | None = None, dim_v: int | None = None, causal: bool = False, align: str = "top_left",
-                 window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
-                 uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None, threads: int | None = None,
-                 product: str | None = None, **weights: Any) -> None:
-        _whole(batch=batch, heads=heads, seq=seq, width=width)
-        _whole_or_none(seq_memory=seq_memory, width_memory=width_memory, width_out=width_out, heads_kv=heads_kv,
-                       dim_qk=dim_qk, dim_v=dim_v)
-        self._problem = problem = S.attn_mha_problem()
-        problem.attention = S.attn_problem()
-        seq_k = seq if seq_memory is None else seq_memory
-        F.attn_mha_problem_init(ctypes.byref(problem), batch, heads, seq, seq_k, width)
+    def __init__(self, *, heads: int, width: int, batch: int | None = None, seq: int | None = None,
+                 seq_memory: int | None = None, width_memory: int | None = None, width_out: int | None = None,
+                 heads_kv: int | None = None, dim_qk: int | None = None, dim_v: int | None = None, causal: bool = False,
+                 align: str = "top_left", window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+                 softcap: float = 0, uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
+                 threads: int | None = None, product: str | None = None, **weights: Any) -> None:
+        _whole(heads=heads, width=width)
+        _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
+                       heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v)
         dim_qk = dim_qk or width // heads
-        F.attn_problem_init(ctypes.addressof(problem) + S.attn_mha_problem.attention.offset, batch, heads, heads_kv or heads,
-                            seq, seq_k, dim_qk, dim_v or dim_qk)
-        problem.width_memory, problem.width_out = width_memory or width, width_out or width
-        problem.memory_stride = S.attn_strides(b=seq_k * problem.width_memory, s=problem.width_memory, d=1)
-        problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
-        _set_masks(problem.attention, causal, align, window, uses)
-        problem.attention.softcap = softcap
-        if scale is not None:
-            problem.attention.scale = scale
-        arrays = _Arrays()
+
+        def problem_of(batch, seq, keys, brought=None, want_weights=False):
+            problem = S.attn_mha_problem(attention=S.attn_problem())
+            F.attn_mha_problem_init(ctypes.byref(problem), batch, heads, seq, keys, width)
+            F.attn_problem_init(ctypes.addressof(problem) + S.attn_mha_problem.attention.offset, batch, heads,
+                                heads_kv or heads, seq, keys, dim_qk, dim_v or dim_qk)
+            problem.width_memory, problem.width_out = width_memory or width, width_out or width
+            problem.memory_stride = S.attn_strides(b=keys * problem.width_memory, s=problem.width_memory, d=1)
+            problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
+            _set_masks(problem.attention, causal, align, window, uses)
+            problem.attention.softcap = softcap
+            if scale is not None:
+                problem.attention.scale = scale
+            if brought:
+                brought.set_problem(problem.attention)
+            problem.want_weights = want_weights
+            return problem
+
+        first = (1 if batch is None else batch, 1 if seq is None else seq)
+        first += (first[1] if seq_memory is None else seq_memory,)
+        self._problem_of, self._problem = problem_of, problem_of(*first)
+        arrays, problem = _Arrays(), self._problem
         inner = _options(kernel, threads)
         options = S.attn_mha_options(attention=ctypes.addressof(inner), product=_text(product))
         packed = _mha_weights(arrays, problem, layout, _named(weights))
         self._handle, self._memory = ctypes.c_void_p(), threading.local()
         check(F.attn_mha_create(ctypes.byref(problem), ctypes.byref(packed), ctypes.byref(options),
                                 ctypes.byref(self._handle)))
+        self._open(batch=batch, seq=seq, keys=seq_memory)
 
-    def __call__(self, x: Any, memory: Any = None, **arrays_brought: Any) -> Any:
-        """y [batch, seq, width_out] of x [batch, seq, width] and, in cross-attention, memory [batch, seq_memory, ...]."""
-        p, arrays = self._problem, _Arrays()
-        a = p.attention
-        attention = _attention_args(arrays, a, arrays_brought)
-        args = S.attn_mha_args(x=arrays.floats(x, "x", (a.batch, a.seq_q, p.width)),
-                               memory=arrays.floats(memory, "memory", (a.batch, a.seq_k, p.width_memory)),
-                               attention=ctypes.addressof(attention))
-        y, args.y = _new(x, a.batch, a.seq_q, p.width_out)
-        check(F.attn_mha_run(self._handle, ctypes.byref(args), *self._workspace()))
-        return y
+    def __call__(self, x: Any, memory: Any = None, *, return_weights: bool = False, **arrays_brought: Any) -> Any:
+        """y [batch, seq, width_out] of x [batch, seq, width] and, in cross-attention, memory [batch, keys, width_memory].
+        With return_weights (y, P [batch, heads, seq, keys]), which takes longer by the square of the keys."""
+        p, arrays, fixed = self._problem, _Arrays(), self._sizes
+        address, _, shape = arrays.read(x, "x")
+        _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=p.width)
+        batch, seq, _ = shape
+        keys, memory_at = seq if fixed["keys"] is None else fixed["keys"], None
+        if memory is not None:
+            memory_at, _, has = arrays.read(memory, "memory")
+            _fit("memory", has, batch=batch, keys=fixed["keys"], width=p.width_memory)
+            keys = has[1]
+        brought = _Brought(arrays, arrays_brought, batch, p.attention.heads_q, seq, keys)
+        args = S.attn_mha_args(x=address, memory=memory_at, attention=ctypes.addressof(brought.args))
+        y, args.y = _new(x, batch, seq, p.width_out)
+        sizes = (batch, seq, keys)
+        layer = self._for_shape((*sizes, brought.key, return_weights),
+                                       lambda: (ctypes.byref(self._problem_of(*sizes, brought, return_weights)),))
+        check(F.attn_mha_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
+        if not return_weights:
+            return y
+        weights, out = _new(x, batch, p.attention.heads_q, seq, keys)
+        check(F.attn_mha_attention_weights(layer.handle, ctypes.byref(args), out, *self._workspace(handle=layer.handle)))
+        return y, weights
 
     def step(self, x: Any, cache: KVCache, *, layer: int = 0) -> Any:
         """y [tokens, width_out] of x [tokens, width], the new tokens of the step that cache.begin() has begun, sequence
@@ -268,8 +363,8 @@ class MultiHeadAttention(_Layer):
         return y
 
     def describe(self) -> str:
-        """A few lines: shape, projections, and the attention as Plan.describe() tells it."""
-        return F.attn_mha_describe(self._handle).decode()
+        """A few lines on the shape that was called last: projections, and the attention as Plan.describe() tells it."""
+        return F.attn_mha_describe(self._newest.handle).decode()
 
 
 _WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o")
@@ -329,35 +424,48 @@ def _norm(arrays, pair, width, epsilon):
                        epsilon=epsilon)
 
 
-class Block(_Layer):
+class Block(_AnyShape):
     """A transformer block: self-attention, with `memory` also cross-attention, a feed-forward network; each with residual
     and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020).
 
     self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2: the network. norms: three pairs
     (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
-    block is then a decoder's, and causal, as it is with causal=True. uses and cross_uses: as `uses` of MultiHeadAttention.
-    product: the kernel of all dense layers.
+    block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too: None = those of
+    each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense layers.
     """
 
     _kind = "block"
 
-    def __init__(self, *, batch: int, heads: int, seq: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any,
-                 b1: Any = None, b2: Any = None, memory: tuple[int, int] | None = None,
+    def __init__(self, *, heads: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any, b1: Any = None,
+                 b2: Any = None, batch: int | None = None, seq: int | None = None,
+                 memory: tuple[int | None, int] | None = None,
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
                  pre_norm: bool = False, activation: str = "relu", causal: bool = False, uses: tuple[str, ...] = (),
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None) -> None:
-        _whole(batch=batch, heads=heads, seq=seq, width=width)
+        _whole(heads=heads, width=width)
+        _whole_or_none(batch=batch, seq=seq)
         hidden = _shape(w1, "w1", 2)[0]
-        self._config = config = self._start(batch, heads, seq, width, hidden, memory)
+
+        def config_of(batch, seq, keys, own=None, other=None):
+            config = self._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
+            _set_uses(config.self.attention, uses)
+            if causal:
+                F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
+            if memory:
+                _set_uses(config.cross.attention, cross_uses)
+            for brought, attention in ((own, config.self.attention), (other, config.cross.attention)):
+                if brought:
+                    brought.set_problem(attention)
+            return config
+
+        keys = memory[0] if memory else None
+        self._config_of = config_of
+        self._config = config = config_of(*(1 if size is None else size for size in (batch, seq, keys)))
         arrays = _Arrays()
         config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
-        _set_uses(config.self.attention, uses)
-        if causal:
-            F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
         if memory:
             config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
-            _set_uses(config.cross.attention, cross_uses)
         config.feed_forward.activation = _activation(activation)
         config.feed_forward.first = _linear(arrays, w1, b1, "w1", width, hidden)
         config.feed_forward.second = _linear(arrays, w2, b2, "w2", hidden, width)
@@ -366,6 +474,7 @@ class Block(_Layer):
         config.pre_norm = pre_norm
         config.product = _text(product)
         self._make(config, _options(kernel, threads))
+        self._open(batch=batch, seq=seq, keys=keys)
 
     @staticmethod
     def _start(batch, heads, seq, width, hidden, memory):
@@ -384,51 +493,72 @@ class Block(_Layer):
     def __call__(self, x: Any, memory: Any = None, *, cross: dict[str, Any] | None = None, **arrays_brought: Any) -> Any:
         """y [batch, seq, width] of x. Optional arrays of the self-attention by name, those of the cross-attention in
         `cross`."""
-        own, arrays = self._config.self, _Arrays()
-        shape = (own.attention.batch, own.attention.seq_q, own.width)
-        masks = _attention_args(arrays, own.attention, arrays_brought)
-        args = S.attn_block_args(x=arrays.floats(x, "x", shape), self=ctypes.addressof(masks))
-        self._bring_memory(args, arrays, memory, cross)
+        width, arrays, fixed = self._config.self.width, _Arrays(), self._sizes
+        address, _, shape = arrays.read(x, "x")
+        _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=width)
+        masks = _Brought(arrays, arrays_brought, shape[0], self._config.self.attention.heads_q, shape[1], shape[1])
+        args = S.attn_block_args(x=address, self=ctypes.addressof(masks.args))
+        layer = self._bring_memory(args, arrays, memory, cross, *shape[:2], masks)
         y, args.y = _new(x, *shape)
-        check(F.attn_block_run(self._handle, ctypes.byref(args), *self._workspace()))
+        check(F.attn_block_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         return y
 
-    def _bring_memory(self, args, arrays, memory, cross):
-        """The memory [batch, seq, width], or the pair that project_memory() made of it, and the masks of `cross`."""
+    def _bring_memory(self, args, arrays, memory, cross, batch, seq, masks=None):
+        """The memory [batch, keys, width], or the pair that project_memory() made of it, and the masks of `cross`. Returns
+        the layer of C for the shape. batch and seq: those of the rows, None = the memory's, 1."""
         if memory is not None and not self._config.has_cross:
             raise ValueError("memory is given; it must be None, because the block was made without one")
-        other = self._config.cross
-        a = other.attention
+        a, keys = self._config.cross.attention, self._sizes["keys"]
+        other = None
         if isinstance(memory, tuple):
-            keys, values = memory
-            args.projected_k = arrays.floats(keys, "keys of memory", (a.batch, a.heads_kv, a.seq_k, a.dim_qk))
-            args.projected_v = arrays.floats(values, "values of memory", (a.batch, a.heads_kv, a.seq_k, a.dim_v))
+            (args.projected_k, _, has), (args.projected_v, _, second) = (
+                arrays.read(part, f"{name} of memory") for name, part in zip(("keys", "values"), memory))
+            _fit("keys of memory", has, batch=batch, heads=a.heads_kv, seq=keys, dim=a.dim_qk)
+            batch, _, keys, _ = has
+            _fit("values of memory", second, batch=batch, heads=a.heads_kv, seq=keys, dim=a.dim_v)
         elif memory is not None:
-            args.memory = arrays.floats(memory, "memory", (a.batch, a.seq_k, other.width_memory))
+            args.memory, _, has = arrays.read(memory, "memory")
+            _fit("memory", has, batch=batch, seq=keys, width=self._config.cross.width_memory)
+            batch, keys, _ = has
+        sizes = (batch, seq or 1, keys)
         if memory is not None:
-            masks = _attention_args(arrays, a, cross or {})
-            arrays.kept.append(masks)
-            args.cross = ctypes.addressof(masks)
+            other = _Brought(arrays, cross or {}, batch, a.heads_q, sizes[1], keys)
+            arrays.kept.append(other)
+            args.cross = ctypes.addressof(other.args)
+        if memory is None and self._config.has_cross:
+            return self._newest  # C refuses the call in words
+
+        def problems():
+            config = self._config_of(*(size or 0 for size in sizes), masks, other)
+            return ctypes.byref(config.self), ctypes.byref(config.cross) if config.has_cross else None
+
+        return self._for_shape((*sizes, masks and masks.key, other and other.key), problems)
 
     def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """(keys, values) of the cross-attention, to be given as `memory` in calls and steps: they are computed once."""
         a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
-        self._bring_memory(args, arrays, memory, cross)
-        (keys, to_keys), (values, to_values) = (_new(memory, a.batch, a.heads_kv, a.seq_k, d) for d in (a.dim_qk, a.dim_v))
-        check(F.attn_block_project_memory(self._handle, ctypes.byref(args), to_keys, to_values, *self._workspace()))
+        layer = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], self._sizes["seq"])
+        batch, rows, _ = _shape(memory, "memory", 3)
+        (keys, to_keys), (values, to_values) = (_new(memory, batch, a.heads_kv, rows, d) for d in (a.dim_qk, a.dim_v))
+        check(F.attn_block_project_memory(layer.handle, ctypes.byref(args), to_keys, to_values,
+                                          *self._workspace(handle=layer.handle)))
         return keys, values
 
     def step(self, x: Any, cache: KVCache, memory: Any = None, *, layer: int = 0,
              cross: dict[str, Any] | None = None) -> Any:
         """y [tokens, width] of x [tokens, width]: the new tokens of the step that cache.begin() has begun, sequence after
-        sequence. The self-attention is causal, over what the cache holds in this layer of it; the block's batch and seq
-        count for a decoder block alone. The rows have the bits of a call over the whole text with the same kernel."""
+        sequence. The self-attention is causal, over what the cache holds in this layer of it. In a decoder block each
+        sequence of the memory takes as many tokens. The rows have the bits of a call over the whole text with the same
+        kernel."""
         _whole(layer=layer)
-        arrays = _Arrays()
-        args = S.attn_block_args(x=arrays.floats(x, "x", (cache.step_tokens, self._config.self.width)))
-        self._bring_memory(args, arrays, memory, cross)
-        y, args.y = _new(x, cache.step_tokens, self._config.self.width)
-        check(F.attn_block_step(self._handle, cache._handle, layer, ctypes.byref(args)))
+        arrays, tokens, block = _Arrays(), cache.step_tokens, self._newest
+        args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
+        if memory is not None:
+            sequences = len(memory[0] if isinstance(memory, tuple) else memory)
+            seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
+            block = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], seq)
+        y, args.y = _new(x, tokens, self._config.self.width)
+        check(F.attn_block_step(block.handle, cache._handle, layer, ctypes.byref(args)))
         return y
 
 
@@ -442,58 +572,70 @@ def _set_uses(attention, uses):
 # ---- Attention of other kinds --------------------------------------------------------------------------------------------
 
 
-class Additive(_Layer):
+class Additive(_AnyShape):
     """Additive attention with its projections (Bahdanau et al. 2015): w_q [hidden][width_q], w_k [hidden][width_k] as
-    PyTorch stores them, score_weight [hidden]; with biases b_q and b_k if given."""
+    PyTorch stores them, score_weight [hidden]; with biases b_q and b_k if given. batch, seq_q and seq_k: None = those of
+    each call. kv_len: every call brings it."""
 
     _kind = "additive"
 
-    def __init__(self, w_q: Any, w_k: Any, score_weight: Any, *, batch: int, seq_q: int, seq_k: int, dim_v: int,
-                 b_q: Any = None, b_k: Any = None, kv_len: bool = False, kernel: str | None = None,
-                 threads: int | None = None) -> None:
+    def __init__(self, w_q: Any, w_k: Any, score_weight: Any, *, dim_v: int, batch: int | None = None,
+                 seq_q: int | None = None, seq_k: int | None = None, b_q: Any = None, b_k: Any = None, kv_len: bool = False,
+                 kernel: str | None = None, threads: int | None = None) -> None:
         arrays = _Arrays()
-        _whole(batch=batch, seq_q=seq_q, seq_k=seq_k, dim_v=dim_v)
+        _whole(dim_v=dim_v)
+        _whole_or_none(batch=batch, seq_q=seq_q, seq_k=seq_k)
         hidden, width_q = _shape(w_q, "w_q", 2)
         width_k = _shape(w_k, "w_k", 2)[1]
         self._config = S.attn_additive_config(
-            batch=batch, seq_q=seq_q, seq_k=seq_k, width_q=width_q, width_k=width_k, hidden=hidden, dim_v=dim_v,
+            **{name: 1 if size is None else size for name, size in (("batch", batch), ("seq_q", seq_q), ("seq_k", seq_k))},
+            width_q=width_q, width_k=width_k, hidden=hidden, dim_v=dim_v,
             use_kv_len=kv_len, query=_linear(arrays, w_q, b_q, "w_q", width_q, hidden),
             key=_linear(arrays, w_k, b_k, "w_k", width_k, hidden),
             score_weight=arrays.floats(score_weight, "score_weight", (hidden,)))
         self._make(self._config, _options(kernel, threads))
+        self._open(batch=batch, seq_q=seq_q, seq_k=seq_k)
 
     def __call__(self, q: Any, k: Any, v: Any, *, kv_len: Any = None, return_weights: bool = False) -> Any:
         """o [batch, seq_q, dim_v] of q [batch, seq_q, width_q], k [batch, seq_k, width_k] and v [batch, seq_k, dim_v];
         with return_weights (o, p [batch, seq_q, seq_k])."""
-        c, arrays = self._config, _Arrays()
-        args = S.attn_additive_args(q=arrays.floats(q, "q", (c.batch, c.seq_q, c.width_q)),
-                                    k=arrays.floats(k, "k", (c.batch, c.seq_k, c.width_k)),
-                                    v=arrays.floats(v, "v", (c.batch, c.seq_k, c.dim_v)),
-                                    kv_len=arrays.vector(kv_len, "kv_len", c.batch))
-        o, args.o = _new(q, c.batch, c.seq_q, c.dim_v)
-        p, args.weights = _new(q, c.batch, c.seq_q, c.seq_k) if return_weights else (None, None)
-        check(F.attn_additive_run(self._handle, ctypes.byref(args), *self._workspace()))
+        c, arrays, fixed = self._config, _Arrays(), self._sizes
+        address, _, shape = arrays.read(q, "q")
+        _fit("q", shape, batch=fixed["batch"], seq_q=fixed["seq_q"], width=c.width_q)
+        batch, seq_q, _ = shape
+        keys, _, shape = arrays.read(k, "k")
+        _fit("k", shape, batch=batch, seq_k=fixed["seq_k"], width=c.width_k)
+        seq_k = shape[1]
+        args = S.attn_additive_args(q=address, k=keys, v=arrays.floats(v, "v", (batch, seq_k, c.dim_v)),
+                                    kv_len=arrays.vector(kv_len, "kv_len", batch))
+        o, args.o = _new(q, batch, seq_q, c.dim_v)
+        p, args.weights = _new(q, batch, seq_q, seq_k) if return_weights else (None, None)
+        layer = self._for_shape((batch, seq_q, seq_k), lambda: (batch, seq_q, seq_k))
+        check(F.attn_additive_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         return (o, p) if return_weights else o
 
 
-class Synthesizer(_Layer):
+class Synthesizer(_AnyShape):
     """Synthesizer (Tay et al. 2021): attention whose scores come from each row alone (dense: first = [(weight, bias)] of
     width -> hidden and second of hidden -> length, one pair per head) or are learnt (random: scores
     [heads][length][length]).
 
-    w_v [heads dim_v][width], w_o [width][heads dim_v], b_v, b_o: as PyTorch stores them.
+    w_v [heads dim_v][width], w_o [width][heads dim_v], b_v, b_o: as PyTorch stores them. batch and seq, at most length:
+    None = those of each call.
     """
 
     _kind = "synthesizer"
 
-    def __init__(self, w_v: Any, w_o: Any, *, batch: int, seq: int, heads: int, b_v: Any = None, b_o: Any = None,
-                 scores: Any = None, first: Any = None, second: Any = None, causal: bool = False, kv_len: bool = False,
-                 kernel: str | None = None, threads: int | None = None) -> None:
+    def __init__(self, w_v: Any, w_o: Any, *, heads: int, batch: int | None = None, seq: int | None = None,
+                 b_v: Any = None, b_o: Any = None, scores: Any = None, first: Any = None, second: Any = None,
+                 causal: bool = False, kv_len: bool = False, kernel: str | None = None, threads: int | None = None) -> None:
         arrays = _Arrays()
-        _whole(batch=batch, seq=seq, heads=heads)
+        _whole(heads=heads)
+        _whole_or_none(batch=batch, seq=seq)
         columns, width = _shape(w_v, "w_v", 2)
         self._config = c = S.attn_synthesizer_config(
-            batch=batch, seq=seq, width=width, heads=heads, dim_v=columns // heads, causal=causal, use_kv_len=kv_len,
+            batch=1 if batch is None else batch, seq=1 if seq is None else seq, width=width, heads=heads,
+            dim_v=columns // heads, causal=causal, use_kv_len=kv_len,
             value=_linear(arrays, w_v, b_v, "w_v", width, columns), output=_linear(arrays, w_o, b_o, "w_o", columns, width))
         if scores is not None:
             c.kind, c.length = C.ATTN_SYNTHESIZER_RANDOM, _shape(scores, "scores", 3)[2]
@@ -501,6 +643,7 @@ class Synthesizer(_Layer):
         else:
             self._set_networks(arrays, first, second)
         self._make(c, _options(kernel, threads))
+        self._open(batch=batch, seq=seq)
 
     def _set_networks(self, arrays, first, second):
         c = self._config
@@ -515,11 +658,13 @@ class Synthesizer(_Layer):
 
     def __call__(self, x: Any, *, kv_len: Any = None) -> Any:
         """y [batch, seq, width] of x."""
-        c, arrays = self._config, _Arrays()
-        args = S.attn_synthesizer_args(x=arrays.floats(x, "x", (c.batch, c.seq, c.width)),
-                                       kv_len=arrays.vector(kv_len, "kv_len", c.batch))
-        y, args.y = _new(x, c.batch, c.seq, c.width)
-        check(F.attn_synthesizer_run(self._handle, ctypes.byref(args), *self._workspace()))
+        c, arrays, fixed = self._config, _Arrays(), self._sizes
+        address, _, shape = arrays.read(x, "x")
+        _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=c.width)
+        args = S.attn_synthesizer_args(x=address, kv_len=arrays.vector(kv_len, "kv_len", shape[0]))
+        y, args.y = _new(x, *shape)
+        layer = self._for_shape(shape[:2], lambda: shape[:2])
+        check(F.attn_synthesizer_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         return y
 
 

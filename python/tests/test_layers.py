@@ -2,6 +2,7 @@
 """libattn.layers against NumPy."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -206,7 +207,7 @@ SIZES = {"MultiHeadAttention": (lambda **o: layers.MultiHeadAttention(w_q=draw(8
          "KVPool": (layers.KVPool, {"pages": 2, "heads_kv": 1, "dim_qk": 4}),
          "truncate": (lambda **o: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5).truncate(**o), {"length": 1}),
          "positions": (lambda **o: layers.sinusoidal_positions(like=draw(1), **o), {"rows": 3, "width": 4, "first": 0})}
-REQUIRED = {"batch", "heads", "seq", "width", "seq_q", "seq_k", "capacity", "rows", "pages", "length"}
+REQUIRED = {"heads", "width", "capacity", "rows", "pages", "length"}  # and a cache's batch
 
 
 def steps_of(step, cache, x, counts):
@@ -219,6 +220,80 @@ def steps_of(step, cache, x, counts):
         for place, row in zip(places, step(np.stack([x[place] for place in places]))):
             y[place] = row
     return y
+
+
+ANY_SHAPE = [(1, 1), (2, 7), (1, 128), (3, 20), (0, 4), (2, 7)]
+
+
+def test_layers_take_calls_of_any_shape():
+    """One layer has the bits of layers that were made for each shape."""
+    w, w1, w2 = weights_of(32, 32, 32), draw(48, 32), draw(32, 48)
+    of_cross = {"memory": (None, 24), "cross_weights": weights_of(32, 32, 32, 24), "self_weights": w, "w1": w1, "w2": w2}
+    w_q, w_k, score = draw(16, 32), draw(16, 24), draw(16)
+    heads, scores = {"heads": 4, "width": 32}, draw(4, 130, 130)
+    mha = layers.MultiHeadAttention(**heads, causal=True, **w)
+    w_cross = weights_of(32, 32, 32, 24)
+    cross = layers.MultiHeadAttention(**heads, width_memory=24, **w_cross)
+    decoder = layers.Block(**heads, **of_cross)
+    additive, synthesizer = layers.Additive(w_q, w_k, score, dim_v=24), layers.Synthesizer(w["w_v"], w["w_o"], heads=4,
+                                                                                           scores=scores)
+    for batch, seq in ANY_SHAPE:
+        x, memory, sizes = draw(batch, seq, 32), draw(batch, 5 + seq, 24), {"batch": batch, "seq": seq}
+        made = layers.MultiHeadAttention(**heads, **sizes, causal=True, **w)
+        assert np.array_equal(mha(x), made(x))
+        assert mha.describe() == made.describe()
+        assert mha.kernel == made.kernel
+        made = layers.MultiHeadAttention(**heads, **sizes, seq_memory=5 + seq, width_memory=24, **w_cross)
+        assert np.array_equal(cross(x, memory), made(x, memory))
+        made = layers.Block(**heads, **sizes, **{**of_cross, "memory": (5 + seq, 24)})
+        assert np.array_equal(decoder(x, memory), made(x, memory))
+        assert np.array_equal(decoder(x, decoder.project_memory(memory)), made(x, memory))
+        made = layers.Additive(w_q, w_k, score, dim_v=24, batch=batch, seq_q=seq, seq_k=5 + seq)
+        assert np.array_equal(additive(x, memory, memory), made(x, memory, memory))
+        made = layers.Synthesizer(w["w_v"], w["w_o"], heads=4, scores=scores, batch=batch, seq=seq)
+        assert np.array_equal(synthesizer(x), made(x))
+    with pytest.raises(ValueError, match=r"x has shape \(2, 3, 31\); it must have \(batch, seq, 32\)"):
+        mha(draw(2, 3, 31))
+    with pytest.raises(ValueError, match=r"memory has shape \(1, 3, 24\); it must have \(2, keys, 24\)"):
+        cross(draw(2, 3, 32), draw(1, 3, 24))
+    with pytest.raises(ValueError, match=r"memory is NULL"):
+        decoder(draw(2, 3, 32))
+    with pytest.raises(ValueError, match=r"x has shape \(2, 3, 32\); it must have \(2, 4, 32\)"):
+        layers.MultiHeadAttention(**heads, batch=2, seq=4, **w)(draw(2, 3, 32))
+
+
+def test_masks_of_calls_broadcast():
+    x, w = draw(2, 6, 32), weights_of(32, 32, 32)
+    layer = layers.MultiHeadAttention(heads=4, width=32, **w)
+    for shape in [(6, 6), (1, 6), (2, 1, 1, 6), (1, 4, 6, 6), (2, 4, 6, 6)]:
+        mask, bias = R.random(shape) > 0.3, draw(*shape)
+        mask[..., 0] = True
+        whole = np.broadcast_to(mask, (2, 4, 6, 6))
+        close(layer(x, mask=mask), mha(x, x, w, 4, mask=whole))
+        full = np.ascontiguousarray(np.broadcast_to(bias, (2, 4, 6, 6)))
+        assert np.array_equal(layer(x, bias=bias), layer(x, bias=full))
+    close(layer(x, kv_len=[6, 2]), mha(x, x, w, 4, kv_len=[6, 2]))
+    y, p = layer(x, kv_len=[6, 2], return_weights=True)
+    assert np.array_equal(y, layer(x, kv_len=[6, 2], mask=None))
+    close(p.sum(-1), np.ones((2, 4, 6)))
+    assert p.shape == (2, 4, 6, 6) and (p[1, ..., 2:] == 0).all()
+    with pytest.raises(ValueError, match=r"mask has shape \(5, 6\); it must broadcast to \(2, 4, 6, 6\)"):
+        layer(x, mask=np.ones((5, 6), bool))
+
+
+def test_threads_call_one_layer_with_more_shapes_than_it_keeps():
+    w = weights_of(32, 32, 32)
+    layer = layers.MultiHeadAttention(heads=4, width=32, **w)
+    layer.MOST_SHAPES = 2
+    inputs = [draw(1, seq, 32) for seq in range(1, 9)]
+    right = [layers.MultiHeadAttention(heads=4, width=32, **w)(x) for x in inputs]
+
+    def call(i):
+        return np.array_equal(layer(inputs[i % 8]), right[i % 8])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(200)))
+    assert len(layer._shapes) == 2
 
 
 STEPS = [[4, 1], [0, 3], [1, 0], [2, 3]]  # 7 tokens of each sequence
@@ -257,6 +332,11 @@ def test_blocks_in_steps_have_the_bits_of_one_call(pre_norm):
         y = steps_of(lambda new: one.step(new, cache, brought, cross=lengths), cache, x, [[1, 1]] * 7)  # noqa: B023
         assert np.array_equal(y, whole)
     assert np.array_equal(decoder(x, projected, cross=lengths), whole)
+    for steps in ([[7, 7]], [[3, 3], [4, 4]]):  # a block that was made for no shape
+        cache.truncate(0)
+        free = layers.Block(**{**shape, "batch": None}, **{**cross, "memory": (None, 24)})
+        y = steps_of(lambda new: free.step(new, cache, memory, cross=lengths), cache, x, steps)  # noqa: B023
+        assert np.array_equal(y, whole)
     cache.truncate(0)
     cache.begin([1, 0])
     with pytest.raises(ValueError, match="sequence 1 has 0 new tokens in this step; it must have 1"):
@@ -268,7 +348,7 @@ def test_blocks_in_steps_have_the_bits_of_one_call(pre_norm):
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name in SIZES for size in SIZES[name][1]])
 def test_sizes_that_are_no_integers(name, size):
     make, sizes = SIZES[name]
-    for wrong in (2.5, "3", [1], 1 << 64, *([None] if size in REQUIRED else [])):
+    for wrong in (2.5, "3", [1], 1 << 64, *([None] if size in REQUIRED or (size == "batch" and name == "KVCache") else [])):
         with pytest.raises(TypeError, match=rf"^{size} is .*; it must be one integer"):
             make(**{**sizes, size: wrong})
 

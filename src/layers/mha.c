@@ -17,6 +17,7 @@
 #include "src/api/wall_clock.h"
 #include "src/layers/identity.h"
 #include "src/layers/mha_problem.h"
+#include "src/plan/own_options.h"
 
 static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
 static const attn_struct_layout args_layout = ATTN_LAYOUT_GROWN(attn_mha_args, attention, projected_k);
@@ -25,7 +26,9 @@ enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights attn_mha_attention_weights 
 
 struct attn_mha {
   attn_mha_problem problem; /* with the strides of q, k, v and o filled in */
-  attn_product *product[PROJECTIONS];
+  attn_options options;     /* the attention's, for attn_mha_reshape() */
+  attn_option_names names;
+  attn_product *product[PROJECTIONS];      /* shared by the layers of other shapes */
   attn_plan *attention, *weights;          /* weights: NULL unless wanted */
   int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and the memory of the steps */
   size_t workspace_bytes;
@@ -87,7 +90,7 @@ static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights
 /* ---- Plans ---- */
 
 /* With the identity as V (identity.h) the output is P. The plan computes WEIGHT_COLUMNS of its columns at a time. */
-static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
+static attn_status plan_weights(attn_mha *layer) {
   if (!layer->problem.want_weights || layer->problem.attention.seq_k == 0) return ATTN_OK;
   const attn_score_strides stride = layer->problem.weights_stride;
   attn_problem p = layer->problem.attention;
@@ -95,7 +98,7 @@ static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   p.v_stride = attn_identity_strides;
   p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
-  attn_options automatic = *options;
+  attn_options automatic = layer->options;
   attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
   if (status != ATTN_UNSUPPORTED) return status;
   automatic.kernel = NULL; /* the named kernel may refuse these strides */
@@ -144,12 +147,29 @@ static attn_status describe(attn_mha *layer) {
   return *attention ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the description of a layer");
 }
 
-static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const layer_options *options) {
-  attn_status status = attn_plan_create(&layer->problem.attention, &options->attention, &layer->attention);
-  if (status == ATTN_OK) status = plan_weights(layer, &options->attention);
-  if (status == ATTN_OK) status = pack_weights(layer, weights, &options->products);
+/* A layer that has a problem and options only. NULL, with the sentence set, if there is no memory. */
+static attn_mha *new_layer(const attn_mha_problem *problem, const attn_options *options) {
+  attn_mha *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mha needs %zu bytes", sizeof *layer), NULL;
+  layer->problem = *problem;
+  layer->options = *options;
+  attn_own_options(&layer->options, &layer->names);
+  return layer;
+}
+
+static attn_status plan_attention(attn_mha *layer) {
+  const attn_status status = attn_plan_create(&layer->problem.attention, &layer->options, &layer->attention);
+  return status == ATTN_OK ? plan_weights(layer) : status;
+}
+
+/* Once it has its plans and products. Frees it on failure. */
+static attn_status finish_layer(attn_mha *layer, attn_status status, attn_mha **result) {
   if (status == ATTN_OK) status = lay_out_workspace(layer);
   if (status == ATTN_OK) status = describe(layer);
+  if (status == ATTN_OK)
+    *result = layer;
+  else
+    attn_mha_destroy(layer);
   return status;
 }
 
@@ -160,18 +180,29 @@ attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weig
   attn_mha_problem p;
   attn_mha_weights w;
   layer_options wanted;
-  attn_status status = attn_mha_read(problem, weights, &p, &w);
+  attn_status status = attn_mha_read_problem(problem, &p);
+  if (status == ATTN_OK) status = attn_mha_read_weights(&p, weights, &w);
   if (status == ATTN_OK) status = read_options(options, &wanted);
   if (status != ATTN_OK) return status;
-  attn_mha *made = calloc(1, sizeof *made);
-  if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mha needs %zu bytes", sizeof *made);
-  made->problem = p;
-  status = build(made, &w, &wanted);
-  if (status == ATTN_OK)
-    *layer = made;
-  else
-    attn_mha_destroy(made);
-  return status;
+  attn_mha *made = new_layer(&p, &wanted.attention);
+  if (!made) return ATTN_OUT_OF_MEMORY;
+  status = plan_attention(made);
+  if (status == ATTN_OK) status = pack_weights(made, &w, &wanted.products);
+  return finish_layer(made, status, layer);
+}
+
+attn_status attn_mha_reshape(const attn_mha *layer, const attn_mha_problem *problem, attn_mha **reshaped) {
+  REQUIRE(reshaped, "reshaped is NULL; it must point to where the layer's address goes");
+  *reshaped = NULL;
+  REQUIRE(layer, "layer is NULL; it must come from attn_mha_create");
+  attn_mha_problem p;
+  attn_status status = attn_mha_read_problem(problem, &p);
+  if (status == ATTN_OK) status = attn_mha_check_same_weights(&layer->problem, &p);
+  if (status != ATTN_OK) return status;
+  attn_mha *made = new_layer(&p, &layer->options);
+  if (!made) return ATTN_OUT_OF_MEMORY;
+  for (int i = 0; i < PROJECTIONS; i++) made->product[i] = attn_product_share(layer->product[i]);
+  return finish_layer(made, plan_attention(made), reshaped);
 }
 
 void attn_mha_destroy(attn_mha *layer) {

@@ -177,15 +177,36 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   return ATTN_OK;
 }
 
-attn_status attn_mha_read(const attn_mha_problem *their_problem, const attn_mha_weights *their_weights,
-                          attn_mha_problem *problem, attn_mha_weights *weights) {
-  REQUIRE(their_problem, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
-  attn_status status = attn_struct_read(&attn_mha_problem_layout, their_problem, problem);
+attn_status attn_mha_read_problem(const attn_mha_problem *theirs, attn_mha_problem *problem) {
+  REQUIRE(theirs, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
+  const attn_status status = attn_struct_read(&attn_mha_problem_layout, theirs, problem);
   if (status != ATTN_OK) return status;
   set_strides(&problem->attention);
-  status = check_problem(problem);
-  if (status != ATTN_OK) return status;
-  REQUIRE(their_weights, "weights is NULL; it must point to an attn_mha_weights");
-  status = attn_struct_read(&attn_mha_weights_layout, their_weights, weights);
+  return check_problem(problem);
+}
+
+attn_status attn_mha_read_weights(const attn_mha_problem *problem, const attn_mha_weights *theirs,
+                                  attn_mha_weights *weights) {
+  REQUIRE(theirs, "weights is NULL; it must point to an attn_mha_weights");
+  const attn_status status = attn_struct_read(&attn_mha_weights_layout, theirs, weights);
   return status == ATTN_OK ? check_weights(problem, weights) : status;
+}
+
+attn_status attn_mha_check_same_weights(const attn_mha_problem *layer, const attn_mha_problem *problem) {
+  const attn_problem *a = &problem->attention, *was = &layer->attention;
+  const struct {
+    const char *field;
+    int64_t value, right;
+  } sizes[] = {{"width", problem->width, layer->width},
+               {"width_memory", problem->width_memory, layer->width_memory},
+               {"width_out", problem->width_out, layer->width_out},
+               {"attention.heads_q", a->heads_q, was->heads_q},
+               {"attention.heads_kv", a->heads_kv, was->heads_kv},
+               {"attention.dim_qk", a->dim_qk, was->dim_qk},
+               {"attention.dim_v", a->dim_v, was->dim_v}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    REQUIRE(sizes[i].value == sizes[i].right,
+            "attn_mha_problem.%s is %" PRId64 "; it must be %" PRId64 ", as the layer's weights are", sizes[i].field,
+            sizes[i].value, sizes[i].right);
+  return ATTN_OK;
 }

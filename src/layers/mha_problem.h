@@ -25,9 +25,14 @@ typedef struct projection {
 
 void attn_mha_projections(const attn_mha_problem *problem, const attn_mha_weights *weights, projection list[PROJECTIONS]);
 
-/* Copies and checks what attn_mha_create is given, but its options, and gives q, k, v and o the strides that they have
- * inside the layer. */
-attn_status attn_mha_read(const attn_mha_problem *their_problem, const attn_mha_weights *their_weights,
-                          attn_mha_problem *problem, attn_mha_weights *weights);
+/* Copies and checks a problem, and gives q, k, v and o the strides that they have inside the layer. */
+attn_status attn_mha_read_problem(const attn_mha_problem *theirs, attn_mha_problem *problem);
+
+/* Copies and checks the weights for a problem. */
+attn_status attn_mha_read_weights(const attn_mha_problem *problem, const attn_mha_weights *theirs,
+                                  attn_mha_weights *weights);
+
+/* Checks that a problem has the widths, heads and head dimensions of the layer's. */
+attn_status attn_mha_check_same_weights(const attn_mha_problem *layer, const attn_mha_problem *problem);
 
 #endif

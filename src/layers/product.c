@@ -17,6 +17,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,7 @@ enum {
 };
 
 struct attn_product {
+  atomic_int owners;
   const attn_product_kernel *kernel;
   attn_options options; /* threads resolved */
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
@@ -221,7 +223,8 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
     return attn_fail(ATTN_OUT_OF_MEMORY,
                      "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu times %" PRId64 " bytes packed", w->depth,
                      w->columns, count, bytes);
-  *product = (attn_product){.kernel = kernel,
+  *product = (attn_product){.owners = 1,
+                            .kernel = kernel,
                             .depth = w->depth,
                             .columns = w->columns,
                             .panels = panels,
@@ -260,7 +263,14 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   return ATTN_OK;
 }
 
-void attn_product_destroy(attn_product *product) { attn_aligned_free(product); }
+attn_product *attn_product_share(attn_product *product) {
+  if (product) atomic_fetch_add(&product->owners, 1);
+  return product;
+}
+
+void attn_product_destroy(attn_product *product) {
+  if (product && atomic_fetch_sub(&product->owners, 1) == 1) attn_aligned_free(product);
+}
 
 const char *attn_product_name(const attn_product *product) { return product ? product->kernel->name : ""; }
 

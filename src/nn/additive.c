@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/memory/aligned.h"
 #include "src/nn/linear.h"
+#include "src/plan/own_options.h"
 
 struct attn_additive {
   attn_additive_config config; /* a copy; its pointers may no longer be valid */
-  attn_options options;        /* threads and pool */
+  attn_options options;
+  attn_option_names names;
   attn_product *query, *key;
   float *score_weight;
   attn_problem problem;
@@ -19,7 +20,7 @@ struct attn_additive {
 static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_additive_config, score_weight);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_additive_args, weights);
 
-static attn_status check_additive(const attn_additive_config *c) {
+static attn_status check_shape(const attn_additive_config *c) {
   const attn_nn_size queries[] = {{"attn_additive_config.batch", c->batch, 0},
                                   {"attn_additive_config.seq_q", c->seq_q, 0},
                                   {"attn_additive_config.width_q", c->width_q, 1}};
@@ -32,24 +33,33 @@ static attn_status check_additive(const attn_additive_config *c) {
   if (status == ATTN_OK) status = attn_nn_check_sizes(keys, NN_COUNT(keys));
   if (status == ATTN_OK) status = attn_nn_check_sizes(inner, NN_COUNT(inner));
   if (status == ATTN_OK) status = attn_nn_check_sizes(values, NN_COUNT(values));
+  return status;
+}
+
+static attn_status check_additive(const attn_additive_config *c) {
+  const attn_status status = check_shape(c);
   if (status != ATTN_OK) return status;
   REQUIRE(c->score_weight, "attn_additive_config.score_weight is NULL; it must point to hidden floats");
   return ATTN_OK;
 }
 
-static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
-  attn_status status = attn_nn_keep_options(options, &layer->options);
+static attn_status pack_weights(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
   const attn_nn_linear maps[] = {{"attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, &layer->query},
                                  {"attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, &layer->key}};
-  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
+  const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   if (status != ATTN_OK) return status;
-  layer->score_weight = attn_nn_allocate("score_weight", (size_t)c->hidden * sizeof(float));
+  layer->score_weight = attn_nn_allocate_shared("score_weight", (size_t)c->hidden * sizeof(float));
   if (!layer->score_weight) return ATTN_OUT_OF_MEMORY;
   memcpy(layer->score_weight, c->score_weight, (size_t)c->hidden * sizeof(float));
+  return ATTN_OK;
+}
+
+static attn_status plan_attention(attn_additive *layer) {
+  const attn_additive_config *c = &layer->config;
   attn_problem_init(&layer->problem, c->batch, 1, 1, c->seq_q, c->seq_k, c->hidden, c->dim_v);
   layer->problem.score = ATTN_SCORE_ADDITIVE;
   layer->problem.uses = ATTN_USE_SCORE_WEIGHT | (c->use_kv_len ? ATTN_USE_KV_LEN : 0);
-  return attn_plan_create(&layer->problem, options, &layer->plan);
+  return attn_plan_create(&layer->problem, &layer->options, &layer->plan);
 }
 
 /* [projected queries] [projected keys] [workspace of one product or of the attention, in turn] */
@@ -73,21 +83,55 @@ static layout layout_of(const attn_additive *layer) {
   return l;
 }
 
-attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
-  REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
-  *result = NULL;
-  attn_additive_config c;
-  attn_status status = attn_nn_read(&config_layout, "config", config, &c);
-  if (status == ATTN_OK) status = check_additive(&c);
-  if (status != ATTN_OK) return status;
+/* A layer that has a config and options only. NULL, with the sentence set, if there is no memory. */
+static attn_additive *new_layer(const attn_additive_config *c, const attn_options *options) {
   attn_additive *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
-  layer->config = c;
-  status = build(layer, &c, options);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer), NULL;
+  layer->config = *c;
+  layer->options = *options;
+  attn_own_options(&layer->options, &layer->names);
+  return layer;
+}
+
+/* Once it has its weights. Frees it on failure. */
+static attn_status finish_layer(attn_additive *layer, attn_status status, attn_additive **result) {
+  if (status == ATTN_OK) status = plan_attention(layer);
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_additive", layout_of(layer).fits);
   if (status != ATTN_OK) return attn_additive_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
+}
+
+attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
+  REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_additive_config c;
+  attn_options wanted;
+  attn_status status = attn_nn_read(&config_layout, "config", config, &c);
+  if (status == ATTN_OK) status = check_additive(&c);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status != ATTN_OK) return status;
+  attn_additive *layer = new_layer(&c, &wanted);
+  return layer ? finish_layer(layer, pack_weights(layer, &c, options), result) : ATTN_OUT_OF_MEMORY;
+}
+
+attn_status attn_additive_reshape(const attn_additive *layer, int64_t batch, int64_t seq_q, int64_t seq_k,
+                                  attn_additive **reshaped) {
+  REQUIRE(reshaped, "reshaped is NULL; it must point to where the layer's address goes");
+  *reshaped = NULL;
+  REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
+  attn_additive_config c = layer->config;
+  c.batch = batch;
+  c.seq_q = seq_q;
+  c.seq_k = seq_k;
+  const attn_status status = check_shape(&c);
+  if (status != ATTN_OK) return status;
+  attn_additive *made = new_layer(&c, &layer->options);
+  if (!made) return ATTN_OUT_OF_MEMORY;
+  made->query = attn_product_share(layer->query);
+  made->key = attn_product_share(layer->key);
+  made->score_weight = attn_nn_share(layer->score_weight);
+  return finish_layer(made, ATTN_OK, reshaped);
 }
 
 void attn_additive_destroy(attn_additive *layer) {
@@ -95,7 +139,7 @@ void attn_additive_destroy(attn_additive *layer) {
   attn_product_destroy(layer->query);
   attn_product_destroy(layer->key);
   attn_plan_destroy(layer->plan);
-  attn_aligned_free(layer->score_weight);
+  attn_nn_unshare(layer->score_weight);
   free(layer);
 }
 

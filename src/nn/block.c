@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/memory/aligned.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
@@ -30,7 +29,7 @@ struct attn_block {
   int count;
   sublayer sublayers[MOST_SUBLAYERS];
   attn_options options;
-  float *norm_arrays; /* gain and bias of every sublayer: [count][2][width] */
+  float *norm_arrays; /* gain and bias of every sublayer, [count][2][width]; shared by the blocks of other shapes */
 };
 
 /* ---- Shapes ---- */
@@ -122,14 +121,21 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
   return ATTN_OK;
 }
 
+/* cross: NULL without cross-attention. */
+static attn_status check_attentions(const attn_mha_problem *self, const attn_mha_problem *cross) {
+  attn_status status = check_attention("self", self, self->width);
+  if (status == ATTN_OK && cross) status = check_attention("cross", cross, self->width);
+  if (status != ATTN_OK) return status;
+  REQUIRE(!cross || rows_of(cross) == rows_of(self),
+          "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
+          rows_of(cross), rows_of(self));
+  return ATTN_OK;
+}
+
 static attn_status check_block(const attn_block_config *c) {
   const int64_t width = c->self.width;
-  attn_status status = check_attention("self", &c->self, width);
-  if (status == ATTN_OK && c->has_cross) status = check_attention("cross", &c->cross, width);
+  attn_status status = check_attentions(&c->self, c->has_cross ? &c->cross : NULL);
   if (status != ATTN_OK) return status;
-  REQUIRE(!c->has_cross || rows_of(&c->cross) == rows_of(&c->self),
-          "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
-          rows_of(&c->cross), rows_of(&c->self));
   REQUIRE(c->feed_forward.width == width,
           "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
           c->feed_forward.width, width);
@@ -157,7 +163,7 @@ static attn_status add_attention(attn_block *block, const attn_mha_problem *prob
 }
 
 static attn_status build(attn_block *block, const attn_block_config *c, const attn_options *options) {
-  block->norm_arrays = attn_nn_allocate("the norms", (size_t)(MOST_SUBLAYERS * 2 * block->width) * sizeof(float));
+  block->norm_arrays = attn_nn_allocate_shared("the norms", (size_t)(MOST_SUBLAYERS * 2 * block->width) * sizeof(float));
   if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
   const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options, .product = c->product);
   attn_status status = attn_nn_keep_options(options, &block->options);
@@ -197,6 +203,16 @@ static layout layout_of(const attn_block *block, int64_t rows, bool in_cache) {
   return l;
 }
 
+static bool has_cross(const attn_block *block) { return block->count == MOST_SUBLAYERS; }
+
+/* Frees the block on failure. */
+static attn_status finish_block(attn_block *block, attn_status status, attn_block **result) {
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block, block->rows, false).fits);
+  if (status != ATTN_OK) return attn_block_destroy(block), status;
+  *result = block;
+  return ATTN_OK;
+}
+
 attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
   REQUIRE(result, "block is NULL; it must point to where the block's address goes");
   *result = NULL;
@@ -209,11 +225,33 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->rows = rows_of(&c.self);
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
-  status = build(block, &c, options);
-  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block, block->rows, false).fits);
-  if (status != ATTN_OK) return attn_block_destroy(block), status;
-  *result = block;
-  return ATTN_OK;
+  return finish_block(block, build(block, &c, options), result);
+}
+
+attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *self, const attn_mha_problem *cross,
+                               attn_block **reshaped) {
+  REQUIRE(reshaped, "reshaped is NULL; it must point to where the block's address goes");
+  *reshaped = NULL;
+  REQUIRE(block, "block is NULL; it must come from attn_block_create");
+  REQUIRE(!cross == !has_cross(block), "cross is %s; it must be %s, because the block has %s cross-attention",
+          cross ? "given" : "NULL", cross ? "NULL" : "given", cross ? "no" : "a");
+  attn_mha_problem problems[2];
+  attn_status status = attn_nn_read(&attn_mha_problem_layout, "self", self, &problems[0]);
+  if (status == ATTN_OK && cross) status = attn_nn_read(&attn_mha_problem_layout, "cross", cross, &problems[1]);
+  if (status == ATTN_OK) status = check_attentions(&problems[0], cross ? &problems[1] : NULL);
+  if (status != ATTN_OK) return status;
+  attn_block *made = malloc(sizeof *made);
+  if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *made);
+  *made = *block;
+  made->rows = rows_of(&problems[0]);
+  attn_nn_share(made->norm_arrays);
+  for (int i = 0; i < made->count; i++) { /* all that it owns, so that it can be destroyed from here on */
+    made->sublayers[i].attention = NULL;
+    attn_nn_share_feed_forward(made->sublayers[i].feed_forward);
+  }
+  for (int i = 0; i + 1 < made->count && status == ATTN_OK; i++)
+    status = attn_mha_reshape(block->sublayers[i].attention, &problems[i], &made->sublayers[i].attention);
+  return finish_block(made, status, reshaped);
 }
 
 void attn_block_destroy(attn_block *block) {
@@ -222,7 +260,7 @@ void attn_block_destroy(attn_block *block) {
     attn_mha_destroy(block->sublayers[i].attention);
     attn_feed_forward_destroy(block->sublayers[i].feed_forward);
   }
-  attn_aligned_free(block->norm_arrays);
+  attn_nn_unshare(block->norm_arrays);
   free(block);
 }
 
@@ -323,8 +361,6 @@ static attn_status run_pre_norm(const block_run *r) {
   }
   return status;
 }
-
-static bool has_cross(const attn_block *block) { return block->count == MOST_SUBLAYERS; }
 
 static attn_status read_args(const attn_block *block, const attn_block_args *theirs, attn_block_args *args) {
   REQUIRE(block, "block is NULL; it must come from attn_block_create");

@@ -3,6 +3,7 @@
 #include "src/nn/check.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "kernels/common/memory/aligned.h"
@@ -51,6 +52,29 @@ void *attn_nn_allocate(const char *purpose, size_t bytes) {
   void *memory = bytes <= SIZE_MAX / 2 ? attn_aligned_alloc(line, (bytes / line + 1) * line) : NULL;
   if (!memory) attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %s needs %zu bytes", purpose, bytes);
   return memory;
+}
+
+/* Before shared memory, on a line of its own. */
+typedef struct owners {
+  _Alignas(64) atomic_int count;
+} owners;
+
+static atomic_int *owners_of(void *memory) { return &((owners *)memory - 1)->count; }
+
+void *attn_nn_allocate_shared(const char *purpose, size_t bytes) {
+  owners *first = attn_nn_allocate(purpose, bytes <= SIZE_MAX / 2 ? sizeof *first + bytes : SIZE_MAX);
+  if (!first) return NULL;
+  atomic_init(&first->count, 1);
+  return first + 1;
+}
+
+void *attn_nn_share(void *memory) {
+  if (memory) atomic_fetch_add(owners_of(memory), 1);
+  return memory;
+}
+
+void attn_nn_unshare(void *memory) {
+  if (memory && atomic_fetch_sub(owners_of(memory), 1) == 1) attn_aligned_free((owners *)memory - 1);
 }
 
 attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options) {

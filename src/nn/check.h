@@ -31,6 +31,12 @@ attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count);
 /* 64-byte aligned memory. NULL, with the sentence set, if there is not enough. `bytes` = 0 gives a small block. */
 void *attn_nn_allocate(const char *purpose, size_t bytes);
 
+/* The same memory, owned by whom it is given to by attn_nn_share(), which returns its argument, too. Each owner calls
+ * attn_nn_unshare(), the last of which frees it. NULL is fine for both. */
+void *attn_nn_allocate_shared(const char *purpose, size_t bytes);
+void *attn_nn_share(void *memory);
+void attn_nn_unshare(void *memory);
+
 /* Nanoseconds of the monotonic clock. Without a profile: 0, and the clock is not read. */
 double attn_nn_now_ns(const void *profile);
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Position-wise feed-forward: two products. The first one applies the activation while its rows are still in the cache. */
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "src/nn/linear.h"
 
 struct attn_feed_forward {
+  atomic_int owners;
   int64_t width, hidden;
   attn_product *first, *second;
 };
@@ -23,7 +25,7 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
 static attn_status create(const attn_feed_forward_config *c, const attn_options *options, attn_feed_forward **result) {
   attn_feed_forward *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
-  *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden};
+  *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
   const attn_nn_after activation = c->activation == ATTN_RELU ? NN_RELU : NN_GELU;
   const attn_nn_linear maps[] = {
       {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, activation, &layer->first},
@@ -44,8 +46,13 @@ attn_status attn_feed_forward_create(const attn_feed_forward_config *config, con
   return status == ATTN_OK ? create(&c, options, result) : status;
 }
 
+attn_feed_forward *attn_nn_share_feed_forward(attn_feed_forward *layer) {
+  if (layer) atomic_fetch_add(&layer->owners, 1);
+  return layer;
+}
+
 void attn_feed_forward_destroy(attn_feed_forward *layer) {
-  if (!layer) return;
+  if (!layer || atomic_fetch_sub(&layer->owners, 1) != 1) return;
   attn_product_destroy(layer->first);
   attn_product_destroy(layer->second);
   free(layer);

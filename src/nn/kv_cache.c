@@ -79,13 +79,6 @@ static attn_status check_pool(const attn_kv_cache_shape *s, const attn_kv_pool_s
   return ATTN_OK;
 }
 
-/* No kernel has a name that is too long to keep. Cut off, it is still unknown. */
-static const char *keep(char *memory, size_t bytes, const char *text) {
-  if (!text) return NULL;
-  strncpy(memory, text, bytes - 1);
-  return memory;
-}
-
 void attn_kv_cache_set_scores(const attn_kv_cache *cache, attn_problem *p) {
   const attn_kv_cache_shape *s = &cache->shape;
   if (s->scale != 0) p->scale = s->scale;
@@ -194,8 +187,7 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
   if (!cache) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_cache needs %zu bytes", sizeof *cache);
   cache->shape = *shape;
   cache->options = *options;
-  cache->options.kernel = keep(cache->kernel, sizeof cache->kernel, cache->options.kernel);
-  cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
+  attn_own_options(&cache->options, &cache->names);
   attn_status status = find_pool(cache);
   if (status == ATTN_OK) status = allocate(cache);
   if (status == ATTN_OK && cache->shape.key_channels) status = attn_kv_channels_create(cache);

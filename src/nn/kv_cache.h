@@ -5,6 +5,7 @@
 
 #include "attn/nn.h"
 #include "src/nn/kv_pool.h"
+#include "src/plan/own_options.h"
 
 enum { ATTN_KV_PLANS = 8 /* sizes of steps that are planned once */ };
 
@@ -23,8 +24,7 @@ typedef struct attn_kv_float_page {
 struct attn_kv_cache {
   attn_kv_cache_shape shape;
   attn_options options;
-  char kernel[64]; /* copies of options.kernel and max_isa: the caller may free the strings */
-  char max_isa[32];
+  attn_option_names names;
   float *sinks, *slopes; /* NULL = none */
   attn_kv_pool *pool;
   int64_t columns;              /* columns of a table */

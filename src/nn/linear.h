@@ -10,6 +10,9 @@
 /* For the reader of the config, and of the configs that hold one. */
 static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT_GROWN(attn_feed_forward_config, second, product);
 
+/* Gives a network to one more owner, each of whom destroys it. */
+attn_feed_forward *attn_nn_share_feed_forward(attn_feed_forward *layer);
+
 /* The function that a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
 

@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/memory/aligned.h"
 #include "src/nn/linear.h"
+#include "src/plan/own_options.h"
 
 struct attn_synthesizer {
   attn_synthesizer_config config; /* a copy; its pointers may no longer be valid */
+  attn_options options;
+  attn_option_names names;
   attn_product **first, **second; /* [heads]: DENSE */
   float *scores;                  /* [heads][length][length]: RANDOM */
   attn_product *value, *output;
@@ -19,7 +21,7 @@ struct attn_synthesizer {
 static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_synthesizer_config, output);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_synthesizer_args, profile);
 
-static attn_status check_synthesizer(const attn_synthesizer_config *c) {
+static attn_status check_shape(const attn_synthesizer_config *c) {
   const attn_nn_size rows[] = {{"attn_synthesizer_config.batch", c->batch, 0},
                                {"attn_synthesizer_config.seq", c->seq, 0},
                                {"attn_synthesizer_config.width", c->width, 1}};
@@ -40,6 +42,12 @@ static attn_status check_synthesizer(const attn_synthesizer_config *c) {
   REQUIRE(c->seq <= c->length,
           "attn_synthesizer_config.seq is %" PRId64 " with length %" PRId64 "; scores were learnt for no more than that",
           c->seq, c->length);
+  return ATTN_OK;
+}
+
+static attn_status check_synthesizer(const attn_synthesizer_config *c) {
+  const attn_status status = check_shape(c);
+  if (status != ATTN_OK) return status;
   const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
   REQUIRE(dense || c->scores, "attn_synthesizer_config.scores is NULL; ATTN_SYNTHESIZER_RANDOM needs them");
   REQUIRE(!dense || (c->first && c->second), "attn_synthesizer_config.%s is NULL; ATTN_SYNTHESIZER_DENSE needs one per head",
@@ -47,18 +55,23 @@ static attn_status check_synthesizer(const attn_synthesizer_config *c) {
   return ATTN_OK;
 }
 
-static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
+/* Room for the networks of all heads. */
+static attn_status allocate_networks(attn_synthesizer *layer) {
+  const size_t heads = (size_t)layer->config.heads;
+  layer->first = calloc(heads, sizeof *layer->first);
+  layer->second = calloc(heads, sizeof *layer->second);
+  return layer->first && layer->second ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %zu heads", heads);
+}
+
+static attn_status pack_scores(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
   if (c->kind == ATTN_SYNTHESIZER_RANDOM) {
     const size_t bytes = (size_t)(c->heads * c->length * c->length) * sizeof(float);
-    layer->scores = attn_nn_allocate("the learnt scores", bytes);
+    layer->scores = attn_nn_allocate_shared("the learnt scores", bytes);
     if (!layer->scores) return ATTN_OUT_OF_MEMORY;
     memcpy(layer->scores, c->scores, bytes);
     return ATTN_OK;
   }
-  layer->first = calloc((size_t)c->heads, sizeof *layer->first);
-  layer->second = calloc((size_t)c->heads, sizeof *layer->second);
-  if (!layer->first || !layer->second) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %" PRId64 " heads", c->heads);
-  attn_status status = ATTN_OK;
+  attn_status status = allocate_networks(layer);
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
     const attn_nn_linear maps[] = {
         {"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, NN_RELU, &layer->first[h]},
@@ -68,14 +81,17 @@ static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_
   return status;
 }
 
-static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
+static attn_status pack_weights(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
   const int64_t joined = c->heads * c->dim_v;
-  attn_status status = build_scores(layer, c, options);
+  const attn_status status = pack_scores(layer, c, options);
   const attn_nn_linear maps[] = {
       {"attn_synthesizer_config.value", &c->value, c->width, joined, NN_NOTHING, &layer->value},
       {"attn_synthesizer_config.output", &c->output, joined, c->width, NN_NOTHING, &layer->output}};
-  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
-  if (status != ATTN_OK) return status;
+  return status == ATTN_OK ? attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL) : status;
+}
+
+static attn_status plan_attention(attn_synthesizer *layer) {
+  const attn_synthesizer_config *c = &layer->config;
   attn_problem p;
   attn_problem_init(&p, c->batch, c->heads, c->heads, c->seq, c->seq, 1, c->dim_v);
   attn_problem_set_bshd(&p);
@@ -85,7 +101,7 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   const int64_t score_rows = c->kind == ATTN_SYNTHESIZER_DENSE ? c->seq : c->length;
   p.scores_stride = (attn_score_strides){.h = score_rows * c->length, .q = c->length, .k = 1};
   if (c->kind == ATTN_SYNTHESIZER_DENSE) p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt scores have no batch */
-  return attn_plan_create(&p, options, &layer->plan);
+  return attn_plan_create(&p, &layer->options, &layer->plan);
 }
 
 /* [values, heads side by side] [outputs, likewise] [hidden rows of one head] [scores] [workspace of one step at a time] */
@@ -116,22 +132,60 @@ static layout layout_of(const attn_synthesizer *layer) {
   return l;
 }
 
+/* A layer that has a config and options only. NULL, with the sentence set, if there is no memory. */
+static attn_synthesizer *new_layer(const attn_synthesizer_config *c, const attn_options *options) {
+  attn_synthesizer *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer), NULL;
+  layer->config = *c;
+  layer->options = *options;
+  attn_own_options(&layer->options, &layer->names);
+  return layer;
+}
+
+/* Once it has its weights. Frees it on failure. */
+static attn_status finish_layer(attn_synthesizer *layer, attn_status status, attn_synthesizer **result) {
+  if (status == ATTN_OK) status = plan_attention(layer);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_synthesizer", layout_of(layer).fits);
+  if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
 attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
                                     attn_synthesizer **result) {
   REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
   attn_synthesizer_config c;
+  attn_options wanted;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
   if (status == ATTN_OK) status = check_synthesizer(&c);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status != ATTN_OK) return status;
-  attn_synthesizer *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
-  layer->config = c;
-  status = build(layer, &c, options);
-  if (status == ATTN_OK) status = attn_nn_check_fits("attn_synthesizer", layout_of(layer).fits);
-  if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
-  *result = layer;
-  return ATTN_OK;
+  attn_synthesizer *layer = new_layer(&c, &wanted);
+  return layer ? finish_layer(layer, pack_weights(layer, &c, options), result) : ATTN_OUT_OF_MEMORY;
+}
+
+attn_status attn_synthesizer_reshape(const attn_synthesizer *layer, int64_t batch, int64_t seq,
+                                     attn_synthesizer **reshaped) {
+  REQUIRE(reshaped, "reshaped is NULL; it must point to where the layer's address goes");
+  *reshaped = NULL;
+  REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
+  attn_synthesizer_config c = layer->config;
+  c.batch = batch;
+  c.seq = seq;
+  attn_status status = check_shape(&c);
+  if (status != ATTN_OK) return status;
+  attn_synthesizer *made = new_layer(&c, &layer->options);
+  if (!made) return ATTN_OUT_OF_MEMORY;
+  made->value = attn_product_share(layer->value);
+  made->output = attn_product_share(layer->output);
+  made->scores = attn_nn_share(layer->scores);
+  if (layer->first) status = allocate_networks(made);
+  for (int64_t h = 0; status == ATTN_OK && layer->first && h < c.heads; h++) {
+    made->first[h] = attn_product_share(layer->first[h]);
+    made->second[h] = attn_product_share(layer->second[h]);
+  }
+  return finish_layer(made, status, reshaped);
 }
 
 void attn_synthesizer_destroy(attn_synthesizer *layer) {
@@ -142,7 +196,7 @@ void attn_synthesizer_destroy(attn_synthesizer *layer) {
   }
   free(layer->first);
   free(layer->second);
-  attn_aligned_free(layer->scores);
+  attn_nn_unshare(layer->scores);
   attn_product_destroy(layer->value);
   attn_product_destroy(layer->output);
   attn_plan_destroy(layer->plan);

@@ -198,6 +198,11 @@ void layers() {
   attn::mha layer(attn::mha_problem(1, 2, rows, rows, width).causal(), weights);
   layer.run(x, y);
   CHECK(y[0] != 0 && std::strstr(layer.describe(), layer.kernel()));
+  attn::mha one = layer.reshape(attn::mha_problem(1, 2, 1, 1, width).causal());
+  std::vector<float> first(width);
+  one.run({x.data(), width}, first);
+  CHECK(std::equal(first.begin(), first.end(), y.begin()));
+  refused([&] { layer.reshape(attn::mha_problem(1, 4, 1, 1, width)); }, ATTN_INVALID_ARGUMENT, "heads_q is 4; it must be 2");
   refused([&] { layer.run(x, small); }, ATTN_INVALID_ARGUMENT, "attn::mha.y has 3 elements");
   refused([&] { layer.run(nullptr, y); }, ATTN_INVALID_ARGUMENT, "attn_mha_args.x is NULL");
   refused([&] { attn::mha(attn::mha_problem(1, 3, rows, rows, width), weights); }, ATTN_INVALID_ARGUMENT, "width is 16");

@@ -227,8 +227,11 @@ static attn_status call_block(void) {
   attn_decoder_block_init(&config, BATCH, HEADS, TOKENS, TOKENS, WIDTH, WIDTH, WIDTH);
   config.self_weights = config.cross_weights = layer_weights();
   config.feed_forward.first.weight = config.feed_forward.second.weight = weights;
-  const attn_status status = attn_block_create(&config, NULL, &block);
+  attn_block *other = NULL;
+  attn_status status = attn_block_create(&config, NULL, &block);
+  if (status == ATTN_OK) status = attn_block_reshape(block, &config.self, &config.cross, &other);
   attn_block_destroy(block);
+  attn_block_destroy(other);
   return status;
 }
 
@@ -267,9 +270,11 @@ static attn_status call_additive(void) {
   const attn_additive_config config =
       ATTN_STRUCT(attn_additive_config, .batch = BATCH, .seq_q = TOKENS, .seq_k = TOKENS, .width_q = WIDTH, .width_k = WIDTH,
                   .hidden = DIM, .dim_v = DIM, .query.weight = weights, .key.weight = weights, .score_weight = weights);
-  attn_additive *layer;
-  const attn_status status = attn_additive_create(&config, NULL, &layer);
+  attn_additive *layer, *other = NULL;
+  attn_status status = attn_additive_create(&config, NULL, &layer);
+  if (status == ATTN_OK) status = attn_additive_reshape(layer, 1, 1, 1, &other);
   attn_additive_destroy(layer);
+  attn_additive_destroy(other);
   return status;
 }
 
@@ -278,9 +283,11 @@ static attn_status call_synthesizer(void) {
   const attn_synthesizer_config config =
       ATTN_STRUCT(attn_synthesizer_config, .batch = BATCH, .seq = TOKENS, .length = TOKENS, .width = WIDTH, .heads = HEADS,
                   .dim_v = DIM, .hidden = DIM, .first = maps, .second = maps, .value = maps[0], .output = maps[0]);
-  attn_synthesizer *layer;
-  const attn_status status = attn_synthesizer_create(&config, NULL, &layer);
+  attn_synthesizer *layer, *other = NULL;
+  attn_status status = attn_synthesizer_create(&config, NULL, &layer);
+  if (status == ATTN_OK) status = attn_synthesizer_reshape(layer, 1, 1, &other);
   attn_synthesizer_destroy(layer);
+  attn_synthesizer_destroy(other);
   return status;
 }
 
