@@ -15,7 +15,7 @@
 typedef struct attn_product_block {
   int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block */
   const float *x, *start;       /* start may be out */
-  const void *panel;            /* float32, [depth][panel_columns], or steps of the kernel's form */
+  const void *panel;            /* float32, [depth][panel_columns]; or steps of the kernel's form */
   float *out;
   int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
@@ -42,6 +42,9 @@ typedef struct attn_product_kernel {
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1 */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
+  /* Floats of `count` elements of f16 or bf16, a multiple of panel_columns. W of these types is then kept in 2 bytes an
+   * element, and a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
+  void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
   /* x[i] becomes x[i] times the normal distribution function at x[i], each element for itself. NULL: the tier's function is
    * used. */
   void (*gelu)(float *x, int64_t count);

@@ -103,9 +103,13 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
 
 static int64_t depth_step(const attn_product_kernel *kernel) { return kernel->form ? kernel->form->depth_step : 1; }
 
+/* Panels keep the type of W, and are widened when they are read. */
+static bool is_narrow(const attn_product_kernel *kernel, attn_dtype weights) { return kernel->widen && weights != ATTN_F32; }
+
 /* Bytes of a step of one panel. */
 static int64_t step_bytes(const attn_product_kernel *kernel, attn_dtype weights) {
-  return kernel->form ? kernel->form->step_bytes(weights) : kernel->panel_columns * (int64_t)sizeof(float);
+  if (kernel->form) return kernel->form->step_bytes(weights);
+  return attn_elements_bytes(is_narrow(kernel, weights) ? weights : ATTN_F32, kernel->panel_columns);
 }
 
 /* Few rows take the time that W takes to come from memory. How many there will be is not known yet, so a form that needs
@@ -197,13 +201,15 @@ static char *packed_at(const attn_product *product, int64_t panel, int64_t step)
 static void pack(const attn_product_weights *w, attn_product *product) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
+  const bool narrow = is_narrow(kernel, w->dtype);
   float floats[MOST_STEP_FLOATS];
-  assert(!kernel->form || depth * width <= MOST_STEP_FLOATS);
+  assert(depth * width <= MOST_STEP_FLOATS);
   for (int64_t p = 0; p < product->panels; p++)
     for (int64_t step = 0; step < product->steps; step++) {
       char *to = packed_at(product, p, step);
-      load_step(w, step * depth, depth, p * width, width, kernel->form ? floats : (float *)(void *)to);
+      load_step(w, step * depth, depth, p * width, width, kernel->form || narrow ? floats : (float *)(void *)to);
       if (kernel->form) kernel->form->pack_step(floats, w->dtype, to);
+      for (int64_t c = 0; narrow && c < width; c++) attn_store_f32(to, w->dtype, c, floats[c]); /* exact */
     }
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
@@ -276,9 +282,10 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* The memory of one thread: [X of a depth block][sums][the form's], for blocks of `rows` and strips of `columns`. */
+/* The memory of one thread: [X of a depth block][sums][the form's, or a widened panel], for blocks of `rows` and strips of
+ * `columns`. */
 typedef struct thread_memory {
-  int64_t x_at, sum_at, form_at, bytes;
+  int64_t x_at, sum_at, own_at, bytes;
   int64_t x_stride, sum_stride; /* floats from row to row */
 } thread_memory;
 
@@ -286,9 +293,10 @@ static thread_memory memory_of(const attn_product *product, int64_t rows, int64_
   const attn_product_form *form = product->kernel->form;
   const int64_t depth = min64(product->depth, product->kernel->depth_block);
   thread_memory m = {.x_stride = depth + PAD, .sum_stride = columns + PAD};
+  const int64_t panel = is_narrow(product->kernel, product->dtype) ? float_bytes(depth * product->kernel->panel_columns) : 0;
   const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)},
                                {&m.sum_at, rows, float_bytes(m.sum_stride)},
-                               {&m.form_at, 1, form ? form->memory_bytes(rows, depth) : 0}};
+                               {&m.own_at, 1, form ? form->memory_bytes(rows, depth) : panel}};
   const bool fits = LAY_OUT(parts, &m.bytes);
   assert(fits); /* blocks and strips are small */
   (void)fits;
@@ -402,7 +410,7 @@ typedef struct strip {
   int64_t capacity; /* rows up to whole tiles */
   float *x, *sum;   /* [capacity][stride]: X of the depth block, and the sums; X transposed is [depth][capacity] */
   bool x_in_place, y_in_place; /* not in this memory but where the caller has them */
-  void *form;                  /* memory of the kernel's form */
+  void *own;                   /* memory of the kernel's form, or a widened panel */
 } strip;
 
 /* Floats from row to row, if it is the same for all rows of the block. */
@@ -478,7 +486,7 @@ static void multiply(const run_context *c, const strip *s) {
                               .x_transposed = c->x_transposed,
                               .out_stride = c->at.memory.sum_stride,
                               .weights = product->dtype,
-                              .memory = s->form};
+                              .memory = s->own};
   set_x(c, s, &block);
   if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
   block.start_stride = s->begin == 0 ? 0 : block.out_stride;
@@ -487,6 +495,10 @@ static void multiply(const run_context *c, const strip *s) {
     const int64_t column = (s->first_panel + p) * width;
     block.columns = min64(product->columns - column, width);
     block.panel = packed_at(product, s->first_panel + p, s->begin / depth_step(product->kernel));
+    if (is_narrow(product->kernel, product->dtype)) {
+      product->kernel->widen(block.panel, product->dtype, block.depth * width, s->own);
+      block.panel = s->own;
+    }
     block.out = s->y_in_place ? y_at(c, s->first_row, column) : s->sum + p * width;
     block.start = s->begin == 0 ? zeros : block.out;
     product->kernel->run(&block);
@@ -537,7 +549,7 @@ static void run_task(void *pointer, int64_t task, int worker) {
   s.capacity = product->kernel->form ? s.rows : round_up(s.rows, product->kernel->tile_rows);
   s.x = floats_at(memory, c->at.memory.x_at);
   s.sum = floats_at(memory, c->at.memory.sum_at);
-  s.form = memory + c->at.memory.form_at;
+  s.own = memory + c->at.memory.own_at;
   s.x_in_place = x_in_place(c, &s);
   s.y_in_place = y_in_place(c, &s);
   const uint64_t mode = attn_float_mode_enter();

@@ -54,6 +54,14 @@ static void product_panel(const attn_product_block *block) {
   }
 }
 
+static void widen_panel(const void *packed, attn_dtype weights, int64_t count, float *to) {
+  const uint16_t *from = packed;
+  if (weights == ATTN_F16)
+    for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, vec_load_f16(from + i));
+  else
+    for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, vec_load_bf16(from + i));
+}
+
 #define PRODUCT_KERNEL(tier)                                                         \
   const attn_product_kernel attn_product_##tier = {.name = "product_" #tier,         \
                                                    .isa = #tier,                     \
@@ -61,6 +69,7 @@ static void product_panel(const attn_product_block *block) {
                                                    .panel_columns = PRODUCT_COLUMNS, \
                                                    .depth_block = PRODUCT_DEPTH,     \
                                                    .run = product_panel,             \
+                                                   .widen = widen_panel,             \
                                                    .gelu = gelu_row}
 
 #endif
