@@ -35,6 +35,8 @@ typedef struct attn_product_form {
   void (*pack_x)(const attn_product_block *block); /* into its memory; run() then meets this X with several panels */
 } attn_product_form;
 
+enum { ATTN_PRODUCT_FEW_ROWS = 8 }; /* most rows of run_few() */
+
 typedef struct attn_product_kernel {
   const char *name, *isa;        /* "product_avx2", "avx2" */
   int64_t tile_rows;             /* rows come in multiples of this; with a form, only the last block's do not */
@@ -42,6 +44,10 @@ typedef struct attn_product_kernel {
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1 */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
+  /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is
+   * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
+   * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */
+  void (*run_few)(const attn_product_block *block, int64_t panels, int64_t panel_bytes);
   /* Floats of `count` elements of f16 or bf16, a multiple of panel_columns. W of these types is then kept in 2 bytes an
    * element, and a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);

@@ -77,7 +77,7 @@ typedef enum attn_weight_layout {
 typedef struct attn_mha_weights {
   size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_weight_layout layout; /**< Layout of every matrix here. */
-  attn_dtype dtype;          /**< Type of every matrix here; f16 and bf16 are widened to float32. */
+  attn_dtype dtype;          /**< Type of every matrix here, as in attn_product_weights. */
   const void *w_qkv;  /**< width x (heads_q dim_qk + heads_kv dim_qk + heads_kv dim_v), or NULL: then the next three. */
   const void *w_q;    /**< width x heads_q dim_qk */
   const void *w_k;    /**< width_memory x heads_kv dim_qk */

@@ -32,7 +32,7 @@ typedef struct attn_product_weights {
   const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
   int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
   int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
-  attn_dtype dtype;      /**< Type of weight. f16 and bf16 are widened to float32 when packed; product_amx keeps bf16. */
+  attn_dtype dtype;      /**< Type of weight. bf16 and f16 stay 2 bytes an element in the tiers with vectors. */
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */

@@ -47,6 +47,7 @@ enum {
   STRIP_COLUMNS = 512, /* X is gathered once per strip */
   MOST_COLUMNS = 256,  /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
+  FEW_DEPTH = 4096,        /* elements of few rows that are gathered at once: their part of X stays in L1 or L2 */
   PAD = 16                 /* floats that keep rows off each other's cache sets */
 };
 
@@ -286,15 +287,17 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
  * `columns`. */
 typedef struct thread_memory {
   int64_t x_at, sum_at, own_at, bytes;
-  int64_t x_stride, sum_stride; /* floats from row to row */
+  int64_t x_stride, few_stride, sum_stride; /* floats from row to row; few_stride: of few rows of X */
 } thread_memory;
 
 static thread_memory memory_of(const attn_product *product, int64_t rows, int64_t columns) {
   const attn_product_form *form = product->kernel->form;
   const int64_t depth = min64(product->depth, product->kernel->depth_block);
-  thread_memory m = {.x_stride = depth + PAD, .sum_stride = columns + PAD};
+  thread_memory m = {
+      .x_stride = depth + PAD, .few_stride = min64(product->depth, FEW_DEPTH) + PAD, .sum_stride = columns + PAD};
+  const int64_t few = product->kernel->run_few ? ATTN_PRODUCT_FEW_ROWS * m.few_stride : 0;
   const int64_t panel = is_narrow(product->kernel, product->dtype) ? float_bytes(depth * product->kernel->panel_columns) : 0;
-  const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)},
+  const memory_part parts[] = {{&m.x_at, 1, float_bytes(max64(rows * m.x_stride, few))},
                                {&m.sum_at, rows, float_bytes(m.sum_stride)},
                                {&m.own_at, 1, form ? form->memory_bytes(rows, depth) : panel}};
   const bool fits = LAY_OUT(parts, &m.bytes);
@@ -407,7 +410,9 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
 /* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
 typedef struct strip {
   int64_t first_row, rows, first_panel, panels, begin, end;
-  int64_t capacity; /* rows up to whole tiles */
+  int64_t capacity; /* rows up to whole tiles; of few rows as run_few() takes them */
+  int64_t x_stride; /* floats from row to row of x, if that is not transposed */
+  bool few;         /* for run_few() */
   float *x, *sum;   /* [capacity][stride]: X of the depth block, and the sums; X transposed is [depth][capacity] */
   bool x_in_place, y_in_place; /* not in this memory but where the caller has them */
   void *own;                   /* memory of the kernel's form, or a widened panel */
@@ -453,7 +458,7 @@ static void gather_column(const run_context *c, const strip *s, int64_t k, float
 static void gather(const run_context *c, const strip *s) {
   for (int64_t k = s->begin; c->x_transposed && k < s->end; k++) gather_column(c, s, k, s->x + (k - s->begin) * s->capacity);
   for (int64_t i = 0; !c->x_transposed && i < s->capacity; i++) {
-    float *row = s->x + i * c->at.memory.x_stride;
+    float *row = s->x + i * s->x_stride;
     if (i < s->rows)
       gather_row(c->args, s->first_row + i, s->begin, s->end, row);
     else
@@ -464,7 +469,7 @@ static void gather(const run_context *c, const strip *s) {
 /* X of the depth block for the kernel, which finds it where it lies or in the strip's memory. */
 static void set_x(const run_context *c, const strip *s, attn_product_block *block) {
   block->x = s->x;
-  block->x_stride = c->x_transposed ? s->capacity : c->at.memory.x_stride;
+  block->x_stride = c->x_transposed ? s->capacity : s->x_stride;
   if (!s->x_in_place) return gather(c, s);
   block->x = c->args->x + row_offset(c->args, &c->args->x_stride, s->first_row) + s->begin;
   (void)even_rows(c->args, &c->args->x_stride, s, &block->x_stride);
@@ -491,6 +496,13 @@ static void multiply(const run_context *c, const strip *s) {
   if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
   block.start_stride = s->begin == 0 ? 0 : block.out_stride;
   if (product->kernel->form) product->kernel->form->pack_x(&block);
+  if (s->few) {
+    block.panel = packed_at(product, s->first_panel, s->begin);
+    block.out = s->sum;
+    block.start = s->begin == 0 ? zeros : block.out;
+    product->kernel->run_few(&block, s->panels, product->steps * product->step_bytes);
+    return;
+  }
   for (int64_t p = 0; p < s->panels; p++) {
     const int64_t column = (s->first_panel + p) * width;
     block.columns = min64(product->columns - column, width);
@@ -546,7 +558,10 @@ static void run_task(void *pointer, int64_t task, int worker) {
   char *memory = c->workspace + worker * c->at.memory.bytes;
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
+  s.few = product->kernel->run_few && s.rows <= ATTN_PRODUCT_FEW_ROWS && !c->x_transposed;
   s.capacity = product->kernel->form ? s.rows : round_up(s.rows, product->kernel->tile_rows);
+  if (s.few) s.capacity = s.rows + (s.rows % 4 == 3); /* 3 as 4, 7 as 8 */
+  s.x_stride = s.few ? c->at.memory.few_stride : c->at.memory.x_stride;
   s.x = floats_at(memory, c->at.memory.x_at);
   s.sum = floats_at(memory, c->at.memory.sum_at);
   s.own = memory + c->at.memory.own_at;
@@ -554,7 +569,7 @@ static void run_task(void *pointer, int64_t task, int worker) {
   s.y_in_place = y_in_place(c, &s);
   const uint64_t mode = attn_float_mode_enter();
   for (; s.begin < product->depth; s.begin = s.end) {
-    s.end = s.begin + min64(product->kernel->depth_block, product->depth - s.begin);
+    s.end = s.begin + min64(s.few ? FEW_DEPTH : product->kernel->depth_block, product->depth - s.begin);
     multiply(c, &s);
   }
   scatter(c, &s);

@@ -260,6 +260,64 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype) {
   free_layer(&l);
 }
 
+/* Few rows are computed in another order of panels: alone, in two sequences, deeper than what is gathered at once. */
+static void check_few_rows(const char *name, attn_dtype dtype) {
+  enum { ROWS = 20, COLUMNS = 333 };
+  layer l = make_layer((shape){.batch = 1, .rows = ROWS, .depth = 4200, .columns = COLUMNS, .dtype = dtype, .bias = true});
+  attn_product *product;
+  if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name), &product) != ATTN_OK) {
+    free_layer(&l);
+    return;
+  }
+  run(product, &l.args);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  for (int64_t batch = 1; batch <= 2; batch++)
+    for (int64_t rows = 1; rows * batch <= 10; rows++) {
+      attn_product_args args = l.args;
+      args.batch = batch;
+      args.rows = rows;
+      args.x_stride.b = rows * args.x_stride.s;
+      args.y_stride.b = rows * args.y_stride.s;
+      memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+      run(product, &args);
+      for (int64_t row = 0; row < batch * rows; row++)
+        assert_memory_equal(l.y + row * args.y_stride.s, expected + row * args.y_stride.s, COLUMNS * sizeof(float));
+    }
+  attn_product_destroy(product);
+  free(expected);
+  free_layer(&l);
+}
+
+TEST(test_few_rows_have_the_bits_of_many) {
+  for (int n = 0; n < NAMES; n++)
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
+      check_few_rows(names[n], (attn_dtype)dtype);
+}
+
+/* Weights of 16 bits take 2 bytes an element where the tier's vectors read them. */
+TEST(test_memory_of_narrow_weights) {
+  enum { SIZE = 256 };
+  int checked = 0;
+  for (int n = 0; n < NAMES; n++)
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
+      layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = SIZE, .columns = SIZE, .dtype = (attn_dtype)dtype});
+      attn_product *product = NULL;
+      if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = names[n]), &product) == ATTN_OK) {
+        const bool vectors = strcmp(names[n], "product_avx2") == 0 || strcmp(names[n], "product_avx512") == 0 ||
+                             strcmp(names[n], "product_neon") == 0;
+        if (vectors) {
+          const size_t bytes = (size_t)SIZE * SIZE * (dtype == ATTN_F32 ? 4 : 2);
+          assert_true(last_aligned_bytes >= bytes && last_aligned_bytes < bytes + bytes / 10);
+          checked++;
+        }
+      }
+      attn_product_destroy(product);
+      free_layer(&l);
+    }
+  assert_true(checked % 3 == 0);
+}
+
 TEST(test_bits_depend_on_the_row_alone) {
   for (int n = 0; n < NAMES; n++)
     for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)

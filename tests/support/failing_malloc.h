@@ -17,6 +17,7 @@
 
 static int allocations_left = -1; /* -1: no limit */
 static _Atomic int blocks_held;
+static _Atomic size_t last_aligned_bytes; /* those of aligned_alloc */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -45,6 +46,7 @@ void *__wrap_realloc(void *old, size_t bytes) {
 }
 
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+  last_aligned_bytes = bytes;
   return may_allocate() ? hold(__real_aligned_alloc(alignment, bytes)) : NULL;
 }
 

@@ -54,6 +54,115 @@ static void product_panel(const attn_product_block *block) {
   }
 }
 
+/* ---- Few rows ---- */
+
+typedef enum product_type { PRODUCT_F32, PRODUCT_F16, PRODUCT_BF16 } product_type;
+
+static ALWAYS_INLINE vec few_load(const char *at, const product_type type) {
+  const void *elements = at;
+  if (type == PRODUCT_F32) return vec_load(elements);
+  return type == PRODUCT_F16 ? vec_load_f16(elements) : vec_load_bf16(elements);
+}
+
+enum { FEW_TILE = 4 }; /* rows that share a load of W */
+
+/* FEW_TILE / rows panels at once, so that there are as many chains of sums for any number of rows: a single chain would wait
+ * for each of its additions. */
+static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
+                                     const product_type type, const int rows, const int panels) {
+  const int64_t step = PRODUCT_COLUMNS * (type == PRODUCT_F32 ? 4 : 2), vector = step / TILE_VECS;
+  vec sum[FEW_TILE][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
+  UNROLL
+  for (int n = 0; n < rows * panels; n++) {
+    const float *start = b->start + n / panels * b->start_stride;
+    if (b->start == b->out) start += column + n % panels * PRODUCT_COLUMNS;
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) sum[n][v] = vec_load(start + v * VEC_LANES);
+  }
+  UNROLL_4
+  for (int64_t k = 0; k < b->depth; k++) {
+    vec_factor x[FEW_TILE];
+    UNROLL
+    for (int i = 0; i < rows; i++) x[i] = vec_factor_at(b->x + i * b->x_stride + k);
+    UNROLL
+    for (int p = 0; p < panels; p++) {
+      UNROLL
+      for (int v = 0; v < TILE_VECS; v++) {
+        const vec w = few_load(panel + p * panel_bytes + k * step + v * vector, type);
+        UNROLL
+        for (int i = 0; i < rows; i++) sum[i * panels + p][v] = vec_fma_factor(x[i], w, sum[i * panels + p][v]);
+      }
+    }
+  }
+  UNROLL
+  for (int n = 0; n < rows * panels; n++) {
+    float *out = b->out + n / panels * b->out_stride + column + n % panels * PRODUCT_COLUMNS;
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) vec_store(out + v * VEC_LANES, sum[n][v]);
+  }
+}
+
+static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const product_type type,
+                                   const int rows) {
+  const int group = FEW_TILE / rows;
+  const char *panel = b->panel;
+  int64_t p = 0;
+  for (; p + group <= panels; p += group)
+    few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, group);
+  for (; p < panels; p++) few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, 1);
+}
+
+static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
+                                   const product_type type) {
+  assert(b->rows == 1 || b->rows == 2 || b->rows == FEW_TILE);
+  if (b->rows == 1)
+    few_tile(b, panels, panel_bytes, type, 1);
+  else if (b->rows == 2)
+    few_tile(b, panels, panel_bytes, type, 2);
+  else
+    few_tile(b, panels, panel_bytes, type, FEW_TILE);
+}
+
+/* More than one tile: the second finds each part of a panel in L1. */
+static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
+                                    const product_type type) {
+  const int64_t step = PRODUCT_COLUMNS * (type == PRODUCT_F32 ? 4 : 2);
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t k = 0; k < b->depth; k += PRODUCT_DEPTH)
+      for (int64_t i = 0; i < b->rows; i += FEW_TILE) {
+        attn_product_block part = *b;
+        part.rows = min64(b->rows - i, FEW_TILE);
+        part.depth = min64(b->depth - k, PRODUCT_DEPTH);
+        part.x += i * b->x_stride + k;
+        part.panel = (const char *)b->panel + p * panel_bytes + k * step;
+        part.out += i * b->out_stride + p * PRODUCT_COLUMNS;
+        if (k > 0 || b->start == b->out) {
+          part.start = part.out;
+          part.start_stride = b->out_stride;
+        }
+        few_rows(&part, 1, panel_bytes, type);
+      }
+}
+
+static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
+                                      const product_type type) {
+  if (b->rows <= FEW_TILE)
+    few_rows(b, panels, panel_bytes, type);
+  else
+    few_tiles(b, panels, panel_bytes, type);
+}
+
+static void product_few(const attn_product_block *block, int64_t panels, int64_t panel_bytes) {
+  if (block->weights == ATTN_F32)
+    few_of_type(block, panels, panel_bytes, PRODUCT_F32);
+  else if (block->weights == ATTN_F16)
+    few_of_type(block, panels, panel_bytes, PRODUCT_F16);
+  else
+    few_of_type(block, panels, panel_bytes, PRODUCT_BF16);
+}
+
+/* ---- Weights of 16 bits ---- */
+
 static void widen_panel(const void *packed, attn_dtype weights, int64_t count, float *to) {
   const uint16_t *from = packed;
   if (weights == ATTN_F16)
@@ -69,6 +178,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .panel_columns = PRODUCT_COLUMNS, \
                                                    .depth_block = PRODUCT_DEPTH,     \
                                                    .run = product_panel,             \
+                                                   .run_few = product_few,           \
                                                    .widen = widen_panel,             \
                                                    .gelu = gelu_row}
 
