@@ -330,9 +330,15 @@ static void run_job(job *j, const attn_options *options, bool open_threads) {
 
 /* ---- Checks ---- */
 
-static attn_status check_size(const char *field, int64_t value, int64_t least) {
-  REQUIRE(value >= least && value <= ATTN_SIZE_LIMIT, "%s is %" PRId64 "; it must be in %" PRId64 "..2^31", field, value,
-          least);
+typedef struct size_field {
+  const char *field;
+  int64_t value, least;
+} size_field;
+
+static attn_status check_fields(const size_field *sizes, size_t count) {
+  for (const size_field *s = sizes; s < sizes + count; s++)
+    REQUIRE(s->value >= s->least && s->value <= ATTN_SIZE_LIMIT, "%s is %" PRId64 "; it must be in %" PRId64 "..2^31",
+            s->field, s->value, s->least);
   return ATTN_OK;
 }
 
@@ -351,21 +357,16 @@ static attn_status check_dtypes(const attn_kv_append_args *a) {
 }
 
 static attn_status check_sizes(const attn_kv_append_args *a) {
-  const struct {
-    const char *field;
-    int64_t value, least;
-  } sizes[] = {{"attn_kv_append_args.batch", a->batch, 0},
-               {"attn_kv_append_args.tokens", a->tokens, 0},
-               {"attn_kv_append_args.heads_q", a->q ? a->heads_q : 1, 1},
-               {"attn_kv_append_args.heads_kv", a->k || a->v ? a->heads_kv : 1, 1},
-               {"attn_kv_append_args.dim_qk", a->q || a->k ? a->dim_qk : 1, 1},
-               {"attn_kv_append_args.dim_v", a->v ? a->dim_v : 1, 1},
-               {"attn_kv_append_args.capacity", a->capacity, 0},
-               {"attn_kv_append_args.page_tokens", a->page_tokens, 0},
-               {"attn_kv_append_args.pages", a->pages, 0}};
-  attn_status status = ATTN_OK;
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status == ATTN_OK; i++)
-    status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
+  const size_field sizes[] = {{"attn_kv_append_args.batch", a->batch, 0},
+                              {"attn_kv_append_args.tokens", a->tokens, 0},
+                              {"attn_kv_append_args.heads_q", a->q ? a->heads_q : 1, 1},
+                              {"attn_kv_append_args.heads_kv", a->k || a->v ? a->heads_kv : 1, 1},
+                              {"attn_kv_append_args.dim_qk", a->q || a->k ? a->dim_qk : 1, 1},
+                              {"attn_kv_append_args.dim_v", a->v ? a->dim_v : 1, 1},
+                              {"attn_kv_append_args.capacity", a->capacity, 0},
+                              {"attn_kv_append_args.page_tokens", a->page_tokens, 0},
+                              {"attn_kv_append_args.pages", a->pages, 0}};
+  const attn_status status = check_fields(sizes, sizeof sizes / sizeof *sizes);
   return status == ATTN_OK ? check_dtypes(a) : status;
 }
 
@@ -725,10 +726,11 @@ attn_status attn_kv_append(const attn_kv_append_args *args, const attn_options *
 }
 
 static attn_status check_rows(const attn_rope_args *a) {
-  attn_status status = check_size("attn_rope_args.batch", a->batch, 0);
-  if (status == ATTN_OK) status = check_size("attn_rope_args.tokens", a->tokens, 0);
-  if (status == ATTN_OK) status = check_size("attn_rope_args.heads", a->heads, 1);
-  if (status == ATTN_OK) status = check_size("attn_rope_args.dim", a->dim, 1);
+  const size_field sizes[] = {{"attn_rope_args.batch", a->batch, 0},
+                              {"attn_rope_args.tokens", a->tokens, 0},
+                              {"attn_rope_args.heads", a->heads, 1},
+                              {"attn_rope_args.dim", a->dim, 1}};
+  attn_status status = check_fields(sizes, sizeof sizes / sizeof *sizes);
   if (status == ATTN_OK) status = check_float("attn_rope_args.dtype", a->dtype);
   if (status == ATTN_OK) status = check_float("attn_rope_args.out_dtype", a->out_dtype);
   if (status != ATTN_OK || a->batch * a->tokens == 0) return status;

@@ -306,11 +306,7 @@ static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, c
           "attn_mha_args.memory is NULL, which stands for x: but x has %" PRId64 " rows of %" PRId64
           ", and the memory %" PRId64 " of %" PRId64,
           queries.rows, p->width, keys.rows, p->width_memory);
-  if (layer->workspace_bytes && (!workspace || bytes < layer->workspace_bytes || (uintptr_t)workspace % ATTN_MEMORY_ALIGN))
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
-                     "workspace is %p with %zu bytes; this layer needs %zu, aligned to %d (attn_mha_workspace)", workspace,
-                     workspace ? bytes : 0, layer->workspace_bytes, ATTN_MEMORY_ALIGN);
-  return ATTN_OK;
+  return attn_check_workspace("attn_mha", workspace, bytes, layer->workspace_bytes);
 }
 
 static layer_run start_run(const attn_mha *layer, const layer_args *given, char *workspace) {

@@ -646,7 +646,7 @@ static bool lies_transposed(const attn_product_kernel *kernel, const attn_produc
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
                              size_t workspace_bytes) {
   attn_product_args own;
-  const attn_status status = read_args(product, args, &own);
+  attn_status status = read_args(product, args, &own);
   if (status != ATTN_OK || own.batch == 0 || own.rows == 0) return status;
   const int64_t rows = own.batch * own.rows;
   attn_options options = product->options;
@@ -656,11 +656,8 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
                          .at = layout_of(product, own.batch, own.rows, options.threads),
                          .x_transposed = lies_transposed(product->kernel, &own),
                          .workspace = workspace};
-  const size_t needed = attn_product_workspace(product, rows);
-  if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
-                     "workspace is %p with %zu bytes; %" PRId64 " rows need %zu, aligned to %d (attn_product_workspace)",
-                     workspace, workspace ? workspace_bytes : 0, rows, needed, ATTN_MEMORY_ALIGN);
+  status = attn_check_workspace("attn_product", workspace, workspace_bytes, attn_product_workspace(product, rows));
+  if (status != ATTN_OK) return status;
   if (product->kernel->begin_run) product->kernel->begin_run();
   attn_parallel_run(&options, context.at.blocks * context.at.strips, run_task, &context);
   if (product->kernel->end_run) product->kernel->end_run();

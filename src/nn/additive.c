@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/api/error.h"
 #include "src/nn/linear.h"
 #include "src/plan/own_options.h"
 
@@ -156,7 +157,7 @@ attn_status attn_additive_project_keys(const attn_additive *layer, const float *
   if (shape.rows == 0) return ATTN_OK;
   const layout l = layout_of(layer);
   attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
+  if (status == ATTN_OK) status = attn_check_workspace("attn_additive", workspace, bytes, (size_t)l.bytes);
   return status == ATTN_OK ? attn_nn_linear_run(layer->key, shape, k, projected, (char *)workspace + l.step, l.step_bytes)
                            : status;
 }
@@ -174,7 +175,7 @@ static attn_status read_args(const attn_additive *layer, const attn_additive_arg
 
 static attn_status run_additive(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
   const layout l = layout_of(layer);
-  attn_status status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
+  attn_status status = attn_check_workspace("attn_additive", workspace, bytes, (size_t)l.bytes);
   if (status != ATTN_OK) return status;
   const attn_additive_config *c = &layer->config;
   char *memory = workspace;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/api/error.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
@@ -399,7 +400,7 @@ attn_status attn_block_run(const attn_block *block, const attn_block_args *args,
   if (status != ATTN_OK || block->rows == 0) return status;
   const layout l = layout_of(block, block->rows, false);
   status = check_args(block, &own);
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
+  if (status == ATTN_OK) status = attn_check_workspace("attn_block", workspace, bytes, (size_t)l.bytes);
   return status == ATTN_OK ? run_block((block_run){.block = block, .args = &own, .rows = block->rows}, &l, workspace)
                            : status;
 }

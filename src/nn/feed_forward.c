@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "src/api/error.h"
 #include "src/nn/linear.h"
 
 struct attn_feed_forward {
@@ -88,7 +89,7 @@ attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, 
   const layout l = layout_of(layer, rows);
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_feed_forward", l.fits);
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_feed_forward", workspace, bytes, l.bytes);
+  if (status == ATTN_OK) status = attn_check_workspace("attn_feed_forward", workspace, bytes, (size_t)l.bytes);
   if (status != ATTN_OK) return status;
   float *hidden = floats_at(workspace, l.hidden);
   char *product = (char *)workspace + l.product;

@@ -48,16 +48,6 @@ attn_status attn_nn_check_fits(const char *layer, bool fits) {
                    layer);
 }
 
-attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed) {
-  if (needed == 0) return ATTN_OK;
-  if (!workspace || bytes < (size_t)needed)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; %s needs %" PRId64 " (%s_workspace)",
-                     workspace, workspace ? bytes : 0, layer, needed, layer);
-  if ((uintptr_t)workspace % 64)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to 64 bytes", workspace);
-  return ATTN_OK;
-}
-
 /* ---- Rows over threads ---- */
 
 enum { BLOCK_ROWS = 32 }; /* or fewer, for equal blocks */

@@ -41,9 +41,6 @@ attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, 
 /* An error if LAY_OUT found a workspace too large to address. */
 attn_status attn_nn_check_fits(const char *layer, bool fits);
 
-/* Checks that the caller's workspace is not NULL, large enough and aligned. */
-attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed);
-
 /* Divides the rows of a layer into equal blocks and runs body(context, first row, rows) on the threads: on one where their
  * number is open and the body reads and writes too few floats in all. */
 typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);

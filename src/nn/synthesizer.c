@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/api/error.h"
 #include "src/nn/linear.h"
 #include "src/plan/own_options.h"
 
@@ -237,7 +238,7 @@ static attn_status run_synthesizer(const attn_synthesizer *layer, const attn_syn
   const attn_nn_pointer pointers[] = {{"attn_synthesizer_args.x", args->x}, {"attn_synthesizer_args.y", args->y}};
   const layout l = layout_of(layer);
   attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_synthesizer", workspace, bytes, l.bytes);
+  if (status == ATTN_OK) status = attn_check_workspace("attn_synthesizer", workspace, bytes, (size_t)l.bytes);
   if (status != ATTN_OK) return status;
   const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;

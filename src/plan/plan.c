@@ -363,22 +363,11 @@ void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const
   run_waves(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
 }
 
-static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {
-  if (plan->workspace_bytes == 0) return ATTN_OK;
-  if (!workspace || bytes < plan->workspace_bytes)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; this plan needs %zu (attn_plan_workspace)",
-                     workspace, workspace ? bytes : 0, plan->workspace_bytes);
-  if ((uintptr_t)workspace % ATTN_MEMORY_ALIGN)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to %d bytes", workspace,
-                     ATTN_MEMORY_ALIGN);
-  return ATTN_OK;
-}
-
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
   REQUIRE(plan, "plan is NULL; it must come from attn_plan_create");
   attn_args own;
   attn_status status = attn_args_read(&plan->schedule.problem, args, &own);
-  if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);
+  if (status == ATTN_OK) status = attn_check_workspace("attn_plan", workspace, workspace_bytes, plan->workspace_bytes);
   if (status == ATTN_OK) attn_plan_run_read(plan, &own, workspace);
   return status;
 }

@@ -745,6 +745,19 @@ TEST(refused_appends_write_nothing) {
   attn_rope_args rows = ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = 8, .x = k, .out = v);
   test_invalid(attn_rope_run(NULL, &rows, NULL), "rope is NULL");
   test_invalid(attn_rope_run(rope, NULL, NULL), "args is NULL");
+#define REFUSED(change, field)                                                        \
+  do {                                                                                \
+    attn_rope_args faulty = rows;                                                     \
+    faulty.change;                                                                    \
+    test_invalid(attn_rope_run(rope, &faulty, NULL), "attn_rope_args." field " is "); \
+  } while (0)
+  REFUSED(batch = -1, "batch");
+  REFUSED(tokens = -1, "tokens");
+  REFUSED(heads = 0, "heads");
+  REFUSED(dim = 0, "dim");
+  REFUSED(dtype = ATTN_I8, "dtype");
+  REFUSED(out_dtype = ATTN_I8, "out_dtype");
+#undef REFUSED
   test_invalid(attn_rope_run(rope, &rows, NULL), "attn_rope_args.x has rows of 8 elements; rope rotates 10");
   rows.x = NULL;
   test_invalid(attn_rope_run(rope, &rows, NULL), "attn_rope_args.x is NULL");

@@ -178,7 +178,7 @@ static void shared_prefix_of(const char *kernel, attn_problem *p) {
   int32_t kv_len[MOST], q_len[MOST];
   for (int b = 0; b < MOST; b++) {
     kv_len[b] = (int32_t)(p->shared_prefix + p->seq_q + (b * 37) % (p->seq_k - p->shared_prefix - p->seq_q + 1));
-    q_len[b] = (int32_t)(b % 4 == 1 ? 0 : b % 4 == 2 ? (p->seq_q + 1) / 2 : p->seq_q);
+    q_len[b] = (int32_t)(b % 4 == 0 ? 0 : b % 4 == 2 ? (p->seq_q + 1) / 2 : p->seq_q);
   }
   test_data data = test_data_create(p, 4);
   data.args.kv_len = kv_len;
