@@ -405,6 +405,9 @@ TEST(trials_see_what_calls_wrote) {
       if (!layer) test_contains(text, "skips work: wrong on inputs that no call has seen: o[");
       assert_int_not_equal(bench_trial_output_hash(t, 0), t->verdict.output_hash);
       bench_trial_restore(t, 0);
+      const double factor = layer ? 0 : bench_v_factor(&s->tensors[0]);
+      bench_trial_renew(t, 0, 1); /* whatever V was multiplied by */
+      assert_true(layer || bench_v_factor(&s->tensors[0]) != factor);
       test_ok(bench_trial_call(t, 0));
       assert_int_equal(bench_trial_output_hash(t, 0), t->verdict.output_hash);
     }
