@@ -50,8 +50,7 @@ AREAS = (
               " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
               " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
               " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages terms key_blocks nn_channels mha_torch"
-              " safetensors prefetch choice_amd-zen4 choice@no_tiles plan@no_tiles process@no_tiles plan@one_thread"
-              " mha@one_thread"),
+              " safetensors prefetch choice_amd-zen4"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
