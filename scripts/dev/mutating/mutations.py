@@ -28,7 +28,7 @@ CONDITION = re.compile(r"\b(?:if|while) \(")
 CHOICE = re.compile(r" \? ([^?:;,]+) : ([^?:;,()]+)(?=[;,)]|$)")
 CALL = re.compile(r"\b(?!if|for|while|switch|return|sizeof)[A-Za-z_]\w*\(")
 COMMUTES = re.compile(r"(?:(?:vec_|_mm512_|f|attn_saturating_)?(?:add|mul|max|min|memcmp|strcmp|max64|min64)"
-                      r"(?:_ps|_epi32|_epi64)?|calloc|bench_view_allocate|allocate_poisoned|shift)\(")  # or multiply them
+                      r"(?:_ps|_epi32|_epi64)?|calloc|bench_view_allocate|allocate_poisoned|shift|times)\(")
 STATEMENT = re.compile(r"^(?P<head>\s+(?:(?:if|for|while) \(.*?\) |else )?)"
                        r"(?P<body>(?:\(void\))?\w[\w.>\-]*\(.*\);|[\w.>\-\[\]()*+/ ]+ [-+*/|&]?= .*;"
                        r"|[\w.>\-\[\]]+(?:\+\+|--);|break;|continue;|return;)$")

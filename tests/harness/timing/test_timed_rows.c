@@ -305,7 +305,7 @@ TEST(the_level_holds_all_cold_copies) {
       setup.bytes = 2 * (double)bench_cache_bytes(level) / (level == 3 ? 4 : 2);
       bench_setup_time(&setup);
       assert_string_equal(setup.level, bench_level_of(setup.bytes * (n % 3 && n < 3 ? MOST_TENSORS : 1) / 2, 2));
-      if (n >= 3) assert_true(sim.bandwidth_bytes == setup.bytes / 2 && setup.read_rates[6] == 16e9);
+      if (n >= 3) assert_true(sim.bandwidth_bytes == (size_t)(setup.bytes / 2) && setup.read_rates[6] == 16e9);
       bench_trial_clear(&setup.trials[0]), bench_trial_clear(&setup.control);
     }
   }
