@@ -616,7 +616,8 @@ static attn_status check_route(const job *j, route *r) {
   if (is_unset(&r->to_stride)) r->to_stride = dense(r->heads, to[2], to[3], packed && !r->cached);
   attn_status status = check_tensor(r->from_name, r->from.data, r->from.dtype, &r->from_stride, from, false);
   if (status == ATTN_OK) status = check_tensor(r->to_name, r->to, r->to_dtype, &r->to_stride, to, true);
-  if (status != ATTN_OK || (!r->given && !r->made)) return status;
+  if (status != ATTN_OK) return status;
+  if (!r->given && !r->made) return ATTN_OK;
   const int64_t factors[4] = {j->pages, r->heads, j->page_tokens, 1};
   r->factor_stride.d = 0;
   if (r->made && is_unset(&r->factor_stride)) r->factor_stride = dense(r->heads, j->page_tokens, 1, false);

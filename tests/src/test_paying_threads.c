@@ -68,6 +68,11 @@ TEST(all_threads_work_where_costs_say_nothing) {
   if (child == 0) {
     const attn_problem p = of_keys(1, 10);
     setenv("ATTN_MACHINE", "vax", 1);
+    static const float w[1];
+    const attn_product_weights weights =
+        ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .weight = w, .stride_depth = 1, .stride_column = 1);
+    attn_product *product;
+    if (attn_product_create(&weights, NULL, &product) == ATTN_OK) _exit(0);
     const int threads = attn_paying_threads(costs, attn_registry_find("flash_portable"), &p, 1, 9);
     _exit(strstr(attn_last_error(), "'vax'; it must be a class of CPUs: generic, amd-zen3, amd-zen4, ") ? threads : 0);
   }

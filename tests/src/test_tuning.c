@@ -465,6 +465,7 @@ TEST(wrong_lines_are_named) {
       "caches level1=1024 level2=2048", /* the caches of one machine */
       "class cray-1 c\ncaches level1=1024",
       "class cray-1 c\ncaches level1=1024 level2=0",
+      "class cray-1 c\ncaches level1=0 level2=1024",
       "class cray-1 c\ncaches level1=1024 level2=2048 3",
       "class cray-1 c\ncaches level1=1.1e12 level2=1024",
       "class cray-1 c\ncaches level1=1024 level2=1.1e12",

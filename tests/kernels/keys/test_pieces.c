@@ -186,6 +186,11 @@ static void shared_prefix_of(const char *kernel, attn_problem *p) {
   data.args.sinks = sinks;
   share_first_keys(p, &data.args);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  attn_plan *plan;
+  test_ok(attn_plan_create(p, &options, &plan));
+  test_contains(attn_plan_describe(plan), "keys that sequences share");
+  assert_null(strstr(attn_plan_describe(plan), "for 1 of them")); /* keys are read once for several */
+  attn_plan_destroy(plan);
   test_ok(test_run(p, &data.args, &options));
   test_data threads = run(kernel, p, &data.args, 3);
   assert_memory_equal(threads.args.o, data.args.o, data.o_bytes);
