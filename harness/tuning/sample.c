@@ -188,6 +188,7 @@ static bool is_worth_a_fit(const bench_tune_result *result) {
 void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *lines, double seconds,
                        bench_tune_result *result) {
   static const double until[] = {0.4, 0.7, 1}; /* shares of the time, or of all looks, after which costs are fitted */
+  const int most = source->most_looks > 0 ? source->most_looks : TUNE_LOOKS;
   const double start = source->now_s(source->context);
   sampler s = {.source = source,
                .lines = lines,
@@ -196,7 +197,7 @@ void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *
                .most_s = seconds / FEWEST_POINTS};
   for (size_t i = 0; i < sizeof until / sizeof *until; i++) {
     const bool unclear = bench_tune_has_costs(result);
-    while (source->now_s(source->context) < start + until[i] * seconds && result->looks < until[i] * TUNE_LOOKS)
+    while (source->now_s(source->context) < start + until[i] * seconds && result->looks < until[i] * most)
       time_one(&s, unclear);
     if (is_worth_a_fit(result)) bench_tune_fit(result);
   }

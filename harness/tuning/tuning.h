@@ -51,6 +51,7 @@ typedef struct bench_tune_source {
                   attn_tune_report *report);
   double (*now_s)(void *context);
   double (*core_share)(void *context); /* bench_core_share() of one thread; NULL or 0: every moment counts as undisturbed */
+  int most_looks;                      /* so many are taken at most; 0: TUNE_LOOKS */
   void *context;
 } bench_tune_source;
 

@@ -240,6 +240,7 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
     for (int64_t group = 2; group <= 20; group += group < 8 ? 1 : 4)
       for (size_t i = 0; i < COUNT(dims); i++) {
         attn_problem p;
+        if (test_few() && (i + type + (size_t)group) % 3 != 0) continue; /* each two of them meet all the same */
         attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dims[i][0], dims[i][1]);
         p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
         p.scale = 2;

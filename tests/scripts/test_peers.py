@@ -498,7 +498,7 @@ def test_mkl_can_be_told_to_use_its_fast_kernels(script):
 
 
 def test_cold_caches_rotate_copies(script):
-    done, rows = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=65536", "-a", "head_dim=64", "-a", "cache=cold-kv",
+    done, rows = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=8192", "-a", "head_dim=64", "-a", "cache=cold-kv",
                         torch=NO_TORCH)
     assert done.returncode == 0, done.stderr
     row = rows[0]
