@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "attn/attn.h"
+#include "attn/product.h"
 
 /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are
  * written. The sum is one chain of multiply-adds from `start` on, in the order of k. */
@@ -51,9 +51,7 @@ typedef struct attn_product_kernel {
   /* Floats of `count` elements of f16 or bf16, a multiple of panel_columns. W of these types is then kept in 2 bytes an
    * element, and a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
-  /* x[i] becomes x[i] times the normal distribution function at x[i], each element for itself. NULL: the tier's function is
-   * used. */
-  void (*gelu)(float *x, int64_t count);
+  const attn_row_function *activations; /* index: attn_activation; each element for itself; NULL: the tier's */
 
   /* For products that stand on a library; 0 and NULL for our own. */
   bool rows_by_place; /* a row's bits depend on its place in its block: blocks then start with each sequence */

@@ -32,6 +32,7 @@
 
 #include "attn/attn.h"
 #include "attn/kv.h"
+#include "attn/product.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,6 +65,12 @@ typedef struct attn_norm {
  * residual, but not each other. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual,
                                          const attn_norm *norm, float *sum, float *y);
+
+/** Add & root mean square norm (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. 4), likewise:
+ *
+ *     s = x + residual,   y = gain s / sqrt(mean(s^2) + epsilon) + bias */
+ATTN_API attn_status attn_add_rms_norm(int64_t rows, int64_t width, const float *x, const float *residual,
+                                       const attn_norm *norm, float *sum, float *y);
 
 /** The attention weights, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
  *
@@ -276,15 +283,10 @@ typedef struct attn_linear {
   bool transposed;     /**< weight is [out][in] instead: PyTorch's nn.Linear. */
 } attn_linear;
 
-/** The function between the two maps of a feed-forward network. */
-typedef enum attn_activation {
-  ATTN_RELU = 0, /**< max(0, x) */
-  ATTN_GELU,     /**< x times the normal distribution function, exact (Hendrycks & Gimpel 2016, arXiv:1606.08415) */
-} attn_activation;
-
-/** Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with a choice of activation:
+/** Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with a choice of activation, or with a gate
+ * (Shazeer 2020, https://arxiv.org/abs/2002.05202: SwiGLU with ATTN_SILU, GeGLU with ATTN_GELU):
  *
- *     y = activation(x W1 + b1) W2 + b2 */
+ *     y = activation(x W1 + b1) W2 + b2,   or   y = (activation(x Wg + bg) (x W1 + b1)) W2 + b2 */
 typedef struct attn_feed_forward_config {
   size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t width;              /**< Elements of a row of x and of y, >= 1. */
@@ -292,7 +294,8 @@ typedef struct attn_feed_forward_config {
   attn_activation activation; /**< Applied to the hidden rows. */
   attn_linear first;          /**< width -> hidden */
   attn_linear second;         /**< hidden -> width */
-  const char *product;        /**< Kernel of both maps, as attn_product_create() takes it; NULL = our own. */
+  const char *product;        /**< Kernel of the maps, as attn_product_create() takes it; NULL = our own. */
+  attn_linear gate;           /**< Wg, bg: width -> hidden; its weight is NULL without a gate. */
 } attn_feed_forward_config;
 
 /** A feed-forward network with its weights packed. */
@@ -483,6 +486,7 @@ typedef struct attn_block_config {
 
   const char *product; /**< Kernel of all dense layers, as attn_product_create() takes it; NULL = our own, but for the
                           feed-forward network what its config names. */
+  bool rms_norm;       /**< Its norms are those of attn_add_rms_norm(), not layer norms. */
 } attn_block_config;
 
 /** Sets the sizes that the init functions of blocks read, and returns its argument. */

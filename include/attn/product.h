@@ -20,6 +20,21 @@
 extern "C" {
 #endif
 
+/** A function that is applied to rows between dense layers. */
+typedef enum attn_activation {
+  ATTN_RELU = 0,  /**< max(0, x) */
+  ATTN_GELU,      /**< x times the normal distribution function, exact (Hendrycks & Gimpel 2016, arXiv:1606.08415) */
+  ATTN_SILU,      /**< x / (1 + e^-x) (ibid.), also called swish */
+  ATTN_GELU_TANH, /**< x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2: the approximation of GELU (ibid.) */
+} attn_activation;
+
+/** Changes `count` elements in place, each for itself. */
+typedef void (*attn_row_function)(float *x, int64_t count);
+
+/** The function of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result
+ * is NULL if there is no such activation or tier. */
+ATTN_API attn_row_function attn_activation_function(attn_activation activation, const attn_options *options);
+
 /** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own
  * workspace. */
 typedef struct attn_product attn_product;
@@ -36,6 +51,8 @@ typedef struct attn_product_weights {
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
+  attn_row_function activate; /**< Applied to finished elements of rows, in parts of any length; not together with these; or
+                                 NULL. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at

@@ -18,7 +18,7 @@
 
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/arithmetic.h"
-#include "kernels/common/tiles/gelu.h"
+#include "kernels/common/tiles/activations.h"
 #include "kernels/product.h"
 #include "tiles_amx.h"
 
@@ -249,4 +249,4 @@ const attn_product_kernel attn_product_amx = {.name = "product_amx",
                                               .depth_block = DEPTH,
                                               .form = &form,
                                               .run = product_amx_run,
-                                              .gelu = gelu_row};
+                                              .activations = activation_rows};

@@ -122,7 +122,22 @@ attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x) {
   return y;
 }
 
-attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x) {
+/* v sigmoid(z) with z = v (a + b v^2). float32 rounds z some times, and its e^-z, 1 + e^-z, and the quotient err by some u;
+ * the sigmoid's relative error is that of e^-z times 1 - sigmoid. */
+static attn_nn_field times_sigmoid(const attn_nn_field *x, double a, double b, double roundings) {
+  attn_nn_field y = attn_nn_field_create(x->rows, x->width);
+  for (int64_t i = 0; i < x->rows * x->width; i++) {
+    const double v = x->value[i], z = v * (a + b * v * v), share = 1 / (1 + exp(-z));
+    const double slope = share + v * share * (1 - share) * (a + 3 * b * v * v);
+    y.value[i] = v * share;
+    const double own = square(unit * y.value[i]) * (square(4) + 3 + roundings * square(z * (1 - share))) +
+                       square(v * 0x1p-126); /* smaller exponentials are 0 */
+    y.error[i] = sqrt((x->error[i] > 0 ? square(slope * x->error[i]) : 0) + own);
+  }
+  return y;
+}
+
+static attn_nn_field exact_gelu(const attn_nn_field *x) {
   const double half_root = 0.70710678118654752440, density_at_0 = 0.39894228040143267794;
   attn_nn_field y = attn_nn_field_create(x->rows, x->width);
   for (int64_t i = 0; i < x->rows * x->width; i++) {
@@ -131,6 +146,22 @@ attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x) {
     y.value[i] = v * share;
     /* float32 erf errs by about 2 u of 1, also near -1 */
     y.error[i] = sqrt(square(slope * x->error[i]) + square(unit * v * (share + 1)));
+  }
+  return y;
+}
+
+attn_nn_field attn_nn_oracle_activation(const attn_nn_field *x, attn_activation activation) {
+  const double root = 1.59576912160573071176; /* 2 sqrt(2 / pi) */
+  if (activation == ATTN_RELU) return attn_nn_oracle_relu(x);
+  if (activation == ATTN_GELU) return exact_gelu(x);
+  return activation == ATTN_SILU ? times_sigmoid(x, 1, 0, 2) : times_sigmoid(x, root, root * 0.044715, 7);
+}
+
+attn_nn_field attn_nn_oracle_multiply(const attn_nn_field *a, const attn_nn_field *b) {
+  attn_nn_field y = attn_nn_field_create(a->rows, a->width);
+  for (int64_t i = 0; i < a->rows * a->width; i++) {
+    y.value[i] = a->value[i] * b->value[i];
+    y.error[i] = sqrt(square(a->error[i] * b->value[i]) + square(a->value[i] * b->error[i]) + square(unit * y.value[i]));
   }
   return y;
 }
@@ -168,6 +199,31 @@ static void norm_row(const double *x, const double *error, int64_t n, const attn
   }
 }
 
+/* dh_i = scale (dx_i - h_i mean(h dx)) */
+static void rms_norm_row(const double *x, const double *error, int64_t n, const attn_norm *norm, double *y,
+                         double *y_error) {
+  double squares = 0, shared = 0;
+  for (int64_t i = 0; i < n; i++) squares += square(x[i]) / (double)n;
+  const double scale = 1 / sqrt(squares + (double)norm->epsilon);
+  for (int64_t i = 0; i < n; i++) shared += square(error[i] * x[i] * scale / (double)n);
+  for (int64_t i = 0; i < n; i++) {
+    const double gain = norm->gain ? (double)norm->gain[i] : 1, bias = norm->bias ? (double)norm->bias[i] : 0;
+    const double h = x[i] * scale;
+    y[i] = gain * h + bias;
+    y_error[i] = sqrt(square(gain * scale) * (square(error[i]) + square(h) * shared) + square(4 * unit * gain * h) +
+                      square(unit * y[i]));
+  }
+}
+
+attn_nn_field attn_nn_oracle_rms_norm(const attn_nn_field *x, const attn_norm *norm) {
+  attn_nn_field y = attn_nn_field_create(x->rows, x->width);
+  for (int64_t row = 0; row < x->rows; row++) {
+    const int64_t at = row * x->width;
+    rms_norm_row(x->value + at, x->error + at, x->width, norm, y.value + at, y.error + at);
+  }
+  return y;
+}
+
 attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm *norm) {
   attn_nn_field y = attn_nn_field_create(x->rows, x->width);
   for (int64_t row = 0; row < x->rows; row++) {
@@ -178,8 +234,15 @@ attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm 
 }
 
 attn_nn_field attn_nn_oracle_feed_forward(const attn_nn_field *x, const attn_feed_forward_config *config) {
-  attn_nn_field inner = attn_nn_oracle_linear(x, &config->first, config->hidden);
-  attn_nn_field active = config->activation == ATTN_RELU ? attn_nn_oracle_relu(&inner) : attn_nn_oracle_gelu(&inner);
+  const bool gated = config->gate.weight;
+  attn_nn_field inner = attn_nn_oracle_linear(x, gated ? &config->gate : &config->first, config->hidden);
+  attn_nn_field active = attn_nn_oracle_activation(&inner, config->activation);
+  if (gated) {
+    attn_nn_field open = attn_nn_oracle_linear(x, &config->first, config->hidden), gate = active;
+    active = attn_nn_oracle_multiply(&open, &gate);
+    attn_nn_field_destroy(&open);
+    attn_nn_field_destroy(&gate);
+  }
   const attn_nn_field y = attn_nn_oracle_linear(&active, &config->second, config->width);
   attn_nn_field_destroy(&inner);
   attn_nn_field_destroy(&active);

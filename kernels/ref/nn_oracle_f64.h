@@ -34,9 +34,11 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got);
 
 attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out);
 attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x);
-attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x);
+attn_nn_field attn_nn_oracle_activation(const attn_nn_field *x, attn_activation activation);
 attn_nn_field attn_nn_oracle_add(const attn_nn_field *a, const attn_nn_field *b);
+attn_nn_field attn_nn_oracle_multiply(const attn_nn_field *a, const attn_nn_field *b); /* each element for itself */
 attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm *norm);
+attn_nn_field attn_nn_oracle_rms_norm(const attn_nn_field *x, const attn_norm *norm);
 attn_nn_field attn_nn_oracle_feed_forward(const attn_nn_field *x, const attn_feed_forward_config *config);
 
 /* Sine and cosine by position, from the formula. */

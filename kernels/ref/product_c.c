@@ -7,7 +7,7 @@
 #include "kernels/product.h"
 #include "vec_c.h"
 
-#include "kernels/common/tiles/gelu.h"
+#include "kernels/common/tiles/activations.h"
 
 typedef float four __attribute__((vector_size(16)));
 
@@ -41,4 +41,4 @@ const attn_product_kernel attn_product_c = {.name = "product_c",
                                             .panel_columns = COLUMNS,
                                             .depth_block = DEPTH,
                                             .run = product_panel,
-                                            .gelu = gelu_row};
+                                            .activations = activation_rows};

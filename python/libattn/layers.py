@@ -381,29 +381,28 @@ def _named(weights):
 
 # ---- Networks and blocks -------------------------------------------------------------------------------------------------
 
-_ACTIVATIONS = {"relu": "ATTN_RELU", "gelu": "ATTN_GELU"}
+_ACTIVATIONS = {"relu": "ATTN_RELU", "gelu": "ATTN_GELU", "silu": "ATTN_SILU", "gelu_tanh": "ATTN_GELU_TANH"}
 
 
 def _activation(name):
     if name not in _ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; it must be 'relu' or 'gelu'")
+        raise ValueError(f"activation is {name!r}; it must be one of {', '.join(map(repr, _ACTIVATIONS))}")
     return getattr(C, _ACTIVATIONS[name])
 
 
 class FeedForward(_Layer):
-    """y = activation(x w1^T + b1) w2^T + b2: w1 [hidden][width], w2 [width][hidden], as PyTorch stores them. activation:
-    "relu" or "gelu" (exact). product: the kernel of both maps."""
+    """y = activation(x w1^T + b1) w2^T + b2, or with w_gate y = (activation(x w_gate^T + b_gate) (x w1^T + b1)) w2^T + b2
+    (Shazeer 2020): w1 and w_gate [hidden][width], w2 [width][hidden], as PyTorch stores them. activation: "relu", "gelu"
+    (exact), "gelu_tanh" or "silu". product: the kernel of the maps."""
 
     _kind = "feed_forward"
 
-    def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, activation: str = "relu",
-                 threads: int | None = None, product: str | None = None) -> None:
+    def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, w_gate: Any = None, b_gate: Any = None,
+                 activation: str = "relu", threads: int | None = None, product: str | None = None) -> None:
         arrays = _Arrays()
         self.hidden, self.width = _shape(w1, "w1", 2)
-        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, activation=_activation(activation),
-                                            first=_linear(arrays, w1, b1, "w1", self.width, self.hidden),
-                                            second=_linear(arrays, w2, b2, "w2", self.hidden, self.width),
-                                            product=_text(product))
+        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product))
+        _set_network(config, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         self._make(config, _options(None, threads))
 
     def __call__(self, x: Any) -> Any:
@@ -418,6 +417,18 @@ class FeedForward(_Layer):
         return y
 
 
+def _set_network(config, arrays, activation, first, second, gate):
+    """The maps of a feed-forward network, each (weight, bias), and the function between them."""
+    width, hidden = config.width, config.hidden
+    config.activation = _activation(activation)
+    config.first = _linear(arrays, *first, "w1", width, hidden)
+    config.second = _linear(arrays, *second, "w2", hidden, width)
+    if gate[0] is not None:
+        config.gate = _linear(arrays, *gate, "w_gate", width, hidden)
+    elif gate[1] is not None:
+        raise ValueError("b_gate is given without w_gate; it must be None")
+
+
 def _norm(arrays, pair, width, epsilon):
     gain, bias = pair or (None, None)
     return S.attn_norm(gain=arrays.floats(gain, "gain", (width,)), bias=arrays.floats(bias, "bias of a norm", (width,)),
@@ -428,7 +439,8 @@ class Block(_AnyShape):
     """A transformer block: self-attention, with `memory` also cross-attention, a feed-forward network; each with residual
     and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020).
 
-    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2: the network. norms: three pairs
+    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation: the
+    network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: three pairs
     (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
     block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too: None = those of
     each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense layers.
@@ -437,18 +449,20 @@ class Block(_AnyShape):
     _kind = "block"
 
     def __init__(self, *, heads: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any, b1: Any = None,
-                 b2: Any = None, batch: int | None = None, seq: int | None = None,
+                 b2: Any = None, w_gate: Any = None, b_gate: Any = None, heads_kv: int | None = None,
+                 rms_norm: bool = False, batch: int | None = None, seq: int | None = None,
                  memory: tuple[int | None, int] | None = None,
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
                  pre_norm: bool = False, activation: str = "relu", causal: bool = False, uses: tuple[str, ...] = (),
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None) -> None:
         _whole(heads=heads, width=width)
-        _whole_or_none(batch=batch, seq=seq)
+        _whole_or_none(batch=batch, seq=seq, heads_kv=heads_kv)
         hidden = _shape(w1, "w1", 2)[0]
 
         def config_of(batch, seq, keys, own=None, other=None):
             config = self._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
+            config.self.attention.heads_kv = heads_kv or heads
             _set_uses(config.self.attention, uses)
             if causal:
                 F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
@@ -466,12 +480,10 @@ class Block(_AnyShape):
         config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
         if memory:
             config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
-        config.feed_forward.activation = _activation(activation)
-        config.feed_forward.first = _linear(arrays, w1, b1, "w1", width, hidden)
-        config.feed_forward.second = _linear(arrays, w2, b2, "w2", hidden, width)
+        _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         for name, pair in zip(("self_norm", "cross_norm", "feed_forward_norm"), norms):
             setattr(config, name, _norm(arrays, pair, width, epsilon))
-        config.pre_norm = pre_norm
+        config.pre_norm, config.rms_norm = pre_norm, rms_norm
         config.product = _text(product)
         self._make(config, _options(kernel, threads))
         self._open(batch=batch, seq=seq, keys=keys)
@@ -848,14 +860,23 @@ class KVCache(_Layer):
 
 def add_layer_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any = None, epsilon: float = 1e-5) -> Any:
     """gain (s - mean) / sqrt(variance + epsilon) + bias over the last dimension of s = x + residual (Ba et al. 2016)."""
+    return _add_norm(F.attn_add_layer_norm, x, residual, (gain, bias), epsilon)
+
+
+def add_rms_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any = None, epsilon: float = 1e-6) -> Any:
+    """gain s / sqrt(mean(s^2) + epsilon) + bias over the last dimension of s = x + residual (Zhang & Sennrich 2019)."""
+    return _add_norm(F.attn_add_rms_norm, x, residual, (gain, bias), epsilon)
+
+
+def _add_norm(function, x, residual, pair, epsilon):
     arrays = _Arrays()
     address, _, shape = arrays.read(x, "x")
     if not shape:
         raise ValueError("x has no dimensions; it must have at least one")
     y, out = _new(x, *shape)
-    norm = _norm(arrays, (gain, bias), shape[-1], epsilon)
-    check(F.attn_add_layer_norm(math.prod(shape[:-1]), shape[-1], address, arrays.floats(residual, "residual", shape),
-                                ctypes.byref(norm), None, out))
+    norm = _norm(arrays, pair, shape[-1], epsilon)
+    check(function(math.prod(shape[:-1]), shape[-1], address, arrays.floats(residual, "residual", shape),
+                   ctypes.byref(norm), None, out))
     return y
 
 

@@ -353,6 +353,46 @@ def test_sizes_that_are_no_integers(name, size):
             make(**{**sizes, size: wrong})
 
 
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def test_gates_and_activations():
+    x, w1, w2, gate, b1, b_gate = draw(3, 5, 16), draw(40, 16), draw(16, 40), draw(40, 16), draw(40), draw(40)
+    x64 = x.astype(float)
+    formulas = {"relu": lambda v: np.maximum(v, 0), "silu": silu,
+                "gelu": lambda v: v * (1 + np.vectorize(math.erf)(v / math.sqrt(2))) / 2,
+                "gelu_tanh": lambda v: v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) / 2}
+    for name, formula in formulas.items():
+        close(layers.FeedForward(w1, w2, b1=b1, activation=name)(x), formula(x64 @ w1.T + b1) @ w2.T)
+        gated = layers.FeedForward(w1, w2, b1=b1, w_gate=gate, b_gate=b_gate, activation=name)(x)
+        close(gated, (formula(x64 @ gate.T + b_gate) * (x64 @ w1.T + b1)) @ w2.T)
+    with pytest.raises(ValueError, match="activation is 'mish'; it must be one of 'relu', 'gelu', 'silu', 'gelu_tanh'"):
+        layers.FeedForward(w1, w2, activation="mish")
+    with pytest.raises(ValueError, match="b_gate is given without w_gate"):
+        layers.FeedForward(w1, w2, b_gate=b_gate)
+    with pytest.raises(ValueError, match=r"w_gate has shape \(16, 40\); it must have \(40, 16\)"):
+        layers.FeedForward(w1, w2, w_gate=w2)
+
+
+def rms(x, gain=1.0):
+    return x / np.sqrt((x.astype(float)**2).mean(-1, keepdims=True) + 1e-6) * gain
+
+
+def test_blocks_of_the_llama_kind():
+    """Root mean square norms before the sublayers, grouped heads, a gated network."""
+    x, w, w1, w2, gate = draw(2, 7, 32), weights_of(32, 32, 16), draw(48, 32), draw(32, 48), draw(48, 32)
+    gains = [draw(32) + 1, draw(32) + 1]
+    block = layers.Block(heads=4, heads_kv=2, width=32, self_weights=w, w1=w1, w2=w2, w_gate=gate, activation="silu",
+                         norms=[(gains[0], None), None, (gains[1], None)], epsilon=1e-6, pre_norm=True, rms_norm=True,
+                         causal=True)
+    normed = rms(x, gains[0])
+    y = x + mha(normed, normed, w, 4, 2, causal=True)
+    normed = rms(y, gains[1])
+    close(block(x), y + (silu(normed @ gate.T) * (normed @ w1.T)) @ w2.T, 1e-4)
+    close(layers.add_rms_norm(x, x, gain=gains[0]), rms(2 * x, gains[0]))
+
+
 def test_small_pieces():
     x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
     close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))

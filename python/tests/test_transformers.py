@@ -180,3 +180,61 @@ def test_minilm_is_our_c_example(models, tmp_path):
     example = torch.from_numpy(np.loadtxt(tmp_path / "out.csv", delimiter=","))
     assert (1 - (ours * example).sum(1)).max() <= 1e-6  # cosine distance
     assert (ours - embed(folder, sentences, "eager")[0]).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_of_layers_gives_the_same_tokens(models, dtype):
+    """Llama from blocks, a cache and a rotation: prompts of different lengths in one step, then token by token, greedily.
+    Weights of bfloat16 multiply float32 rows here, so only the logits of the prompts are compared then."""
+    import transformers
+
+    import libattn
+    from libattn import layers
+
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(vocab_size=200, hidden_size=64, intermediate_size=112, num_hidden_layers=3,
+                                      num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
+    model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    def wide(name):
+        return weights[name].float().contiguous()
+
+    blocks = []
+    for i in range(config.num_hidden_layers):
+        own = {f"w_{p}": weights[f"model.layers.{i}.self_attn.{p}_proj.weight"].contiguous() for p in "qkvo"}
+        norms = [(wide(f"model.layers.{i}.{name}_layernorm.weight"), None) for name in ("input", "post_attention")]
+        w1, gate, w2 = (wide(f"model.layers.{i}.mlp.{name}_proj.weight") for name in ("up", "gate", "down"))
+        blocks.append(layers.Block(heads=4, heads_kv=2, width=64, self_weights=own, w1=w1, w2=w2, w_gate=gate,
+                                   activation="silu", norms=[norms[0], None, norms[1]], epsilon=config.rms_norm_eps,
+                                   pre_norm=True, rms_norm=True))
+    rotation = libattn.Rope("halves", 16, base=10000.0)
+    cache = layers.KVCache(batch=2, heads=4, heads_kv=2, dim_qk=16, capacity=64, num_layers=3, rotation=rotation)
+    embedding, head = wide("model.embed_tokens.weight"), wide("lm_head.weight")
+
+    def logits_of(new):
+        cache.begin([len(tokens) for tokens in new])
+        x = embedding[torch.tensor(sum(new, []))]
+        for i, block in enumerate(blocks):
+            x = block.step(x, cache, layer=i)
+        ends = torch.tensor([len(tokens) for tokens in new]).cumsum(0) - 1
+        normed = layers.add_rms_norm(x, gain=wide("model.norm.weight"), epsilon=config.rms_norm_eps)
+        return normed[ends].contiguous() @ head.T
+
+    prompts = [[5, 17, 3, 88, 120], [9, 150, 31, 7, 66, 42, 199, 2, 1, 77, 13]]
+    with torch.inference_mode():
+        right = torch.stack([model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts])
+        logits = logits_of(prompts)
+        scale = right.abs().max()
+        assert (logits - right).abs().max() <= (1e-5 if dtype == torch.float32 else 0.05) * scale
+        if dtype != torch.float32:
+            return
+        made = [[], []]
+        for _ in range(20):
+            for tokens, token in zip(made, logits.argmax(-1).tolist()):
+                tokens.append(token)
+            logits = logits_of([[tokens[-1]] for tokens in made])
+        for prompt, tokens in zip(prompts, made):
+            whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, min_new_tokens=20,
+                                   pad_token_id=0)
+            assert whole[0, len(prompt):].tolist() == tokens

@@ -39,7 +39,7 @@
 #include "src/registry/plugin.h"
 #include "src/registry/registry.h"
 
-static const attn_struct_layout weights_layout = ATTN_LAYOUT(attn_product_weights, relu);
+static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, activate);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
@@ -58,10 +58,10 @@ struct attn_product {
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
   bool has_bias, relu;
-  void (*gelu)(float *x, int64_t count); /* NULL = none */
-  attn_dtype dtype;                      /* type of W as it was given */
-  char *packed;                          /* [panels][steps], a step as the kernel's form has it */
-  int64_t steps;                         /* in a panel; without a form a step is one element of depth */
+  attn_row_function activate; /* NULL = none, or relu */
+  attn_dtype dtype;           /* type of W as it was given */
+  char *packed;               /* [panels][steps], a step as the kernel's form has it */
+  int64_t steps;              /* in a panel; without a form a step is one element of depth */
   int64_t step_bytes;
   float *bias; /* [columns] */
 };
@@ -138,6 +138,14 @@ static attn_status choose(const attn_options *options, attn_dtype weights, const
   return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
 }
 
+attn_row_function attn_activation_function(attn_activation activation, const attn_options *options) {
+  attn_options own;
+  const char *cap;
+  if ((unsigned)activation > ATTN_GELU_TANH) return NULL;
+  if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
+  return best_of_tiers(cap, ATTN_F32)->activations[activation];
+}
+
 /* ---- Packing ---- */
 
 /* Weights must not overlap, as they would be a matrix of another shape, unless a stride of 0 repeats them. */
@@ -175,6 +183,9 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
                      (const void *)w->bias);
   if (w->relu && w->gelu)
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true; one of them must be false");
+  if (w->activate && (w->relu || w->gelu))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.activate is given beside .%s; one of them must not be",
+                     w->relu ? "relu" : "gelu");
   const attn_tensor tensor = {.field = "attn_product_weights.stride",
                               .axes = {{'k', w->depth, w->stride_depth}, {'n', w->columns, w->stride_column}}};
   const attn_status status = attn_check_strides(&tensor);
@@ -263,7 +274,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
-  if (own.gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
+  (*product)->activate = own.gelu ? (kernel->activations ? kernel : best)->activations[ATTN_GELU] : own.activate;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
   pack(&own, *product);
@@ -404,7 +415,7 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
     for (int64_t c = 0; c < count; c++) row[c] += bias[c];
   if (product->relu)
     for (int64_t c = 0; c < count; c++) row[c] = row[c] < 0 ? 0.0f : row[c];
-  if (product->gelu) product->gelu(row, count);
+  if (product->activate) product->activate(row, count);
 }
 
 /* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
@@ -520,7 +531,7 @@ static void multiply(const run_context *c, const strip *s) {
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  if (!product->has_bias && !product->relu && !product->gelu) return;
+  if (!product->has_bias && !product->relu && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
       count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;

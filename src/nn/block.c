@@ -26,7 +26,7 @@ typedef struct sublayer {
 
 struct attn_block {
   int64_t rows, width;
-  bool pre_norm;
+  bool pre_norm, rms_norm;
   int count;
   sublayer sublayers[MOST_SUBLAYERS];
   attn_options options;
@@ -226,6 +226,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->rows = rows_of(&c.self);
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
+  block->rms_norm = c.rms_norm;
   return finish_block(block, build(block, &c, options), result);
 }
 
@@ -327,6 +328,7 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
 static void join(const block_run *r, attn_nn_join j) {
   const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
+  j.rms = r->block->rms_norm;
   attn_nn_each_block(&r->block->options, r->rows, attn_nn_join_floats(&j), attn_nn_join_rows, &j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }

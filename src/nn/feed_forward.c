@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Position-wise feed-forward: two products. The first one applies the activation while its rows are still in the cache. */
+/* Position-wise feed-forward: two products, or three with a gate. The activation is applied while rows are still in the
+ * cache. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -10,7 +11,8 @@
 struct attn_feed_forward {
   atomic_int owners;
   int64_t width, hidden;
-  attn_product *first, *second;
+  attn_options options;
+  attn_product *first, *second, *gate; /* gate: NULL without one */
 };
 
 static attn_status check_feed_forward(const attn_feed_forward_config *c) {
@@ -18,8 +20,8 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
                                 {"attn_feed_forward_config.hidden", c->hidden, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
-  REQUIRE(c->activation == ATTN_RELU || c->activation == ATTN_GELU,
-          "attn_feed_forward_config.activation is %d; it must be ATTN_RELU or ATTN_GELU", (int)c->activation);
+  REQUIRE((unsigned)c->activation <= ATTN_GELU_TANH,
+          "attn_feed_forward_config.activation is %d; it must be ATTN_RELU, _GELU, _SILU or _GELU_TANH", (int)c->activation);
   return ATTN_OK;
 }
 
@@ -27,11 +29,13 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   attn_feed_forward *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
   *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
-  const attn_nn_after activation = c->activation == ATTN_RELU ? NN_RELU : NN_GELU;
+  const attn_row_function activation = attn_activation_function(c->activation, options);
   const attn_nn_linear maps[] = {
-      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, activation, &layer->first},
-      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, &layer->second}};
-  const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options, c->product);
+      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->gate.weight ? NULL : activation, &layer->first},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NULL, &layer->second},
+      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, activation, &layer->gate}};
+  attn_status status = attn_nn_keep_options(options, &layer->options);
+  if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
@@ -56,12 +60,13 @@ void attn_feed_forward_destroy(attn_feed_forward *layer) {
   if (!layer || atomic_fetch_sub(&layer->owners, 1) != 1) return;
   attn_product_destroy(layer->first);
   attn_product_destroy(layer->second);
+  attn_product_destroy(layer->gate);
   free(layer);
 }
 
-/* [hidden rows] [workspace of the products, which run one after the other] */
+/* [hidden rows] [those of the gate] [workspace of the products, which run one after the other] */
 typedef struct layout {
-  int64_t hidden, product, bytes;
+  int64_t hidden, gate, product, bytes;
   size_t product_bytes;
   bool fits;
 } layout;
@@ -70,13 +75,41 @@ static layout layout_of(const attn_feed_forward *layer, int64_t rows) {
   layout l = {0};
   const size_t first = attn_product_workspace(layer->first, rows), second = attn_product_workspace(layer->second, rows);
   l.product_bytes = first > second ? first : second;
-  const memory_part parts[] = {{&l.hidden, rows, float_bytes(layer->hidden)}, {&l.product, 1, (int64_t)l.product_bytes}};
+  const memory_part parts[] = {{&l.hidden, rows, float_bytes(layer->hidden)},
+                               {&l.gate, layer->gate ? rows : 0, float_bytes(layer->hidden)},
+                               {&l.product, 1, (int64_t)l.product_bytes}};
   l.fits = LAY_OUT(parts, &l.bytes);
   return l;
 }
 
 size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows) {
   return layer && rows > 0 ? (size_t)layout_of(layer, rows).bytes : 0;
+}
+
+/* Rows of the hidden layer and of its gate. */
+typedef struct gated_rows {
+  float *hidden;
+  const float *gate;
+  int64_t width;
+} gated_rows;
+
+static void multiply_rows(const void *context, int64_t first, int64_t rows) {
+  const gated_rows *g = context;
+  float *hidden = g->hidden + first * g->width;
+  const float *gate = g->gate + first * g->width;
+  for (int64_t i = 0; i < rows * g->width; i++) hidden[i] *= gate[i];
+}
+
+/* The hidden rows from x. */
+static attn_status run_first(const attn_feed_forward *layer, int64_t rows, const float *x, const layout *l, char *memory) {
+  const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
+  const gated_rows g = {floats_at(memory, l->hidden), floats_at(memory, l->gate), layer->hidden};
+  char *product = memory + l->product;
+  attn_status status = attn_nn_linear_run(layer->first, in, x, g.hidden, product, l->product_bytes);
+  if (status != ATTN_OK || !layer->gate) return status;
+  status = attn_nn_linear_run(layer->gate, in, x, floats_at(memory, l->gate), product, l->product_bytes);
+  if (status == ATTN_OK) attn_nn_each_block(&layer->options, rows, 3 * layer->hidden, multiply_rows, &g);
+  return status;
 }
 
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
@@ -91,11 +124,9 @@ attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, 
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_feed_forward", l.fits);
   if (status == ATTN_OK) status = attn_check_workspace("attn_feed_forward", workspace, bytes, (size_t)l.bytes);
   if (status != ATTN_OK) return status;
-  float *hidden = floats_at(workspace, l.hidden);
-  char *product = (char *)workspace + l.product;
-  const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
   const attn_nn_rows out = {.rows = rows, .in = layer->hidden, .out = layer->width};
-  status = attn_nn_linear_run(layer->first, in, x, hidden, product, l.product_bytes);
+  status = run_first(layer, rows, x, &l, workspace);
   if (status != ATTN_OK) return status;
-  return attn_nn_linear_run(layer->second, out, hidden, y, product, l.product_bytes);
+  return attn_nn_linear_run(layer->second, out, floats_at(workspace, l.hidden), y, (char *)workspace + l.product,
+                            l.product_bytes);
 }

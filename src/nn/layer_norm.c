@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Add & layer norm, row by row.
+/* Add & norm, row by row.
  *
  * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The mean
  * of the centred row is the rounding error of the first mean, and is subtracted as well. Sums run in LANES independent
@@ -34,12 +34,15 @@ static void sums_about(const float *x, int64_t width, float shift, double *sum, 
   }
 }
 
-static void norm_row(const float *s, int64_t width, const attn_norm *norm, float *y) {
-  double sum, squares;
+static void norm_row(const float *s, int64_t width, const attn_norm *norm, bool rms, float *y) {
+  double sum, squares, rest = 0;
+  float mean = 0;
   sums_about(s, width, 0, &sum, &squares);
-  const float mean = (float)(sum / (double)width);
-  sums_about(s, width, mean, &sum, &squares);
-  const double rest = sum / (double)width; /* rounding error of the float mean */
+  if (!rms) {
+    mean = (float)(sum / (double)width);
+    sums_about(s, width, mean, &sum, &squares);
+    rest = sum / (double)width; /* rounding error of the float mean */
+  }
   const double variance = squares / (double)width - rest * rest;
   const float scale = (float)(1 / sqrt((variance > 0 ? variance : 0) + (double)norm->epsilon)), missed = (float)rest;
   for (int64_t i = 0; i < width; i++) y[i] = (s[i] - mean - missed) * scale;
@@ -64,7 +67,7 @@ void attn_nn_join_rows(const void *join, int64_t first, int64_t rows) {
       for (int64_t i = 0; i < j->width; i++) into[i] = j->residual ? x[i] + j->residual[at + i] : x[i];
       x = into;
     }
-    if (j->norm) norm_row(x, j->width, j->norm, j->y + at);
+    if (j->norm) norm_row(x, j->width, j->norm, j->rms, j->y + at);
   }
 }
 
@@ -75,17 +78,26 @@ attn_status attn_nn_check_norm(const attn_norm *norm) {
   return ATTN_OK;
 }
 
-attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
-                                float *sum, float *y) {
-  const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", width, 1}};
-  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+static attn_status add_norm(int64_t rows, const attn_nn_join *j) {
+  const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", j->width, 1}};
+  const attn_nn_pointer pointers[] = {{"x", j->x}, {"y", j->y}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
-  if (status == ATTN_OK) status = attn_nn_check_norm(norm);
+  if (status == ATTN_OK) status = attn_nn_check_norm(j->norm);
   if (status == ATTN_OK && rows > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
-  REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
+  REQUIRE(!j->sum || j->sum != j->y, "sum and y are the same array; each needs its own");
   const uint64_t mode = attn_float_mode_enter();
-  attn_nn_join_rows(&(attn_nn_join){width, x, residual, norm, sum, y}, 0, rows);
+  attn_nn_join_rows(j, 0, rows);
   attn_float_mode_leave(mode);
   return ATTN_OK;
+}
+
+attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
+                                float *sum, float *y) {
+  return add_norm(rows, &(attn_nn_join){width, x, residual, norm, sum, y, false});
+}
+
+attn_status attn_add_rms_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
+                              float *sum, float *y) {
+  return add_norm(rows, &(attn_nn_join){width, x, residual, norm, sum, y, true});
 }

@@ -12,6 +12,7 @@ typedef struct attn_nn_join {
   const float *x, *residual;
   const attn_norm *norm;
   float *sum, *y;
+  bool rms; /* the norm is that of attn_add_rms_norm() */
 } attn_nn_join;
 
 /* How many floats it reads and writes per row, in all its passes. */

@@ -17,8 +17,7 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .stride_depth = given->transposed ? 1 : map->out,
                                         .stride_column = given->transposed ? map->in : 1,
                                         .bias = given->bias,
-                                        .relu = map->after == NN_RELU,
-                                        .gelu = map->after == NN_GELU};
+                                        .activate = map->after};
   return attn_product_create(&weights, options, map->product);
 }
 

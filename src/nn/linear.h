@@ -13,16 +13,13 @@ static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT_GROWN(att
 /* Gives a network to one more owner, each of whom destroys it. */
 attn_feed_forward *attn_nn_share_feed_forward(attn_feed_forward *layer);
 
-/* The function that a map applies to its output. */
-typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
-
 /* One map of a layer. */
 typedef struct attn_nn_linear {
   const char *name; /* the config's field, for errors */
   const attn_linear *given;
   int64_t in, out;
-  attn_nn_after after;
-  attn_product **product; /* receives the map, its W and b packed */
+  attn_row_function after; /* applied to its output; NULL = nothing */
+  attn_product **product;  /* receives the map, its W and b packed */
 } attn_nn_linear;
 
 /* product: the kernel's name; NULL = automatic. */

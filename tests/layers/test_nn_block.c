@@ -121,6 +121,52 @@ static void as_pytorch(const char *kernel) {
 
 TEST(blocks_agree_with_pytorch) { test_each_kernel(as_pytorch); }
 
+/* Root mean square norms and a gated network, against the oracle; layer norms and no gate are rejected. */
+static void of_the_llama_kind(const char *kernel) {
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    load(&f, variant & 1, variant & 2);
+    f.args.y = y;
+    f.config.rms_norm = true;
+    f.config.feed_forward.activation = ATTN_SILU;
+    f.config.feed_forward.gate = nn_random_linear(WIDTH, HIDDEN, true, 5);
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+    attn_block *block;
+    if (attn_block_create(&f.config, &options, &block) == ATTN_OK) {
+      attn_block_destroy(block);
+      run(&f.config, &options, &f.args);
+      const attn_numerics *numerics = &attn_kernel_find(kernel)->numerics;
+      nn_passes(nn_block(&f.config, &f.args, numerics), y);
+      attn_block_config other = f.config;
+      other.rms_norm = false;
+      nn_rejected(nn_block(&other, &f.args, numerics), y);
+      other = f.config;
+      other.feed_forward.gate.weight = NULL;
+      nn_rejected(nn_block(&other, &f.args, numerics), y);
+    }
+    safetensors_free(&f.file);
+  }
+}
+
+TEST(blocks_of_the_llama_kind) { test_each_kernel(of_the_llama_kind); }
+
+TEST(rms_norm_follows_the_formula) {
+  enum { ROWS = 3, LONG = 1000 };
+  float *x = nn_random(ROWS * LONG, 1), *residual = nn_random(ROWS * LONG, 2), *y = nn_random(ROWS * LONG, 3);
+  const attn_norm norm = {.gain = nn_random(LONG, 4), .bias = nn_random(LONG, 5), .epsilon = 1e-6f};
+  for (int i = 0; i < ROWS * LONG; i++) x[i] += 3;
+  test_ok(attn_add_rms_norm(ROWS, LONG, x, residual, &norm, NULL, y));
+  attn_nn_field fx = attn_nn_field_of(x, ROWS, LONG), fr = attn_nn_field_of(residual, ROWS, LONG);
+  attn_nn_field sum = attn_nn_oracle_add(&fx, &fr);
+  nn_passes(attn_nn_oracle_rms_norm(&sum, &norm), y);
+  nn_rejected(attn_nn_oracle_layer_norm(&sum, &norm), y);
+  nn_rejected(attn_nn_oracle_rms_norm(&fx, &norm), y);
+  nn_destroy(&fx, &fr, &sum);
+  test_invalid(attn_add_rms_norm(1, LONG, x, NULL, &(attn_norm){.epsilon = -1}, NULL, y), "attn_norm.epsilon is -1");
+  test_invalid(attn_add_rms_norm(1, LONG, NULL, NULL, &norm, NULL, y), "x is NULL");
+}
+
 TEST(layer_norm_agrees_with_pytorch) {
   safetensors file;
   float y[SEQ * WIDTH];

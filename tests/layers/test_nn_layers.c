@@ -10,16 +10,17 @@
 
 /* ---- Feed-forward ---- */
 
-typedef enum slip { NONE, OTHER_ACTIVATION, NO_BIAS, WEIGHT_OFF } slip;
+typedef enum slip { NONE, OTHER_ACTIVATION, NO_BIAS, WEIGHT_OFF, NO_GATE } slip;
 
 static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, const float *x, int64_t rows, slip wrong) {
   attn_feed_forward_config config = *c;
   if (wrong == NO_BIAS) config.second.bias = NULL;
   if (wrong == OTHER_ACTIVATION) config.activation = c->activation == ATTN_RELU ? ATTN_GELU : ATTN_RELU;
+  if (wrong == NO_GATE) config.gate.weight = NULL;
   if (wrong == WEIGHT_OFF) {
     float *moved = nn_random(c->width * c->hidden, 0);
     memcpy(moved, c->first.weight, (size_t)(c->width * c->hidden) * sizeof *moved);
-    moved[c->width * c->hidden / 2] += 0.01f;
+    for (int64_t i = 0; i < c->width * c->hidden; i += 2) moved[i] += 0.01f; /* gates may close some */
     config.first.weight = moved;
   }
   attn_nn_field in = attn_nn_field_of(x, rows, c->width), y = attn_nn_oracle_feed_forward(&in, &config);
@@ -29,11 +30,11 @@ static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, cons
 
 /* False: the product cannot run here. */
 static bool feed_forward_by(const char *product, int64_t rows, int64_t width, int64_t hidden, attn_activation activation,
-                            int threads) {
-  const attn_feed_forward_config config =
-      ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .activation = activation,
-                  .first = nn_random_linear(width, hidden, true, 1), .second = nn_random_linear(hidden, width, true, 2),
-                  .product = product);
+                            bool gated, int threads) {
+  attn_feed_forward_config config = ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden,
+                                                .activation = activation, .first = nn_random_linear(width, hidden, true, 1),
+                                                .second = nn_random_linear(hidden, width, true, 2), .product = product);
+  if (gated) config.gate = nn_random_linear(width, hidden, true, 3);
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads);
   attn_feed_forward *layer;
   float *x = nn_random(rows * width, 5), *y = nn_random(rows * width, 6);
@@ -45,7 +46,7 @@ static bool feed_forward_by(const char *product, int64_t rows, int64_t width, in
   void *workspace = test_allocate(bytes);
   test_ok(attn_feed_forward_run(layer, rows, x, y, workspace, bytes));
   nn_passes(feed_forward_oracle(&config, x, rows, NONE), y);
-  for (slip wrong = OTHER_ACTIVATION; wrong <= WEIGHT_OFF; wrong++)
+  for (slip wrong = OTHER_ACTIVATION; wrong <= (gated ? NO_GATE : WEIGHT_OFF); wrong++)
     nn_rejected(feed_forward_oracle(&config, x, rows, wrong), y);
   test_ok(attn_feed_forward_run(layer, rows, x, x, workspace, bytes)); /* in place */
   assert_memory_equal(x, y, (size_t)(rows * width) * sizeof *x);
@@ -55,9 +56,11 @@ static bool feed_forward_by(const char *product, int64_t rows, int64_t width, in
 }
 
 static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_activation activation, int threads) {
-  assert_true(feed_forward_by(NULL, rows, width, hidden, activation, threads));
-  assert_true(feed_forward_by("product_c", rows, width, hidden, activation, threads));
-  (void)feed_forward_by("product_amx", rows, width, hidden, activation, threads); /* in an order of its own */
+  for (int gated = 0; gated < 2; gated++) {
+    assert_true(feed_forward_by(NULL, rows, width, hidden, activation, gated, threads));
+    assert_true(feed_forward_by("product_c", rows, width, hidden, activation, gated, threads));
+    (void)feed_forward_by("product_amx", rows, width, hidden, activation, gated, threads); /* in an order of its own */
+  }
 }
 
 /* Where the error may change the sign, a rectified value has the error of the other side. */
@@ -74,38 +77,49 @@ TEST(rectified_values_keep_their_error) {
 }
 
 TEST(feed_forward_follows_the_formula) {
-  for (int activation = ATTN_RELU; activation <= ATTN_GELU; activation++) {
+  for (int activation = ATTN_RELU; activation <= ATTN_GELU_TANH; activation++) {
     feed_forward_of(1, 8, 32, (attn_activation)activation, 1);
     feed_forward_of(67, 24, 100, (attn_activation)activation, 1);
     feed_forward_of(130, 64, 256, (attn_activation)activation, 2);
   }
 }
 
-/* GELU over its whole range, through a layer whose two maps are the number 1. */
-TEST(gelu_follows_the_formula) {
+/* Every activation over its whole range, in every tier; that of each other one is rejected. */
+static void activation_follows_the_formula(attn_activation activation, const char *tier) {
   enum { INPUTS = 40001 };
   static float x[INPUTS], y[INPUTS];
-  const float one = 1;
-  const attn_feed_forward_config config =
-      ATTN_STRUCT(attn_feed_forward_config, .width = 1, .hidden = 1, .activation = ATTN_GELU, .first = {.weight = &one},
-                  .second = {.weight = &one});
-  for (int i = 0; i < INPUTS; i++) x[i] = (float)(i - INPUTS / 2) / 2500;
+  const attn_row_function function = attn_activation_function(activation, &ATTN_STRUCT(attn_options, .max_isa = tier));
+  assert_non_null(function);
+  for (int i = 0; i < INPUTS; i++) x[i] = (float)(i - INPUTS / 2) / 200;
+  for (int i = 0; i < 20000; i++) x[INPUTS / 2 - 10000 + i] = (float)(i - 10000) / 2500;
   x[0] = -1e30f, x[1] = 1e30f, x[2] = NAN;
-  attn_feed_forward *layer;
-  test_ok(attn_feed_forward_create(&config, NULL, &layer));
-  const size_t bytes = attn_feed_forward_workspace(layer, INPUTS);
-  void *workspace = test_allocate(bytes);
-  test_ok(attn_feed_forward_run(layer, INPUTS, x, y, workspace, bytes));
+  memcpy(y, x, sizeof y);
+  function(y, INPUTS);
   assert_true(isnan(y[2]) && y[1] == 1e30f && fabsf(y[0]) < 1e24f);
-  attn_nn_field field = attn_nn_field_of(x + 3, INPUTS - 3, 1);
-  nn_passes(attn_nn_oracle_gelu(&field), y + 3);
-  nn_rejected(attn_nn_oracle_relu(&field), y + 3);
-  for (int i = 0; i < INPUTS - 3; i++) /* the usual approximation by tanh is not exact enough */
-    field.value[i] *= 0.5 * (1 + tanh(0.7978845608 * (field.value[i] + 0.044715 * pow(field.value[i], 3))));
-  for (int i = 0; i < INPUTS - 3; i++) field.error[i] = 0x1p-24 * (1 + fabs(field.value[i]));
-  nn_rejected(field, y + 3);
-  free(workspace);
-  attn_feed_forward_destroy(layer);
+  for (int other = ATTN_RELU; other <= ATTN_GELU_TANH; other++) {
+    attn_nn_field field = attn_nn_field_of(x + 3, INPUTS - 3, 1);
+    attn_nn_field right = attn_nn_oracle_activation(&field, (attn_activation)other);
+    if (other == (int)activation)
+      nn_passes(right, y + 3);
+    else
+      nn_rejected(right, y + 3);
+    attn_nn_field_destroy(&field);
+  }
+  float one = 0.75f, many[40];
+  function(&one, 1);
+  for (int i = 0; i < 40; i++) many[i] = 0.75f;
+  function(many, 39);
+  assert_true(many[0] == one && many[38] == one && many[39] == 0.75f); /* whole vectors and the rest */
+}
+
+TEST(activations_follow_their_formulas) {
+  const char *const tiers[] = {"c", "avx2", "avx512", "neon"};
+  for (size_t i = 0; i < COUNT(tiers); i++)
+    for (int which = ATTN_RELU; which <= ATTN_GELU_TANH; which++)
+      if (attn_activation_function((attn_activation)which, &ATTN_STRUCT(attn_options, .max_isa = tiers[i])))
+        activation_follows_the_formula((attn_activation)which, tiers[i]);
+  assert_null(attn_activation_function((attn_activation)(ATTN_GELU_TANH + 1), NULL));
+  assert_null(attn_activation_function(ATTN_SILU, &ATTN_STRUCT(attn_options, .max_isa = "sse9")));
 }
 
 TEST(feed_forward_checks_arguments) {
@@ -331,7 +345,8 @@ static attn_nn_field score_oracle(const attn_synthesizer_config *c, const float 
   for (int h = 0; h < HEADS; h++) {
     const int source = wrong == WEIGHT_OFF ? (h + 1) % HEADS : h;
     attn_nn_field inner = nn_apply(attn_nn_field_of(x, SB * SEQ, WIDTH), &c->first[source], HIDDEN);
-    attn_nn_field active = wrong == OTHER_ACTIVATION ? attn_nn_oracle_gelu(&inner) : attn_nn_oracle_relu(&inner);
+    attn_nn_field active =
+        wrong == OTHER_ACTIVATION ? attn_nn_oracle_activation(&inner, ATTN_GELU) : attn_nn_oracle_relu(&inner);
     attn_nn_field dense = nn_apply(active, &c->second[source], LENGTH);
     for (int64_t row = 0; row < SB * SEQ; row++)
       for (int64_t j = 0; j < LENGTH; j++) {

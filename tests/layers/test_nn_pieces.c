@@ -156,7 +156,7 @@ static attn_nn_field map(const attn_nn_field *in) {
   test_fill(w, WIDE * WIDE, 5);
   return attn_nn_oracle_linear(in, &(attn_linear){.weight = w, .bias = w}, WIDE);
 }
-static attn_nn_field gelu(const attn_nn_field *in) { return attn_nn_oracle_gelu(in); }
+static attn_nn_field gelu(const attn_nn_field *in) { return attn_nn_oracle_activation(in, ATTN_GELU); }
 static attn_nn_field add(const attn_nn_field *in) { return attn_nn_oracle_add(&in[0], &in[1]); }
 static attn_nn_field normed(const attn_nn_field *in) {
   return attn_nn_oracle_layer_norm(in, &(attn_norm){.gain = gain, .epsilon = 1e-5f});

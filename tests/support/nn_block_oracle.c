@@ -27,8 +27,12 @@ static attn_nn_field sublayer(const block_call *b, step which, const attn_nn_fie
 }
 
 /* x <- norm(x + sublayer(x)), or x + sublayer(norm(x)). */
+static attn_nn_field normed(const block_call *b, const attn_nn_field *x, const attn_norm *norm) {
+  return b->config->rms_norm ? attn_nn_oracle_rms_norm(x, norm) : attn_nn_oracle_layer_norm(x, norm);
+}
+
 static attn_nn_field apply(const block_call *b, step which, const attn_norm *norm, attn_nn_field x) {
-  attn_nn_field in = b->config->pre_norm ? attn_nn_oracle_layer_norm(&x, norm) : x;
+  attn_nn_field in = b->config->pre_norm ? normed(b, &x, norm) : x;
   attn_nn_field out = sublayer(b, which, &in);
   attn_nn_field sum = attn_nn_oracle_add(&out, &x);
   attn_nn_field_destroy(&out);
@@ -37,7 +41,7 @@ static attn_nn_field apply(const block_call *b, step which, const attn_norm *nor
     attn_nn_field_destroy(&in);
     return sum;
   }
-  attn_nn_field y = attn_nn_oracle_layer_norm(&sum, norm);
+  attn_nn_field y = normed(b, &sum, norm);
   attn_nn_field_destroy(&sum);
   return y;
 }

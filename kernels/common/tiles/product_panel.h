@@ -7,7 +7,7 @@
 
 #include <assert.h>
 
-#include "gelu.h"
+#include "activations.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/product.h"
 #include "register_tile.h"
@@ -180,6 +180,6 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .run = product_panel,             \
                                                    .run_few = product_few,           \
                                                    .widen = widen_panel,             \
-                                                   .gelu = gelu_row}
+                                                   .activations = activation_rows}
 
 #endif
