@@ -152,8 +152,8 @@ class _Reshaped:
 
 
 class _AnyShape(_Layer):
-    """A layer that takes calls of any shape. It keeps what it made for the last MOST_SHAPES of them, over the same packed
-    weights: self._handle has the weights, and the shape of the first."""
+    """A layer that takes calls of any shape. It keeps what it made for the newest MOST_SHAPES of them, over the same packed
+    weights. self._handle has the weights, and the shape that the layer was made for."""
 
     MOST_SHAPES = 64
 
@@ -164,15 +164,19 @@ class _AnyShape(_Layer):
 
     def _for_shape(self, key, what):
         """The layer of C for a shape. what(): the arguments of reshaping."""
+        kept = self._shapes.get(key) or self._reshape(key, what)
+        self._newest = kept
+        return kept
+
+    def _reshape(self, key, what):
+        handle = ctypes.c_void_p()
+        check(self._function("reshape")(self._handle, *what(), ctypes.byref(handle)))
+        kept = _Reshaped(handle, self._function("destroy"))
         with self._lock:
-            if key not in self._shapes:
-                handle = ctypes.c_void_p()
-                check(self._function("reshape")(self._handle, *what(), ctypes.byref(handle)))
-                while len(self._shapes) >= self.MOST_SHAPES:
-                    del self._shapes[next(iter(self._shapes))]
-                self._shapes[key] = _Reshaped(handle, self._function("destroy"))
-            self._newest = self._shapes[key] = self._shapes.pop(key)  # the newest comes last
-            return self._newest
+            while len(self._shapes) >= self.MOST_SHAPES:
+                del self._shapes[next(iter(self._shapes))]
+            self._shapes[key] = kept
+        return kept
 
     @property
     def kernel(self) -> str:
