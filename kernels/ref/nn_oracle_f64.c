@@ -99,14 +99,19 @@ static attn_nn_field multiply(const attn_nn_field *x, matrix m, int64_t out) {
   return y;
 }
 
-attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out) {
+static attn_nn_field apply_linear(const attn_nn_field *x, const attn_linear *linear, attn_dtype dtype, int64_t out) {
   const bool transposed = linear->transposed;
   return multiply(x,
                   (matrix){.weight = linear->weight,
+                           .dtype = dtype,
                            .in_stride = transposed ? 1 : out,
                            .out_stride = transposed ? x->width : 1,
                            .bias = linear->bias},
                   out);
+}
+
+attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out) {
+  return apply_linear(x, linear, ATTN_F32, out);
 }
 
 /* ---- Row-wise steps ---- */
@@ -235,15 +240,15 @@ attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm 
 
 attn_nn_field attn_nn_oracle_feed_forward(const attn_nn_field *x, const attn_feed_forward_config *config) {
   const bool gated = config->gate.weight;
-  attn_nn_field inner = attn_nn_oracle_linear(x, gated ? &config->gate : &config->first, config->hidden);
+  attn_nn_field inner = apply_linear(x, gated ? &config->gate : &config->first, config->dtype, config->hidden);
   attn_nn_field active = attn_nn_oracle_activation(&inner, config->activation);
   if (gated) {
-    attn_nn_field open = attn_nn_oracle_linear(x, &config->first, config->hidden), gate = active;
+    attn_nn_field open = apply_linear(x, &config->first, config->dtype, config->hidden), gate = active;
     active = attn_nn_oracle_multiply(&open, &gate);
     attn_nn_field_destroy(&open);
     attn_nn_field_destroy(&gate);
   }
-  const attn_nn_field y = attn_nn_oracle_linear(&active, &config->second, config->width);
+  const attn_nn_field y = apply_linear(&active, &config->second, config->dtype, config->width);
   attn_nn_field_destroy(&inner);
   attn_nn_field_destroy(&active);
   return y;

@@ -4,7 +4,8 @@
     layer = libattn.layers.MultiHeadAttention(heads=4, width=64, w_qkv=w, w_o=o)
     y = layer(x)                                    # float32 [batch, seq, width]
 
-Everything is float32 and dense; weights of MultiHeadAttention may also be float16 or bfloat16. Weights are copied when a
+Everything is float32 and dense; weights of attention, networks and blocks may also be float16 or bfloat16, of which each
+element is kept in 2 bytes. Weights are copied when a
 layer is made. Batch and lengths are those of each call's arrays, unless they are given when the layer is made: then it
 refuses others. Any number of threads may call a layer at once. Results are new arrays of the library that the first input
 is from. docs/semantics.md ("The family around it") gives every formula with its source.
@@ -102,12 +103,11 @@ def _options(kernel, threads):
     return S.attn_options(kernel=_text(kernel), threads=threads or 0)
 
 
-def _linear(arrays, weight, bias, name, inputs, outputs, transposed=True):
-    """attn_linear of a weight [outputs][inputs], as PyTorch stores it; or [inputs][outputs] if it is not transposed."""
-    shape = (outputs, inputs) if transposed else (inputs, outputs)
+def _linear(arrays, weight, bias, name, inputs, outputs, dtype="float32"):
+    """attn_linear of a weight [outputs][inputs], as PyTorch stores it."""
     bias_name = name.replace("w", "b", 1) if name.startswith("w") else f"bias of {name}"
-    return S.attn_linear(weight=arrays.floats(weight, name, shape), bias=arrays.floats(bias, bias_name, (outputs,)),
-                         transposed=transposed)
+    return S.attn_linear(weight=arrays.read(weight, name, (outputs, inputs), (dtype,))[0],
+                         bias=arrays.floats(bias, bias_name, (outputs,)), transposed=True)
 
 
 class _Layer:
@@ -397,7 +397,7 @@ def _activation(name):
 class FeedForward(_Layer):
     """y = activation(x w1^T + b1) w2^T + b2, or with w_gate y = (activation(x w_gate^T + b_gate) (x w1^T + b1)) w2^T + b2
     (Shazeer 2020): w1 and w_gate [hidden][width], w2 [width][hidden], as PyTorch stores them. activation: "relu", "gelu"
-    (exact), "gelu_tanh" or "silu". product: the kernel of the maps."""
+    (exact), "gelu_tanh" or "silu". Weights are float32, float16 or bfloat16, all alike. product: the kernel of the maps."""
 
     _kind = "feed_forward"
 
@@ -424,11 +424,13 @@ class FeedForward(_Layer):
 def _set_network(config, arrays, activation, first, second, gate):
     """The maps of a feed-forward network, each (weight, bias), and the function between them."""
     width, hidden = config.width, config.hidden
+    dtype = arrays.read(first[0], "w1", None, tuple(DTYPES))[1]  # all have it
+    config.dtype = getattr(C, DTYPES[dtype])
     config.activation = _activation(activation)
-    config.first = _linear(arrays, *first, "w1", width, hidden)
-    config.second = _linear(arrays, *second, "w2", hidden, width)
+    config.first = _linear(arrays, *first, "w1", width, hidden, dtype)
+    config.second = _linear(arrays, *second, "w2", hidden, width, dtype)
     if gate[0] is not None:
-        config.gate = _linear(arrays, *gate, "w_gate", width, hidden)
+        config.gate = _linear(arrays, *gate, "w_gate", width, hidden, dtype)
     elif gate[1] is not None:
         raise ValueError("b_gate is given without w_gate; it must be None")
 

@@ -367,6 +367,12 @@ def test_gates_and_activations():
         close(layers.FeedForward(w1, w2, b1=b1, activation=name)(x), formula(x64 @ w1.T + b1) @ w2.T)
         gated = layers.FeedForward(w1, w2, b1=b1, w_gate=gate, b_gate=b_gate, activation=name)(x)
         close(gated, (formula(x64 @ gate.T + b_gate) * (x64 @ w1.T + b1)) @ w2.T)
+    half = [a.astype(np.float16) for a in (w1, w2, gate)]
+    wide = [a.astype(np.float32) for a in half]
+    assert np.array_equal(layers.FeedForward(half[0], half[1], w_gate=half[2], product="product_c")(x),
+                          layers.FeedForward(wide[0], wide[1], w_gate=wide[2], product="product_c")(x))
+    with pytest.raises(TypeError, match="w2 is float32; it must be float16"):
+        layers.FeedForward(half[0], w2)
     with pytest.raises(ValueError, match="activation is 'mish'; it must be one of 'relu', 'gelu', 'silu', 'gelu_tanh'"):
         layers.FeedForward(w1, w2, activation="mish")
     with pytest.raises(ValueError, match="b_gate is given without w_gate"):

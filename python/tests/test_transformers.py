@@ -204,7 +204,7 @@ def test_a_decoder_of_layers_gives_the_same_tokens(models, dtype):
     for i in range(config.num_hidden_layers):
         own = {f"w_{p}": weights[f"model.layers.{i}.self_attn.{p}_proj.weight"].contiguous() for p in "qkvo"}
         norms = [(wide(f"model.layers.{i}.{name}_layernorm.weight"), None) for name in ("input", "post_attention")]
-        w1, gate, w2 = (wide(f"model.layers.{i}.mlp.{name}_proj.weight") for name in ("up", "gate", "down"))
+        w1, gate, w2 = (weights[f"model.layers.{i}.mlp.{name}_proj.weight"] for name in ("up", "gate", "down"))
         blocks.append(layers.Block(heads=4, heads_kv=2, width=64, self_weights=own, w1=w1, w2=w2, w_gate=gate,
                                    activation="silu", norms=[norms[0], None, norms[1]], epsilon=config.rms_norm_eps,
                                    pre_norm=True, rms_norm=True))
@@ -214,7 +214,7 @@ def test_a_decoder_of_layers_gives_the_same_tokens(models, dtype):
 
     def logits_of(new):
         cache.begin([len(tokens) for tokens in new])
-        x = embedding[torch.tensor(sum(new, []))]
+        x = embedding[torch.tensor([token for tokens in new for token in tokens])]
         for i, block in enumerate(blocks):
             x = block.step(x, cache, layer=i)
         ends = torch.tensor([len(tokens) for tokens in new]).cumsum(0) - 1

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/nn/linear.h"
 
@@ -22,6 +23,8 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
   if (status != ATTN_OK) return status;
   REQUIRE((unsigned)c->activation <= ATTN_GELU_TANH,
           "attn_feed_forward_config.activation is %d; it must be ATTN_RELU, _GELU, _SILU or _GELU_TANH", (int)c->activation);
+  REQUIRE(attn_dtype_is_float(c->dtype), "attn_feed_forward_config.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)c->dtype);
   return ATTN_OK;
 }
 
@@ -31,9 +34,10 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
   const attn_row_function activation = attn_activation_function(c->activation, options);
   const attn_nn_linear maps[] = {
-      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->gate.weight ? NULL : activation, &layer->first},
-      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NULL, &layer->second},
-      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, activation, &layer->gate}};
+      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype, c->gate.weight ? NULL : activation,
+       &layer->first},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second},
+      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate}};
   attn_status status = attn_nn_keep_options(options, &layer->options);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;

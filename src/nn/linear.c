@@ -8,7 +8,7 @@
 
 static attn_status create_linear(const attn_nn_linear *map, const attn_options *options) {
   const attn_linear *given = map->given;
-  REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", map->name,
+  REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " weights", map->name,
           given->transposed ? map->out : map->in, given->transposed ? map->in : map->out);
   const attn_product_weights weights = {.struct_size = sizeof weights,
                                         .depth = map->in,
@@ -16,6 +16,7 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .weight = given->weight,
                                         .stride_depth = given->transposed ? 1 : map->out,
                                         .stride_column = given->transposed ? map->in : 1,
+                                        .dtype = map->dtype,
                                         .bias = given->bias,
                                         .activate = map->after};
   return attn_product_create(&weights, options, map->product);

@@ -18,6 +18,7 @@ typedef struct attn_nn_linear {
   const char *name; /* the config's field, for errors */
   const attn_linear *given;
   int64_t in, out;
+  attn_dtype dtype;        /* type of its weights */
   attn_row_function after; /* applied to its output; NULL = nothing */
   attn_product **product;  /* receives the map, its W and b packed */
 } attn_nn_linear;

@@ -75,9 +75,9 @@ static attn_status pack_scores(attn_synthesizer *layer, const attn_synthesizer_c
   attn_status status = allocate_networks(layer);
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
     const attn_nn_linear maps[] = {
-        {"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, attn_activation_function(ATTN_RELU, options),
-         &layer->first[h]},
-        {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, NULL, &layer->second[h]}};
+        {"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, ATTN_F32,
+         attn_activation_function(ATTN_RELU, options), &layer->first[h]},
+        {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, ATTN_F32, NULL, &layer->second[h]}};
     status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   }
   return status;
@@ -86,8 +86,9 @@ static attn_status pack_scores(attn_synthesizer *layer, const attn_synthesizer_c
 static attn_status pack_weights(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
   const int64_t joined = c->heads * c->dim_v;
   const attn_status status = pack_scores(layer, c, options);
-  const attn_nn_linear maps[] = {{"attn_synthesizer_config.value", &c->value, c->width, joined, NULL, &layer->value},
-                                 {"attn_synthesizer_config.output", &c->output, joined, c->width, NULL, &layer->output}};
+  const attn_nn_linear maps[] = {
+      {"attn_synthesizer_config.value", &c->value, c->width, joined, ATTN_F32, NULL, &layer->value},
+      {"attn_synthesizer_config.output", &c->output, joined, c->width, ATTN_F32, NULL, &layer->output}};
   return status == ATTN_OK ? attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL) : status;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/problem/convert.h"
 #include "tests/support/nn_support.h"
 #include "tests/support/pool.h"
 
@@ -20,12 +21,19 @@ static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, cons
   if (wrong == WEIGHT_OFF) {
     float *moved = nn_random(c->width * c->hidden, 0);
     memcpy(moved, c->first.weight, (size_t)(c->width * c->hidden) * sizeof *moved);
-    for (int64_t i = 0; i < c->width * c->hidden; i += 2) moved[i] += 0.01f; /* gates may close some */
+    for (int64_t i = 0; i < c->width * c->hidden; i += 2) /* gates may close some */
+      attn_store_f32(moved, c->dtype, i, attn_load_f32((attn_storage){moved, c->dtype}, i) + 0.02f);
     config.first.weight = moved;
   }
   attn_nn_field in = attn_nn_field_of(x, rows, c->width), y = attn_nn_oracle_feed_forward(&in, &config);
   attn_nn_field_destroy(&in);
   return y;
+}
+
+/* Rounds the weights to the type, in place. */
+static void narrow(const attn_linear *map, int64_t count, attn_dtype dtype) {
+  float *weights = (float *)(uintptr_t)map->weight;
+  for (int64_t i = 0; i < count; i++) attn_store_f32(weights, dtype, i, weights[i]);
 }
 
 /* False: the product cannot run here. */
@@ -35,6 +43,9 @@ static bool feed_forward_by(const char *product, int64_t rows, int64_t width, in
                                                 .activation = activation, .first = nn_random_linear(width, hidden, true, 1),
                                                 .second = nn_random_linear(hidden, width, true, 2), .product = product);
   if (gated) config.gate = nn_random_linear(width, hidden, true, 3);
+  config.dtype = (attn_dtype)(width % 3); /* float32, float16, bfloat16 */
+  attn_linear *const maps[] = {&config.first, &config.second, &config.gate};
+  for (int i = 0; i < 2 + gated; i++) narrow(maps[i], width * hidden, config.dtype);
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads);
   attn_feed_forward *layer;
   float *x = nn_random(rows * width, 5), *y = nn_random(rows * width, 6);
@@ -79,6 +90,7 @@ TEST(rectified_values_keep_their_error) {
 TEST(feed_forward_follows_the_formula) {
   for (int activation = ATTN_RELU; activation <= ATTN_GELU_TANH; activation++) {
     feed_forward_of(1, 8, 32, (attn_activation)activation, 1);
+    feed_forward_of(9, 34, 50, (attn_activation)activation, 1);
     feed_forward_of(67, 24, 100, (attn_activation)activation, 1);
     feed_forward_of(130, 64, 256, (attn_activation)activation, 2);
   }
@@ -133,6 +145,7 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(width, 0, "width is 0");
   REFUSED(hidden, -1, "hidden is -1");
   REFUSED(activation, (attn_activation)7, "activation is 7");
+  REFUSED(dtype, ATTN_I8, "dtype is");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");
 #undef REFUSED
