@@ -89,12 +89,12 @@ static candidate *automatic_of(session *s) {
   return c;
 }
 
-/* Guesses the time of a call: by costs, or, for a kernel that has none, by its multiply-adds and the usual speed of a core
- * of its tier. Right within a factor of a few. */
+/* Guesses the time of a call: by costs or, where nothing is known, by its multiply-adds and the usual speed of a core of the
+ * kernel's tier. Right within a factor of a few. */
 static double guess_ns(const session *s, const attn_kernel_info *info, int threads) {
   const attn_problem *p = s->problem;
   const attn_kernel *kernel = attn_registry_find(info->name);
-  const double expected = kernel->terms.count > 0 ? attn_call_ns(s->options.tuning, kernel, p) : 0;
+  const double expected = attn_call_ns(s->options.tuning, kernel, p);
   if (expected > 0) return expected / threads;
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const double rows = varlen ? (double)p->total_q : (double)p->batch * (double)p->seq_q;
