@@ -216,9 +216,8 @@ const char *attn_kernel_file(const attn_kernel_info *kernel) {
 }
 
 const char *attn_kernel_not_built(int index, const char **reason) {
-  attn_plugins_load_named();
   for (const missing_kernel *m = missing; m->name; m++) {
-    if (attn_registry_find(m->name) || index-- != 0) continue;
+    if (attn_kernel_find(m->name) || index-- != 0) continue;
     if (reason) *reason = reason_of(m);
     return m->name;
   }

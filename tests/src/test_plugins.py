@@ -87,6 +87,7 @@ class Own(unittest.TestCase):
         path = FOLDER / "plugin_nothing.so"
         kernels = client("kernels", ATTN_LOAD=f"openblas::{path}:")
         self.assertRegex(kernels, f"(?s)gemm_openblas .*test_first {path}\ntest_second {path}\n$")
+        self.assertNotIn("gemm_openblas", client("missing", ATTN_LOAD="openblas"))
         self.assertEqual(client("run", "gemm_openblas", ATTN_LOAD="openblas"), "gemm_openblas\n")
         self.assertEqual(client("run", "auto", ATTN_KERNEL="gemm_openblas", ATTN_LOAD="openblas"), "gemm_openblas\n")
         self.assertEqual(client("product", "product_openblas", ATTN_LOAD="openblas"), "product_openblas\n")
