@@ -665,7 +665,8 @@ TEST(rotations_check_their_fields) {
 TEST(refused_appends_write_nothing) {
   enum { B = 2, T = 3, LONG = 17, H = 2, D = 8, P = 16, PAGES = 6 };
   static float k[B * H * LONG * D + 1], v[B * H * LONG * D], cache[2][PAGES * H * P * D], before[2][PAGES * H * P * D];
-  static const int32_t table[B][2] = {{0, 3}, {5, 1}}, past[B] = {14, 0}, negative[B] = {0, -1}, many[B] = {3, 4};
+  static const int32_t table[B][2] = {{0, 3}, {5, 1}}, past[B] = {14, 0}, negative[B] = {0, -1}, many[B] = {3, 4},
+                       late[B] = {0, INT32_MAX - 2};
   static const int32_t beyond[B] = {30, 0}, cu[B + 1] = {0, 2, 7}, falls[B + 1] = {0, 3, 2}, wrong[B][2] = {{0, 6}, {5, -1}};
   static const int32_t ring[B][2] = {{4, 4}, {5, 1}};
   static const int64_t slots[B * T] = {0, 1, 2, -1, 5, PAGES * P}, low[B * T] = {0, 1, 2, -2, 5, 6};
@@ -680,11 +681,14 @@ TEST(refused_appends_write_nothing) {
       ATTN_STRUCT(attn_kv_append_args, .batch = B, .tokens = T, .heads_kv = H, .dim_qk = D, .dim_v = D, .k = k, .v = v,
                   .k_cache = cache[0], .v_cache = cache[1], .page_tokens = P, .pages = PAGES, .page_table = table[0],
                   .page_table_stride = 2, .past = past);
-#define REFUSED(change, ...)                               \
-  do {                                                     \
-    attn_kv_append_args bad = good;                        \
-    change;                                                \
-    test_invalid(attn_kv_append(&bad, NULL), __VA_ARGS__); \
+  static const float one = 1;
+#define REFUSED(change, ...) /* and also where K has a factor */ \
+  do {                                                           \
+    attn_kv_append_args bad = good;                              \
+    change;                                                      \
+    test_invalid(attn_kv_append(&bad, NULL), __VA_ARGS__);       \
+    if (!bad.k_scale && !bad.k_scale_cache) bad.k_scale = &one;  \
+    test_invalid(attn_kv_append(&bad, NULL), __VA_ARGS__);       \
   } while (0)
   REFUSED(bad.batch = -1, "attn_kv_append_args.batch is -1");
   REFUSED(bad.tokens = -1, "tokens is -1");
@@ -710,6 +714,9 @@ TEST(refused_appends_write_nothing) {
   REFUSED(bad.counts = many, "counts[1] is 4");
   REFUSED((bad.counts = past, bad.cu_seqlens = cu), "counts is given with cu_seqlens");
   REFUSED((bad.cu_seqlens = cu, bad.tokens = 6), "cu_seqlens[2] is 7; the tensors hold 6 tokens");
+  REFUSED(bad.cu_seqlens = negative + 1, "cu_seqlens[0] is -1; it must be at least 0");
+  REFUSED((bad.past = late, bad.slots = slots, bad.page_table = NULL), "sequence 1 would have 2147483648 tokens");
+  REFUSED((bad.batch = bad.tokens = (int64_t)1 << 31, bad.past = NULL), "tokens is 2147483648 with batch 2147483648");
   REFUSED(bad.cu_seqlens = falls, "cu_seqlens[2] is 2 after 3");
   REFUSED(bad.past = beyond, "page_table_stride is 2", "sequence 0 has 33", "at least 3");
   REFUSED(bad.page_table = wrong[0], "page_table[0][1] is 6; it must be in 0..5");

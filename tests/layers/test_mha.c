@@ -655,6 +655,11 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.attention.dtype_kv = ATTN_F16, "dtypes 0, 1, 0");
   REFUSES(problem.attention.dtype_o = ATTN_F16, "dtypes 0, 0, 1");
   REFUSES(problem.attention.score = ATTN_SCORE_GAUSSIAN, "attn_mha_problem.attention.score is 2");
+  REFUSES(problem.attention.uses |= ATTN_USE_PAGES, "uses has ATTN_USE_PAGES");
+  REFUSES(problem.attention.uses |= ATTN_USE_KV_SCALES, "uses has ATTN_USE_KV_SCALES");
+  REFUSES(problem.attention.uses |= ATTN_USE_STATE, "uses has ATTN_USE_STATE");
+  REFUSES(problem.attention.uses = ATTN_USE_KEY_BLOCKS, "uses is 0x2000, with ATTN_USE_KEY_BLOCKS");
+  REFUSES(problem.attention.uses = ATTN_USE_FULL_KEY_BLOCKS, "uses is 0x4000, with ATTN_USE_KEY_BLOCKS");
   REFUSES(problem.x_stride.s = INT64_MAX, "attn_mha_problem.x_stride");
   REFUSES(problem.memory_stride.b = INT64_MIN, "attn_mha_problem.memory_stride");
   REFUSES(problem.memory_stride.d = INT64_MAX / 2, "attn_mha_problem.memory_stride");
@@ -734,8 +739,8 @@ TEST(test_refuses_bad_arguments) {
   assert_int_equal(attn_mha_run(mha, &args, workspace, bytes - 64), ATTN_WORKSPACE_TOO_SMALL);
   assert_int_equal(attn_mha_run(mha, &args, workspace + 4, bytes), ATTN_WORKSPACE_TOO_SMALL);
   assert_int_equal(attn_mha_run(mha, &args, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL);
-  assert_int_equal(attn_mha_run(NULL, &args, workspace, bytes), ATTN_INVALID_ARGUMENT);
-  assert_int_equal(attn_mha_run(mha, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT);
+  test_invalid(attn_mha_run(NULL, &args, workspace, bytes), "layer is NULL");
+  test_invalid(attn_mha_run(mha, NULL, workspace, bytes), "args is NULL");
   assert_int_equal(attn_mha_attention_weights(mha, &args, l.p, workspace, bytes - 64), ATTN_WORKSPACE_TOO_SMALL);
   assert_int_equal(attn_mha_attention_weights(mha, &args, l.p, workspace, bytes), ATTN_INVALID_ARGUMENT);
   test_contains(attn_last_error(), "attn_mha_problem.want_weights was false");

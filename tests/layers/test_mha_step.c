@@ -112,8 +112,16 @@ TEST(a_memory_is_projected_once) {
   test_invalid(attn_mha_run(mha, &args, workspace, bytes), "projected_v is NULL");
   args.projected_k = NULL, args.memory = x;
   test_invalid(attn_mha_project_memory(mha, &args, NULL, values, workspace, bytes), "k is ");
+  test_invalid(attn_mha_project_memory(mha, &args, keys, NULL, workspace, bytes), "v is ");
   test_refused(attn_mha_project_memory(mha, &args, keys, values, workspace, 0), ATTN_WORKSPACE_TOO_SMALL, "workspace is");
   test_invalid(attn_mha_project_rows(mha, -1, x, y, NULL, NULL, workspace, bytes), "rows is -1");
+  attn_mha_destroy(mha);
+  problem.want_weights = true, problem.width_memory = WIDTH / 2;
+  mha = make(&problem, 0, NULL);
+  free(workspace);
+  workspace = test_allocate(attn_mha_workspace(mha));
+  test_invalid(attn_mha_attention_weights(mha, &args, NULL, workspace, attn_mha_workspace(mha)), "weights is");
+  test_invalid(attn_mha_project_rows(mha, 1, x, NULL, keys, NULL, workspace, bytes), "k or v is given with width");
   attn_mha_destroy(mha);
   free(workspace);
 }

@@ -279,6 +279,9 @@ TEST(rings_hold_a_window_and_all_new_tokens) {
     test_ok(test_run(&f.problem, &args, &naive));
   test_invalid(test_run(&f.problem, &args, &naive), "page_table[0][6] is 0 again", "holds 32 tokens", "keys 67..99",
                "at least 33");
+  f.problem.window_left = 16, f.problem.window_first = 1;
+  test_invalid(test_run(&f.problem, &args, &naive), "page_table[0][4] is 0, the page of entry 0", "window_first keeps");
+  f.problem.window_first = 0;
   f.problem.window_left = -1; /* without a window pages may come twice */
   test_ok(test_run(&f.problem, &args, &naive));
 }

@@ -176,6 +176,10 @@ TEST(legal_problems_are_accepted) {
   X(varlen_row_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_ROW_LEN), "uses", "ATTN_USE_VARLEN",             \
     "cu_seqlens")                                                                                                           \
   X(row_len, (p->uses = ATTN_USE_ROW_LEN, p->align = ATTN_ALIGN_BOTTOM_RIGHT), "uses", "ROW_LEN", "ATTN_ALIGN_TOP_LEFT")    \
+  X(mask_keys, p->mask_keys = 3, "mask_keys is 3", "without ATTN_USE_MASK")                                                 \
+  X(state_first, (p->uses = ATTN_USE_STATE, p->window_first = 2), "window_first is 2 with ATTN_USE_STATE", "0")             \
+  X(state_prefix, (p->uses = ATTN_USE_STATE, p->shared_prefix = 3), "shared_prefix is 3 with ATTN_USE_STATE", "0")          \
+  X(scales_score, (p->uses = ATTN_USE_KV_SCALES, p->score = ATTN_SCORE_GAUSSIAN), "KV_SCALES with score 2", "_DOT")         \
   X(additive, p->score = ATTN_SCORE_ADDITIVE, "uses", "ATTN_USE_SCORE_WEIGHT", "ADDITIVE")                                  \
   X(pages_without_lengths, (attn_problem_set_pages(p, 16, 2), p->uses = ATTN_USE_PAGES), "uses", "ATTN_USE_PAGES",          \
     "ATTN_USE_KV_LEN")                                                                                                      \

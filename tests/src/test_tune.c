@@ -385,6 +385,9 @@ TEST(mistakes_are_sentences) {
   test_invalid(attn_tune(NULL, &data.args, NULL, 1, &report), "problem is NULL");
   test_invalid(attn_tune(&problem, NULL, NULL, 1, &report), "args is NULL");
   test_invalid(attn_tune(&problem, &(attn_args){.q = data.args.q}, NULL, 1, &report), "attn_args.k is NULL");
+  problem.uses = ATTN_USE_STATE;
+  test_invalid(attn_tune(&problem, &data.args, NULL, 1, &report), "uses has ATTN_USE_STATE");
+  problem.uses = 0;
   before = report;
   test_refused(attn_tune(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = "flash_mmx"), 1, &report),
                ATTN_UNKNOWN_KERNEL, "flash_mmx");
