@@ -203,11 +203,13 @@ static attn_status check_key_list(const attn_problem *p, const attn_args *a, boo
   REQUIRE(list.count >= 0 && list.count <= blocks,
           "attn_args.%skv_num_blocks[%" PRId64 "][%" PRId64 "][%" PRId64 "] is %" PRId64 "; it must be in 0..%" PRId64,
           full ? "full_" : "", b, head, rows, list.count, blocks);
-  for (int64_t n = 0; n < list.count; n++)
-    REQUIRE(list.at[n * list.step] >= 0 && list.at[n * list.step] < blocks,
+  for (int64_t n = 0; n < list.count; n++) {
+    const int32_t block = list.at[n * list.step];
+    REQUIRE(block >= 0 && block < blocks,
             "attn_args.%skv_indices[%" PRId64 "][%" PRId64 "][%" PRId64 "][%" PRId64 "] is %" PRId32
             "; it must be in 0..%" PRId64 ", because the list has %" PRId64 " entries",
-            full ? "full_" : "", b, head, rows, n, list.at[n * list.step], blocks - 1, list.count);
+            full ? "full_" : "", b, head, rows, n, block, blocks - 1, list.count);
+  }
   return ATTN_OK;
 }
 

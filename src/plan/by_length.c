@@ -41,7 +41,7 @@ struct attn_by_length {
 static attn_problem up_to(const attn_problem *problem, int64_t most) {
   attn_problem p = *problem;
   p.seq_q = most;
-  if (p.batch == 0 || p.total_q / p.batch >= most) p.total_q = p.batch * most;
+  p.total_q = min64(p.total_q, p.batch * most); /* at most 2^62 */
   return p;
 }
 
@@ -111,7 +111,6 @@ attn_status attn_by_length_create(const attn_problem *problem, const attn_choice
 }
 
 void attn_by_length_destroy(attn_by_length *ranges) {
-  if (!ranges) return;
   for (int i = 0; i < ranges->count; i++) attn_plan_destroy(ranges->range[i].plan);
   free(ranges);
 }
