@@ -11,7 +11,8 @@
 #include "attn/product.h"
 
 /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are
- * written. The sum is one chain of multiply-adds from `start` on, in the order of k. */
+ * written. The sum is one chain of multiply-adds from `start` on, in the order of k. What is said of rows, depth and panel
+ * is that of run(); run_few() says its own. */
 typedef struct attn_product_block {
   int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block */
   const float *x, *start;       /* start may be out */

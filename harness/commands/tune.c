@@ -20,9 +20,9 @@ static bench_tune_lines lines_asked;
 static int64_t points;
 
 static const cli_option options[] = {
-    {CLI_LIST, 'a', "axis", "AXIS=VALUES", "repeatable: dtype, head_dim, causal (default all types, 32 to 256, both)",
-     &asked.axes},
-    {CLI_DURATION, 0, "budget", "TIME", "of the whole: 90s, 5m (default 5m, 1m with --check)", &budget_s},
+    {CLI_LIST, 'a', "axis", "AXIS=VALUES",
+     "repeatable: dtype, head_dim, causal (default all types, 20 to 256, both); with --check dtype alone", &asked.axes},
+    {CLI_DURATION, 0, "budget", "TIME", "of the whole: 90s, 5m (default 10m, 1m with --check)", &budget_s},
     {CLI_STRING, 'o', "output", "FILE", "write the tuning file there; - is stdout (the default)", &output},
     {CLI_STRING, 0, "emit-class", "NAME", "write costs for all CPUs like this one (kernels/machines)", &class_name},
     CLI_HEADING("How good is the choice?"),
@@ -57,23 +57,27 @@ static int conclude_tuning(bench_tune_result *result) {
   if (!bench_tune_has_costs(result))
     return cli_usage_error("tune",
                            "--budget %gs is too short: too few problems were timed to say what a kernel costs; it should be "
-                           "5m, or 10s for one type, mask and head_dim (-a)",
+                           "10m, or 10s for one type, mask and head_dim (-a)",
                            budget_s);
   return bench_file_write(output, write_result, result) ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }
 
 /* A twentieth of the time is for threads, the rest for random problems. */
 static int tune(void) {
-  static bench_tune_result result;
   const bench_tune_source *source = &bench_tune_machine;
   const double end = source->now_s(NULL) + 0.95 * budget_s;
   int code = bench_file_writable(output) ? 0 : BENCH_EXIT_INTERNAL;
   for (int i = 0; i < lines_asked.count && !code; i++) code = bench_tune_check(&lines_asked.item[i]);
   if (code) return code;
-  result.class = class_name;
-  bench_tune_sample(source, &lines_asked, end - source->now_s(NULL), &result);
-  bench_tune_threads(source, 0.05 * budget_s, &result);
-  return conclude_tuning(&result);
+  bench_tune_result *result = calloc(1, sizeof *result);
+  if (!result)
+    return cli_fail(BENCH_EXIT_INTERNAL, "tune", "out of memory: the times of problems need %zu bytes", sizeof *result);
+  result->class = class_name;
+  bench_tune_sample(source, &lines_asked, end - source->now_s(NULL), result);
+  bench_tune_threads(source, 0.05 * budget_s, result);
+  code = conclude_tuning(result);
+  free(result);
+  return code;
 }
 
 /* ---- Regret ---- */
@@ -168,6 +172,12 @@ int bench_tune_main(int argc, char **argv) {
   if (bench_refuses_to_time("tune")) return BENCH_EXIT_UNFIT;
   if (!checks && (tuning_file || without_class || csv))
     return cli_usage_error("tune", "--tuning, --without-class and --csv belong to --check, which is missing");
-  if (!(budget_s > 0)) budget_s = checks ? 60 : 300;
+  const char *values;
+  for (int i = 0; checks && i < asked.axes.count; i++)
+    if (!bench_axis_is(asked.axes.item[i], "dtype", &values))
+      return cli_usage_error("tune",
+                             "-a %s: should be dtype with --check, whose problems have all head dimensions and masks",
+                             asked.axes.item[i]);
+  if (!(budget_s > 0)) budget_s = checks ? 60 : 600;
   return checks ? check_tuning() : tune();
 }

@@ -82,10 +82,12 @@ uint64_t bench_trial_output_hash(const bench_trial *t, int64_t turn) {
 }
 
 void bench_trial_freshen(const bench_trial *t, int64_t turn, uint64_t *random) {
-  if (t->layer)
-    bench_layer_freshen(t->layer, random);
-  else
+  if (!t->layer) {
     bench_tensors_freshen(tensors_of(t, turn), random, t->threads);
+    return;
+  }
+  bench_layer_freshen(t->layer, random);
+  bench_layer_poison(t->layer); /* inputs repeat where rows are few */
 }
 
 const char *bench_trial_look(const bench_trial *t, int64_t turn) {

@@ -361,7 +361,7 @@ typedef struct attn_options {
   attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
   void *pool;                     /**< Passed to parallel_for. */
   /** Which kernel and how many threads, where the fields above leave that open; NULL = the file that ATTN_TUNING names, or
-   * the costs of this CPU's class. It must live as long as the call, or the layer that is made with it. */
+   * the costs of this CPU's class. It must live as long as the call, or the layers that are made with it. */
   const attn_tuning *tuning;
   /** 1: a row gets the same bits whether one query or a thousand are computed, however a prompt is cut into calls. The
    * automatic choice is then among kernels that promise it, by the shape of a head, types and masks alone: never by seq_q or

@@ -291,7 +291,7 @@ typedef struct attn_feed_forward_config {
   size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t width;              /**< Elements of a row of x and of y, >= 1. */
   int64_t hidden;             /**< Elements of a row in between, >= 1. */
-  attn_activation activation; /**< Applied to the hidden rows. */
+  attn_activation activation; /**< Applied to the hidden rows; with a gate to the gate's. */
   attn_linear first;          /**< width -> hidden */
   attn_linear second;         /**< hidden -> width */
   const char *product;        /**< Kernel of the maps, as attn_product_create() takes it; NULL = our own. */

@@ -28,11 +28,11 @@ typedef enum attn_activation {
   ATTN_GELU_TANH, /**< x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2: the approximation of GELU (ibid.) */
 } attn_activation;
 
-/** Changes `count` elements in place, each for itself. */
+/** Changes `count` elements in place, each for itself. Several threads call it at once. */
 typedef void (*attn_row_function)(float *x, int64_t count);
 
 /** The function of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result
- * is NULL if there is no such activation or tier. */
+ * is NULL, with the sentence set, if there is no such activation or tier. */
 ATTN_API attn_row_function attn_activation_function(attn_activation activation, const attn_options *options);
 
 /** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own

@@ -42,6 +42,13 @@ def _whole(**sizes):
             raise TypeError(f"{name} is {size!r}; it must be one integer")
 
 
+def _positive(**sizes):
+    _whole_or_none(**sizes)
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+
+
 def _whole_or_none(**sizes):
     _whole(**{name: size for name, size in sizes.items() if size is not None})
 
@@ -181,7 +188,8 @@ class _AnyShape(_Layer):
     @property
     def kernel(self) -> str:
         """The name of the attention kernel that runs: for the shape that was called last."""
-        return self._function("kernel")(self._newest.handle).decode()
+        newest = self._newest  # kept alive while C reads it
+        return self._function("kernel")(newest.handle).decode()
 
 
 # ---- Multi-head attention ------------------------------------------------------------------------------------------------
@@ -223,10 +231,7 @@ def _set_masks(attention, causal, align, window, uses):
         attention.window_left, attention.window_right = (-1 if side is None else side for side in window)
     if causal:
         attention.window_right = 0
-    for name in uses:
-        if name not in _USES:
-            raise ValueError(f"uses has {name!r}; it may have {', '.join(map(repr, _USES))}")
-        attention.uses |= getattr(C, _USES[name][0])
+    _set_uses(attention, uses)
 
 
 # Optional array of a call -> its bit, its shape, its dtypes
@@ -297,6 +302,7 @@ class MultiHeadAttention(_AnyShape):
                  softcap: float = 0, uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None, **weights: Any) -> None:
         _whole(heads=heads, width=width)
+        _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
                        heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v)
         dim_qk = dim_qk or width // heads
@@ -305,7 +311,7 @@ class MultiHeadAttention(_AnyShape):
             problem = S.attn_mha_problem(attention=S.attn_problem())
             F.attn_mha_problem_init(ctypes.byref(problem), batch, heads, seq, keys, width)
             F.attn_problem_init(ctypes.addressof(problem) + S.attn_mha_problem.attention.offset, batch, heads,
-                                heads_kv or heads, seq, keys, dim_qk, dim_v or dim_qk)
+                                heads if heads_kv is None else heads_kv, seq, keys, dim_qk, dim_v or dim_qk)
             problem.width_memory, problem.width_out = width_memory or width, width_out or width
             problem.memory_stride = S.attn_strides(b=keys * problem.width_memory, s=problem.width_memory, d=1)
             problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
@@ -368,7 +374,8 @@ class MultiHeadAttention(_AnyShape):
 
     def describe(self) -> str:
         """A few lines on the shape that was called last: projections, and the attention as Plan.describe() tells it."""
-        return F.attn_mha_describe(self._newest.handle).decode()
+        newest = self._newest  # kept alive while C reads it
+        return F.attn_mha_describe(newest.handle).decode()
 
 
 _WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o")
@@ -445,11 +452,12 @@ class Block(_AnyShape):
     """A transformer block: self-attention, with `memory` also cross-attention, a feed-forward network; each with residual
     and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020).
 
-    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation: the
-    network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: three pairs
-    (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
-    block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too: None = those of
-    each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense layers.
+    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation:
+    the network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: pairs (gain, bias),
+    or None, for self-attention, cross-attention (only with memory) and network. heads_kv: of the self-attention. memory:
+    (seq, width) of an encoder's output: the block is then a decoder's, and causal, as it is with causal=True. batch and
+    seq, that of the memory too: None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product:
+    the kernel of all dense layers.
     """
 
     _kind = "block"
@@ -463,12 +471,13 @@ class Block(_AnyShape):
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None) -> None:
         _whole(heads=heads, width=width)
-        _whole_or_none(batch=batch, seq=seq, heads_kv=heads_kv)
+        _positive(heads=heads, heads_kv=heads_kv)
+        _whole_or_none(batch=batch, seq=seq)
         hidden = _shape(w1, "w1", 2)[0]
 
         def config_of(batch, seq, keys, own=None, other=None):
-            config = self._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
-            config.self.attention.heads_kv = heads_kv or heads
+            config = Block._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
+            config.self.attention.heads_kv = heads if heads_kv is None else heads_kv
             _set_uses(config.self.attention, uses)
             if causal:
                 F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
@@ -479,6 +488,8 @@ class Block(_AnyShape):
                     brought.set_problem(attention)
             return config
 
+        if memory is None and (cross_weights or cross_uses):
+            raise ValueError("cross_weights or cross_uses is given; without memory they must not be")
         keys = memory[0] if memory else None
         self._config_of = config_of
         self._config = config = config_of(*(1 if size is None else size for size in (batch, seq, keys)))
@@ -487,7 +498,12 @@ class Block(_AnyShape):
         if memory:
             config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
         _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
-        for name, pair in zip(("self_norm", "cross_norm", "feed_forward_norm"), norms):
+        names = ("self_norm", "cross_norm", "feed_forward_norm")
+        if len(norms) == 2 and not memory:
+            names = names[::2]
+        if len(norms) != len(names):
+            raise ValueError(f"norms has {len(norms)} pairs; it must have 3: of self-attention, cross-attention and network")
+        for name, pair in zip(names, norms):
             setattr(config, name, _norm(arrays, pair, width, epsilon))
         config.pre_norm, config.rms_norm = pre_norm, rms_norm
         config.product = _text(product)
@@ -524,8 +540,11 @@ class Block(_AnyShape):
     def _bring_memory(self, args, arrays, memory, cross, batch, seq, masks=None):
         """The memory [batch, keys, width], or the pair that project_memory() made of it, and the masks of `cross`. Returns
         the layer of C for the shape. batch and seq: those of the rows, None = the memory's, 1."""
-        if memory is not None and not self._config.has_cross:
-            raise ValueError("memory is given; it must be None, because the block was made without one")
+        if (memory is not None) != self._config.has_cross:
+            raise ValueError("memory is given; it must be None, because the block was made without one" if memory is not None
+                             else "memory is None; a decoder block attends to it")
+        if cross and not self._config.has_cross:
+            raise ValueError("cross is given; it must be None, because the block was made without memory")
         a, keys = self._config.cross.attention, self._sizes["keys"]
         other = None
         if isinstance(memory, tuple):
@@ -543,8 +562,6 @@ class Block(_AnyShape):
             other = _Brought(arrays, cross or {}, batch, a.heads_q, sizes[1], keys)
             arrays.kept.append(other)
             args.cross = ctypes.addressof(other.args)
-        if memory is None and self._config.has_cross:
-            return self._newest  # C refuses the call in words
 
         def problems():
             config = self._config_of(*(size or 0 for size in sizes), masks, other)
@@ -571,8 +588,8 @@ class Block(_AnyShape):
         _whole(layer=layer)
         arrays, tokens, block = _Arrays(), cache.step_tokens, self._newest
         args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
-        if memory is not None:
-            sequences = len(memory[0] if isinstance(memory, tuple) else memory)
+        if memory is not None or cross or self._config.has_cross:
+            sequences = len(memory[0] if isinstance(memory, tuple) else memory) if memory is not None else 1
             seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
             block = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], seq)
         y, args.y = _new(x, tokens, self._config.self.width)
@@ -649,6 +666,7 @@ class Synthesizer(_AnyShape):
                  causal: bool = False, kv_len: bool = False, kernel: str | None = None, threads: int | None = None) -> None:
         arrays = _Arrays()
         _whole(heads=heads)
+        _positive(heads=heads)
         _whole_or_none(batch=batch, seq=seq)
         columns, width = _shape(w_v, "w_v", 2)
         self._config = c = S.attn_synthesizer_config(

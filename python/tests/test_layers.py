@@ -2,6 +2,7 @@
 """libattn.layers against NumPy."""
 
 import math
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -256,7 +257,7 @@ def test_layers_take_calls_of_any_shape():
         mha(draw(2, 3, 31))
     with pytest.raises(ValueError, match=r"memory has shape \(1, 3, 24\); it must have \(2, keys, 24\)"):
         cross(draw(2, 3, 32), draw(1, 3, 24))
-    with pytest.raises(ValueError, match=r"memory is NULL"):
+    with pytest.raises(ValueError, match="memory is None; a decoder block attends to it"):
         decoder(draw(2, 3, 32))
     with pytest.raises(ValueError, match=r"x has shape \(2, 3, 32\); it must have \(2, 4, 32\)"):
         layers.MultiHeadAttention(**heads, batch=2, seq=4, **w)(draw(2, 3, 32))
@@ -289,11 +290,36 @@ def test_threads_call_one_layer_with_more_shapes_than_it_keeps():
     right = [layers.MultiHeadAttention(heads=4, width=32, **w)(x) for x in inputs]
 
     def call(i):
-        return np.array_equal(layer(inputs[i % 8]), right[i % 8])
+        return np.array_equal(layer(inputs[i % 8]), right[i % 8]) and layer.kernel and layer.describe().startswith("layer ")
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(200)))
     assert len(layer._shapes) == 2
+
+
+def test_blocks_refuse_what_they_would_ignore():
+    w = weights_of(16, 16, 16)
+    network = {"self_weights": w, "w1": draw(24, 16), "w2": draw(16, 24)}
+    pair = (draw(16), draw(16))
+    two, three = (layers.Block(heads=2, width=16, norms=norms, **network) for norms in ([pair, pair], [pair, None, pair]))
+    x = draw(1, 3, 16)
+    assert np.array_equal(two(x), three(x))
+    with pytest.raises(ValueError, match="norms has 1 pairs; it must have 3"):
+        layers.Block(heads=2, width=16, norms=[pair], **network)
+    with pytest.raises(ValueError, match="without memory they must not be"):
+        layers.Block(heads=2, width=16, cross_uses=("mask",), **network)
+    with pytest.raises(ValueError, match="cross is given; it must be None"):
+        two(x, cross={"mask": np.ones((3, 3), bool)})
+    for heads in ({"heads": 0}, {"heads": 2, "heads_kv": 0}):
+        with pytest.raises(ValueError, match="heads"):
+            layers.MultiHeadAttention(width=16, **heads, **w)
+    decoder = layers.Block(heads=2, width=16, memory=(None, 16), cross_weights=w, **network)
+    decoder(draw(0, 3, 16), draw(0, 2, 16))
+    with pytest.raises(ValueError, match="memory is None"):
+        decoder(x)
+    freed = weakref.ref(two)
+    del two
+    assert freed() is None  # without the garbage collector
 
 
 STEPS = [[4, 1], [0, 3], [1, 0], [2, 3]]  # 7 tokens of each sequence

@@ -38,8 +38,8 @@ static void append_margin(const attn_choice *c, const attn_problem *problem, cha
   snprintf(words, sizeof words, "error of costs %.0f %%", 100 * c->error);
   attn_append(text, bytes, ", ", words);
   if (c->dtype == attn_costs_shared(problem->dtype_kv)) return;
-  snprintf(words, sizeof words, "those of %s, as there are none for %s", attn_dtype_of(c->dtype).name,
-           attn_dtype_of(problem->dtype_kv).name);
+  snprintf(words, sizeof words, "those of %s, as there are none for %s%s", attn_dtype_of(c->dtype).name,
+           attn_dtype_of(problem->dtype_kv).name, attn_costs_lack_factors(problem) ? " without factors" : "");
   attn_append(text, bytes, ", ", words);
 }
 

@@ -19,9 +19,14 @@ attn_dtype attn_costs_shared(attn_dtype dtype) {
   }
 }
 
-attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, attn_dtype dtype) {
-  const attn_dtype shared = attn_costs_shared(dtype);
+bool attn_costs_lack_factors(const attn_problem *problem) {
+  return problem->dtype_kv == ATTN_I8 && !(problem->uses & ATTN_USE_KV_SCALES);
+}
+
+attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, const attn_problem *problem) {
+  const attn_dtype dtype = problem->dtype_kv, shared = attn_costs_shared(dtype);
   bool known = attn_dtype_is_float(dtype);
+  if (attn_costs_lack_factors(problem)) return ATTN_F16;
   for (int i = 0; i < count && !known; i++) known = costs[i].dtype == shared;
   return known ? shared : ATTN_F16;
 }
@@ -36,7 +41,7 @@ double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERM
 
 void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                  bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]) {
-  const attn_dtype dtype = attn_costs_dtype(costs, count, problem->dtype_kv);
+  const attn_dtype dtype = attn_costs_dtype(costs, count, problem);
   best[0] = best[1] = (attn_expected){.ns = INFINITY};
   for (int i = 0; i < count; i++) {
     const attn_kernel_costs *c = &costs[i];

@@ -19,9 +19,13 @@ typedef struct attn_kernel_costs {
 /* The type whose lines of costs serve a type of K and V: floats of 8 bits share theirs, and so do types of blocks. */
 attn_dtype attn_costs_shared(attn_dtype dtype);
 
-/* The type whose costs count for K and V of a type: the one that serves it or, where none of the costs are of that, float16.
- */
-attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, attn_dtype dtype);
+/* Whether K and V are integers without factors (ATTN_USE_KV_SCALES): their costs are measured with factors, with which
+ * kernels choose other loops. */
+bool attn_costs_lack_factors(const attn_problem *problem);
+
+/* The type whose costs count for a problem: the one that serves its K and V or, where none of the costs are of that or
+ * factors are lacking, float16. */
+attn_dtype attn_costs_dtype(const attn_kernel_costs *costs, int count, const attn_problem *problem);
 
 /* The time of one sequence on one thread, in nanoseconds. `ns`: of each of the kernel's terms. */
 double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem);

@@ -109,7 +109,7 @@ static attn_problem problem_of(const probed *p, attn_dtype dtype) {
 static bool is_probed(const attn_kernel *kernel, const attn_problem *problem) {
   char buffer[300];
   const int tier = attn_tier_find(kernel->info.isa);
-  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[LAST_RESORT], kernel, problem->dtype_kv);
+  const attn_kernel_costs *c = attn_tuning_costs_of(&machine.costs[LAST_RESORT], kernel, problem);
   return c && !attn_tier_unusable(tier, NULL) && attn_tier_is_free(tier) &&
          !attn_kernel_refusal(kernel, problem, buffer, sizeof buffer) && attn_expected_ns(kernel, c->ns, problem) <= MOST_NS;
 }

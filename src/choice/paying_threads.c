@@ -42,7 +42,7 @@ static bool takes_problem(const attn_kernel *kernel, void *context) {
 
 /* The time that a kernel takes for one sequence; 0 if the costs say nothing. */
 static double sequence_ns(const attn_tuning *tuning, const attn_kernel *kernel, const attn_problem *problem) {
-  const attn_kernel_costs *costs = attn_tuning_costs_of(tuning, kernel, problem->dtype_kv);
+  const attn_kernel_costs *costs = attn_tuning_costs_of(tuning, kernel, problem);
   return costs ? attn_expected_ns(kernel, costs->ns, problem) : 0;
 }
 

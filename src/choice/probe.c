@@ -11,7 +11,7 @@ static const double UNKNOWN = 0.5; /* counts as the error of a kernel without co
 
 /* The logarithm of how much longer it took than the costs say; NaN if they say nothing. */
 static double error_of(const attn_tuning *tuning, const attn_probe_time *t) {
-  const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
+  const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, &t->problem);
   const double expected = c ? attn_expected_ns(t->kernel, c->ns, &t->problem) : 0;
   return expected > 0 ? log(t->ns / expected) : NAN;
 }
@@ -57,7 +57,7 @@ static double error_of_tier(const attn_tuning *tuning, const attn_probe_time *ti
   int known = 0;
   for (int i = 0; i < count && known < MOST_ERRORS; i++) {
     const attn_probe_time *t = &times[i];
-    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, t->problem.dtype_kv);
+    const attn_kernel_costs *c = attn_tuning_costs_of(tuning, t->kernel, &t->problem);
     const double error = was_timed(t) ? error_of(tuning, t) : NAN;
     if (!isnan(error) && c->error < UNKNOWN && strcmp(t->kernel->info.isa, isa) == 0) errors[known++] = error;
   }

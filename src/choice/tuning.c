@@ -470,8 +470,8 @@ const attn_kernel_costs *attn_tuning_costs(const attn_tuning *t, int *count) {
   return t->costs;
 }
 
-const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_kernel *kernel, attn_dtype dtype) {
-  const attn_dtype counts = attn_costs_dtype(t->costs, t->cost_count, dtype);
+const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *t, const attn_kernel *kernel, const attn_problem *problem) {
+  const attn_dtype counts = attn_costs_dtype(t->costs, t->cost_count, problem);
   for (int i = 0; i < t->cost_count; i++)
     if (t->costs[i].kernel == kernel && t->costs[i].dtype == counts) return &t->costs[i];
   return NULL;

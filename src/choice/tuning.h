@@ -52,7 +52,8 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_p
 const attn_kernel_costs *attn_tuning_costs(const attn_tuning *tuning, int *count);
 
 /* The costs of one kernel that count for a type of K and V; NULL = none. */
-const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *tuning, const attn_kernel *kernel, attn_dtype dtype);
+const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *tuning, const attn_kernel *kernel,
+                                              const attn_problem *problem);
 
 /* Nanoseconds that a thread has to save in each wave to pay; 0 = not measured. */
 double attn_tuning_least_ns(const attn_tuning *tuning);

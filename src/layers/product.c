@@ -8,7 +8,9 @@
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
- * Kernels with a form of their own read rows of X and sum rows of Y where they lie, if those are dense and evenly apart.
+ * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few): they take
+ * the time that W takes to come from memory. Kernels with a form of their own read rows of X and sum rows of Y where they
+ * lie, if those are dense and evenly apart.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
@@ -141,7 +143,11 @@ static attn_status choose(const attn_options *options, attn_dtype weights, const
 attn_row_function attn_activation_function(attn_activation activation, const attn_options *options) {
   attn_options own;
   const char *cap;
-  if ((unsigned)activation > ATTN_GELU_TANH) return NULL;
+  if ((unsigned)activation > ATTN_GELU_TANH) {
+    (void)attn_fail(ATTN_INVALID_ARGUMENT, "activation is %d; it must be ATTN_RELU, _GELU, _SILU or _GELU_TANH",
+                    (int)activation);
+    return NULL;
+  }
   if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
   return best_of_tiers(cap, ATTN_F32)->activations[activation];
 }
@@ -572,6 +578,7 @@ static void run_task(void *pointer, int64_t task, int worker) {
   s.few = product->kernel->run_few && s.rows <= ATTN_PRODUCT_FEW_ROWS && !c->x_transposed;
   s.capacity = product->kernel->form ? s.rows : round_up(s.rows, product->kernel->tile_rows);
   if (s.few) s.capacity = s.rows + (s.rows % 4 == 3); /* 3 as 4, 7 as 8 */
+  assert(s.capacity <= c->at.rows_per_block);
   s.x_stride = s.few ? c->at.memory.few_stride : c->at.memory.x_stride;
   s.x = floats_at(memory, c->at.memory.x_at);
   s.sum = floats_at(memory, c->at.memory.sum_at);

@@ -23,6 +23,8 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
   if (status != ATTN_OK) return status;
   REQUIRE((unsigned)c->activation <= ATTN_GELU_TANH,
           "attn_feed_forward_config.activation is %d; it must be ATTN_RELU, _GELU, _SILU or _GELU_TANH", (int)c->activation);
+  REQUIRE(c->gate.weight || !c->gate.bias,
+          "attn_feed_forward_config.gate.bias is given without gate.weight; it must be NULL without a gate");
   REQUIRE(attn_dtype_is_float(c->dtype), "attn_feed_forward_config.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
           (int)c->dtype);
   return ATTN_OK;

@@ -14,7 +14,7 @@ typedef struct attn_option_names {
 
 /* No kernel has a name that is too long to keep. Cut off, it is still unknown. */
 static inline const char *attn_keep_name(char *memory, size_t bytes, const char *text) {
-  if (!text || text == memory) return text;
+  if (!text) return NULL;
   memset(memory, 0, bytes);
   strncpy(memory, text, bytes - 1);
   return memory;

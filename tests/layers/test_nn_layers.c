@@ -21,7 +21,8 @@ static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, cons
   if (wrong == WEIGHT_OFF) {
     float *moved = nn_random(c->width * c->hidden, 0);
     memcpy(moved, c->first.weight, (size_t)(c->width * c->hidden) * sizeof *moved);
-    for (int64_t i = 0; i < c->width * c->hidden; i += 2) /* gates may close some */
+    const int64_t count = c->width * c->hidden, step = c->gate.weight ? 2 : count; /* gates may close some */
+    for (int64_t i = step == count ? count / 2 : 0; i < count; i += step)
       attn_store_f32(moved, c->dtype, i, attn_load_f32((attn_storage){moved, c->dtype}, i) + 0.02f);
     config.first.weight = moved;
   }
@@ -108,6 +109,9 @@ static void activation_follows_the_formula(attn_activation activation, const cha
   memcpy(y, x, sizeof y);
   function(y, INPUTS);
   assert_true(isnan(y[2]) && y[1] == 1e30f && fabsf(y[0]) < 1e24f);
+  float ends[] = {INFINITY, 0.0f, -0.0f};
+  function(ends, 3);
+  assert_true(ends[0] == INFINITY && ends[1] == 0 && ends[2] == 0);
   for (int other = ATTN_RELU; other <= ATTN_GELU_TANH; other++) {
     attn_nn_field field = attn_nn_field_of(x + 3, INPUTS - 3, 1);
     attn_nn_field right = attn_nn_oracle_activation(&field, (attn_activation)other);
@@ -146,6 +150,7 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(hidden, -1, "hidden is -1");
   REFUSED(activation, (attn_activation)7, "activation is 7");
   REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(gate.bias, w, "gate.bias is given without gate.weight");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");
 #undef REFUSED

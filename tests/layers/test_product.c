@@ -316,7 +316,8 @@ TEST(test_memory_of_narrow_weights) {
       attn_product_destroy(product);
       free_layer(&l);
     }
-  assert_true(checked % 3 == 0);
+  const bool has_vectors = attn_kernel_unusable(attn_kernel_find("flash_avx2")) == NULL;
+  assert_true(checked % 3 == 0 && (checked > 0 || !has_vectors));
 }
 
 TEST(test_bits_depend_on_the_row_alone) {

@@ -120,7 +120,7 @@ static double model_ns(const attn_kernel *kernel, const attn_problem *p) {
   double least = INFINITY;
   test_ok(attn_class_here(&class));
   for (int i = 0; (other = attn_registry_get(i)); i++) {
-    const attn_kernel_costs *known = attn_tuning_costs_of(class->costs, other, p->dtype_kv);
+    const attn_kernel_costs *known = attn_tuning_costs_of(class->costs, other, p);
     const double ns = known ? (double)p->batch * attn_expected_ns(other, known->ns, p) : INFINITY;
     if (other == kernel && known && ns > 0) return ns;
     if (ns < least && !attn_kernel_unusable(&other->info) && !attn_kernel_rejects(&other->info, p))

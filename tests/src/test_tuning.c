@@ -264,18 +264,21 @@ TEST(types_of_few_bits_have_costs_of_their_own) {
   static const struct {
     attn_dtype dtype;
     const char *kernel, *margin;
-  } cases[] = {{ATTN_F16, "quick", "slow takes 8.00 times as long, error of costs 5 %; cannot run it"},
-               {ATTN_Q8_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it"},
-               {ATTN_Q4_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it"},
-               {ATTN_I8, "slow", "no other kernel with costs can run, error of costs 5 %; cannot run it"},
-               {ATTN_F8_E5M2, "quick", "error of costs 5 %, those of f16, as there are none for e5m2; cannot run it"},
-               {ATTN_F8_E4M3, "quick", "slow takes 8.00 times as long, error of costs 5 %, those of f16"}};
+    bool factors;
+  } cases[] = {{ATTN_F16, "quick", "slow takes 8.00 times as long, error of costs 5 %; cannot run it", false},
+               {ATTN_Q8_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it", false},
+               {ATTN_Q4_0, "slow", "quick takes 2.00 times as long, error of costs 5 %; cannot run it", false},
+               {ATTN_I8, "slow", "no other kernel with costs can run, error of costs 5 %; cannot run it", true},
+               {ATTN_I8, "quick", "those of f16, as there are none for i8 without factors; cannot run it", false},
+               {ATTN_F8_E5M2, "quick", "error of costs 5 %, those of f16, as there are none for e5m2; cannot run it", false},
+               {ATTN_F8_E4M3, "quick", "slow takes 8.00 times as long, error of costs 5 %, those of f16", false}};
   read_lines(COST("slow", "f16", "8", "0") COST("quick", "f16", "1", "0") COST("slow", "q8_0", "3", "0")
                  COST("quick", "q8_0", "6", "0") COST("slow", "i8", "9", "0"));
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem = of_shape(40, 40, 1, 32);
     problem.dtype_kv = cases[i].dtype;
     if (cases[i].dtype == ATTN_F16) problem.dtype_q = ATTN_F16;
+    if (cases[i].factors) problem.uses |= ATTN_USE_KV_SCALES;
     expect_choice(&problem, cases[i].kernel, "tuning file a.tuning, line", cases[i].margin);
   }
 }

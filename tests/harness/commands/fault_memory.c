@@ -226,7 +226,7 @@ static attn_status call_block(void) {
   attn_block *block;
   attn_decoder_block_init(&config, BATCH, HEADS, TOKENS, TOKENS, WIDTH, WIDTH, WIDTH);
   config.self_weights = config.cross_weights = layer_weights();
-  config.feed_forward.first.weight = config.feed_forward.second.weight = weights;
+  config.feed_forward.first.weight = config.feed_forward.second.weight = config.feed_forward.gate.weight = weights;
   attn_block *other = NULL;
   attn_status status = attn_block_create(&config, NULL, &block);
   if (status == ATTN_OK) status = attn_block_reshape(block, &config.self, &config.cross, &other);

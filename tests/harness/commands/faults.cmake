@@ -10,9 +10,9 @@ set(shared_library)
 if(TARGET attn_shared)
   set(shared_library $<TARGET_FILE:attn_shared>)
 endif()
-set(fault_step 59)
+set(fault_step 30)
 if(ATTN_SANITIZE)
-  set(fault_step 61) # other faults
+  set(fault_step 61) # other faults, as each takes several times as long
 endif()
 add_labelled(fault_memory "unit;sanitize;once" fault_memory ${fault_step} ${shared_library})
 add_labelled(fault_memory_every "long" fault_memory 1 ${shared_library})
