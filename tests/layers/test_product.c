@@ -142,7 +142,7 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 7, .depth = 300, .columns = 600, .gelu = true, .x_step = 1},
     {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .bias = true, .x_step = 1},
     {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 4, .y_heads = 3, .transposed = true, .x_step = 2},
-    {.batch = 1, .rows = 9, .depth = 60, .columns = 96, .y_heads = 3, .x_step = 2},
+    {.batch = 1, .rows = 9, .depth = 60, .columns = 128, .y_heads = 2, .x_step = 2},
     {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 70, .bias = true},
