@@ -220,22 +220,21 @@ static void rms_norm_row(const double *x, const double *error, int64_t n, const 
   }
 }
 
-attn_nn_field attn_nn_oracle_rms_norm(const attn_nn_field *x, const attn_norm *norm) {
+typedef void norm_row_fn(const double *x, const double *error, int64_t n, const attn_norm *norm, double *y, double *y_error);
+
+static attn_nn_field each_row(const attn_nn_field *x, const attn_norm *norm, norm_row_fn *norm_one) {
   attn_nn_field y = attn_nn_field_create(x->rows, x->width);
-  for (int64_t row = 0; row < x->rows; row++) {
-    const int64_t at = row * x->width;
-    rms_norm_row(x->value + at, x->error + at, x->width, norm, y.value + at, y.error + at);
-  }
+  for (int64_t at = 0; at < x->rows * x->width; at += x->width)
+    norm_one(x->value + at, x->error + at, x->width, norm, y.value + at, y.error + at);
   return y;
 }
 
 attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm *norm) {
-  attn_nn_field y = attn_nn_field_create(x->rows, x->width);
-  for (int64_t row = 0; row < x->rows; row++) {
-    const int64_t at = row * x->width;
-    norm_row(x->value + at, x->error + at, x->width, norm, y.value + at, y.error + at);
-  }
-  return y;
+  return each_row(x, norm, norm_row);
+}
+
+attn_nn_field attn_nn_oracle_rms_norm(const attn_nn_field *x, const attn_norm *norm) {
+  return each_row(x, norm, rms_norm_row);
 }
 
 attn_nn_field attn_nn_oracle_feed_forward(const attn_nn_field *x, const attn_feed_forward_config *config) {

@@ -4,11 +4,11 @@
     layer = libattn.layers.MultiHeadAttention(heads=4, width=64, w_qkv=w, w_o=o)
     y = layer(x)                                    # float32 [batch, seq, width]
 
-Everything is float32 and dense; weights of attention, networks and blocks may also be float16 or bfloat16, of which each
-element is kept in 2 bytes. Weights are copied when a
-layer is made. Batch and lengths are those of each call's arrays, unless they are given when the layer is made: then it
-refuses others. Any number of threads may call a layer at once. Results are new arrays of the library that the first input
-is from. docs/semantics.md ("The family around it") gives every formula with its source.
+Everything is float32 and dense; weights of attention, networks and blocks may also be float16 or bfloat16, which most
+tiers keep in 2 bytes an element. Weights are copied when a layer is made. Batch and lengths are those of each call's
+arrays, unless they are given when the layer is made: then it refuses others. Any number of threads may call a layer at
+once. Results are new arrays of the library that the first input is from. docs/semantics.md ("The family around it") gives
+every formula with its source.
 
 Errors are those of sdpa(): ValueError, TypeError, Unsupported, MemoryError, with the library's sentence.
 """
@@ -304,7 +304,7 @@ class MultiHeadAttention(_AnyShape):
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
-                       heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v)
+                       dim_qk=dim_qk, dim_v=dim_v)
         dim_qk = dim_qk or width // heads
 
         def problem_of(batch, seq, keys, brought=None, want_weights=False):
@@ -353,7 +353,7 @@ class MultiHeadAttention(_AnyShape):
         y, args.y = _new(x, batch, seq, p.width_out)
         sizes = (batch, seq, keys)
         layer = self._for_shape((*sizes, brought.key, return_weights),
-                                       lambda: (ctypes.byref(self._problem_of(*sizes, brought, return_weights)),))
+                                lambda: (ctypes.byref(self._problem_of(*sizes, brought, return_weights)),))
         check(F.attn_mha_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         if not return_weights:
             return y
@@ -527,6 +527,7 @@ class Block(_AnyShape):
     def __call__(self, x: Any, memory: Any = None, *, cross: dict[str, Any] | None = None, **arrays_brought: Any) -> Any:
         """y [batch, seq, width] of x. Optional arrays of the self-attention by name, those of the cross-attention in
         `cross`."""
+        self._check_memory(memory, cross)
         width, arrays, fixed = self._config.self.width, _Arrays(), self._sizes
         address, _, shape = arrays.read(x, "x")
         _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=width)
@@ -537,14 +538,19 @@ class Block(_AnyShape):
         check(F.attn_block_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         return y
 
+    def _check_memory(self, memory, cross):
+        """Refuses a memory or masks for it in an encoder block, and none in a decoder's."""
+        if self._config.has_cross:
+            if memory is None:
+                raise ValueError("memory is None; a decoder block attends to it")
+        elif memory is not None:
+            raise ValueError("memory is given; it must be None, because the block was made without one")
+        elif cross:
+            raise ValueError("cross is given; it must be None, because the block was made without memory")
+
     def _bring_memory(self, args, arrays, memory, cross, batch, seq, masks=None):
         """The memory [batch, keys, width], or the pair that project_memory() made of it, and the masks of `cross`. Returns
         the layer of C for the shape. batch and seq: those of the rows, None = the memory's, 1."""
-        if (memory is not None) != self._config.has_cross:
-            raise ValueError("memory is given; it must be None, because the block was made without one" if memory is not None
-                             else "memory is None; a decoder block attends to it")
-        if cross and not self._config.has_cross:
-            raise ValueError("cross is given; it must be None, because the block was made without memory")
         a, keys = self._config.cross.attention, self._sizes["keys"]
         other = None
         if isinstance(memory, tuple):
@@ -571,6 +577,7 @@ class Block(_AnyShape):
 
     def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """(keys, values) of the cross-attention, to be given as `memory` in calls and steps: they are computed once."""
+        self._check_memory(memory, cross)
         a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
         layer = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], self._sizes["seq"])
         batch, rows, _ = _shape(memory, "memory", 3)
@@ -588,8 +595,9 @@ class Block(_AnyShape):
         _whole(layer=layer)
         arrays, tokens, block = _Arrays(), cache.step_tokens, self._newest
         args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
-        if memory is not None or cross or self._config.has_cross:
-            sequences = len(memory[0] if isinstance(memory, tuple) else memory) if memory is not None else 1
+        self._check_memory(memory, cross)
+        if memory is not None:
+            sequences = len(memory[0] if isinstance(memory, tuple) else memory)
             seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
             block = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], seq)
         y, args.y = _new(x, tokens, self._config.self.width)

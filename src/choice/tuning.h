@@ -51,7 +51,7 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_p
 /* The costs of the file: `*count` of them. Those of kernels that are not here were left out. */
 const attn_kernel_costs *attn_tuning_costs(const attn_tuning *tuning, int *count);
 
-/* The costs of one kernel that count for a type of K and V; NULL = none. */
+/* The costs of one kernel that count for a problem (attn_costs_dtype); NULL = none. */
 const attn_kernel_costs *attn_tuning_costs_of(const attn_tuning *tuning, const attn_kernel *kernel,
                                               const attn_problem *problem);
 

@@ -8,9 +8,9 @@
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
- * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few): they take
- * the time that W takes to come from memory. Kernels with a form of their own read rows of X and sum rows of Y where they
- * lie, if those are dense and evenly apart.
+ * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few),
+ * because W comes from memory. Kernels with a form of their own read rows of X and sum rows of Y where they lie, if
+ * those are dense and evenly apart.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
@@ -59,8 +59,8 @@ struct attn_product {
   attn_options options; /* threads resolved */
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
-  bool has_bias, relu;
-  attn_row_function activate; /* NULL = none, or relu */
+  bool has_bias;
+  attn_row_function activate; /* NULL = none */
   attn_dtype dtype;           /* type of W as it was given */
   char *packed;               /* [panels][steps], a step as the kernel's form has it */
   int64_t steps;              /* in a panel; without a form a step is one element of depth */
@@ -253,7 +253,6 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
                             .columns = w->columns,
                             .panels = panels,
                             .has_bias = w->bias,
-                            .relu = w->relu,
                             .dtype = w->dtype,
                             .steps = steps,
                             .step_bytes = bytes};
@@ -280,7 +279,8 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
-  (*product)->activate = own.gelu ? (kernel->activations ? kernel : best)->activations[ATTN_GELU] : own.activate;
+  const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
+  (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
   pack(&own, *product);
@@ -419,8 +419,6 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
   const float *bias = product->bias + first_column;
   if (product->has_bias)
     for (int64_t c = 0; c < count; c++) row[c] += bias[c];
-  if (product->relu)
-    for (int64_t c = 0; c < count; c++) row[c] = row[c] < 0 ? 0.0f : row[c];
   if (product->activate) product->activate(row, count);
 }
 
@@ -537,7 +535,7 @@ static void multiply(const run_context *c, const strip *s) {
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  if (!product->has_bias && !product->relu && !product->activate) return;
+  if (!product->has_bias && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
       count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;

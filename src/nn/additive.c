@@ -87,8 +87,8 @@ static layout layout_of(const attn_additive *layer) {
 
 /* A layer that has a config and options only. NULL, with the sentence set, if there is no memory. */
 static attn_additive *new_layer(const attn_additive_config *c, const attn_options *options) {
-  attn_additive *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer), NULL;
+  attn_additive *layer = attn_nn_new("attn_additive", sizeof *layer);
+  if (!layer) return NULL;
   layer->config = *c;
   layer->options = *options;
   attn_own_options(&layer->options, &layer->names);

@@ -221,8 +221,8 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
   if (status == ATTN_OK) status = check_block(&c);
   if (status != ATTN_OK) return status;
-  attn_block *block = calloc(1, sizeof *block);
-  if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
+  attn_block *block = attn_nn_new("attn_block", sizeof *block);
+  if (!block) return ATTN_OUT_OF_MEMORY;
   block->rows = rows_of(&c.self);
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
@@ -242,8 +242,8 @@ attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *
   if (status == ATTN_OK && cross) status = attn_nn_read(&attn_mha_problem_layout, "cross", cross, &problems[1]);
   if (status == ATTN_OK) status = check_attentions(&problems[0], cross ? &problems[1] : NULL);
   if (status != ATTN_OK) return status;
-  attn_block *made = malloc(sizeof *made);
-  if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *made);
+  attn_block *made = attn_nn_new("attn_block", sizeof *made);
+  if (!made) return ATTN_OUT_OF_MEMORY;
   *made = *block;
   made->rows = rows_of(&problems[0]);
   attn_nn_share(made->norm_arrays);

@@ -54,6 +54,12 @@ void *attn_nn_allocate(const char *purpose, size_t bytes) {
   return memory;
 }
 
+void *attn_nn_new(const char *name, size_t bytes) {
+  void *memory = calloc(1, bytes);
+  if (!memory) attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %s needs %zu bytes", name, bytes);
+  return memory;
+}
+
 /* Before shared memory, on a line of its own. */
 typedef struct owners {
   _Alignas(64) atomic_int count;

@@ -31,8 +31,12 @@ attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count);
 /* 64-byte aligned memory. NULL, with the sentence set, if there is not enough. `bytes` = 0 gives a small block. */
 void *attn_nn_allocate(const char *purpose, size_t bytes);
 
-/* The same memory, owned by whom it is given to by attn_nn_share(), which returns its argument, too. Each owner calls
- * attn_nn_unshare(), the last of which frees it. NULL is fine for both. */
+/* A zeroed struct of a layer, pool or cache, `name`, to be given to free(). NULL, with the sentence set, if there is not
+ * enough memory. */
+void *attn_nn_new(const char *name, size_t bytes);
+
+/* Memory as of attn_nn_allocate(), owned by whom it is given to by attn_nn_share(), which returns its argument, too. Each
+ * owner calls attn_nn_unshare(), the last of which frees it. NULL is fine for both. */
 void *attn_nn_allocate_shared(const char *purpose, size_t bytes);
 void *attn_nn_share(void *memory);
 void attn_nn_unshare(void *memory);

@@ -31,8 +31,8 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
 }
 
 static attn_status create(const attn_feed_forward_config *c, const attn_options *options, attn_feed_forward **result) {
-  attn_feed_forward *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
+  attn_feed_forward *layer = attn_nn_new("attn_feed_forward", sizeof *layer);
+  if (!layer) return ATTN_OUT_OF_MEMORY;
   *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
   const attn_row_function activation = attn_activation_function(c->activation, options);
   const attn_nn_linear maps[] = {

@@ -183,8 +183,8 @@ static attn_status allocate(attn_kv_cache *cache) {
 }
 
 static attn_status create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
-  attn_kv_cache *cache = calloc(1, sizeof *cache);
-  if (!cache) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_cache needs %zu bytes", sizeof *cache);
+  attn_kv_cache *cache = attn_nn_new("attn_kv_cache", sizeof *cache);
+  if (!cache) return ATTN_OUT_OF_MEMORY;
   cache->shape = *shape;
   cache->options = *options;
   attn_own_options(&cache->options, &cache->names);

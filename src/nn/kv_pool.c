@@ -59,8 +59,8 @@ static bool allocate_scales(attn_kv_pool *pool) {
 }
 
 static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
-  attn_kv_pool *pool = calloc(1, sizeof *pool);
-  if (!pool) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_pool needs %zu bytes", sizeof *pool);
+  attn_kv_pool *pool = attn_nn_new("attn_kv_pool", sizeof *pool);
+  if (!pool) return ATTN_OUT_OF_MEMORY;
   const int64_t rows = rows_of_page(s);
   pool->shape = *s;
   pool->owners = 1;

@@ -136,8 +136,8 @@ static layout layout_of(const attn_synthesizer *layer) {
 
 /* A layer that has a config and options only. NULL, with the sentence set, if there is no memory. */
 static attn_synthesizer *new_layer(const attn_synthesizer_config *c, const attn_options *options) {
-  attn_synthesizer *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer), NULL;
+  attn_synthesizer *layer = attn_nn_new("attn_synthesizer", sizeof *layer);
+  if (!layer) return NULL;
   layer->config = *c;
   layer->options = *options;
   attn_own_options(&layer->options, &layer->names);

@@ -54,23 +54,21 @@ static void product_panel(const attn_product_block *block) {
   }
 }
 
-/* ---- Few rows ---- */
-
-typedef enum product_type { PRODUCT_F32, PRODUCT_F16, PRODUCT_BF16 } product_type;
-
-static ALWAYS_INLINE vec few_load(const char *at, const product_type type) {
-  const void *elements = at;
-  if (type == PRODUCT_F32) return vec_load(elements);
-  return type == PRODUCT_F16 ? vec_load_f16(elements) : vec_load_bf16(elements);
+/* A vector of weights; `type`, float32, float16 or bfloat16, is a constant at every call. */
+static ALWAYS_INLINE vec load_weights(const void *at, const attn_dtype type) {
+  if (type == ATTN_F32) return vec_load(at);
+  return type == ATTN_F16 ? vec_load_f16(at) : vec_load_bf16(at);
 }
+
+/* ---- Few rows ---- */
 
 enum { FEW_TILE = 4 }; /* rows that share a load of W */
 
 /* FEW_TILE / rows panels at once, so that there are as many chains of sums for any number of rows: a single chain would wait
  * for each of its additions. */
 static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
-                                     const product_type type, const int rows, const int panels) {
-  const int64_t step = PRODUCT_COLUMNS * (type == PRODUCT_F32 ? 4 : 2), vector = step / TILE_VECS;
+                                     const attn_dtype type, const int rows, const int panels) {
+  const int64_t step = PRODUCT_COLUMNS * (type == ATTN_F32 ? 4 : 2), vector = step / TILE_VECS;
   vec sum[FEW_TILE][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
   UNROLL
   for (int n = 0; n < rows * panels; n++) {
@@ -88,7 +86,7 @@ static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *pa
     for (int p = 0; p < panels; p++) {
       UNROLL
       for (int v = 0; v < TILE_VECS; v++) {
-        const vec w = few_load(panel + p * panel_bytes + k * step + v * vector, type);
+        const vec w = load_weights(panel + p * panel_bytes + k * step + v * vector, type);
         UNROLL
         for (int i = 0; i < rows; i++) sum[i * panels + p][v] = vec_fma_factor(x[i], w, sum[i * panels + p][v]);
       }
@@ -102,7 +100,7 @@ static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *pa
   }
 }
 
-static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const product_type type,
+static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
                                    const int rows) {
   const int group = FEW_TILE / rows;
   const char *panel = b->panel;
@@ -112,8 +110,7 @@ static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, 
   for (; p < panels; p++) few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, 1);
 }
 
-static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
-                                   const product_type type) {
+static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type) {
   assert(b->rows == 1 || b->rows == 2 || b->rows == FEW_TILE);
   if (b->rows == 1)
     few_tile(b, panels, panel_bytes, type, 1);
@@ -125,8 +122,8 @@ static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, 
 
 /* More than one tile: the second finds each part of a panel in L1. */
 static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
-                                    const product_type type) {
-  const int64_t step = PRODUCT_COLUMNS * (type == PRODUCT_F32 ? 4 : 2);
+                                    const attn_dtype type) {
+  const int64_t step = PRODUCT_COLUMNS * (type == ATTN_F32 ? 4 : 2);
   for (int64_t p = 0; p < panels; p++)
     for (int64_t k = 0; k < b->depth; k += PRODUCT_DEPTH)
       for (int64_t i = 0; i < b->rows; i += FEW_TILE) {
@@ -145,7 +142,7 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels,
 }
 
 static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
-                                      const product_type type) {
+                                      const attn_dtype type) {
   if (b->rows <= FEW_TILE)
     few_rows(b, panels, panel_bytes, type);
   else
@@ -154,21 +151,24 @@ static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panel
 
 static void product_few(const attn_product_block *block, int64_t panels, int64_t panel_bytes) {
   if (block->weights == ATTN_F32)
-    few_of_type(block, panels, panel_bytes, PRODUCT_F32);
+    few_of_type(block, panels, panel_bytes, ATTN_F32);
   else if (block->weights == ATTN_F16)
-    few_of_type(block, panels, panel_bytes, PRODUCT_F16);
+    few_of_type(block, panels, panel_bytes, ATTN_F16);
   else
-    few_of_type(block, panels, panel_bytes, PRODUCT_BF16);
+    few_of_type(block, panels, panel_bytes, ATTN_BF16);
 }
 
 /* ---- Weights of 16 bits ---- */
 
+static ALWAYS_INLINE void widen(const uint16_t *from, int64_t count, float *to, const attn_dtype type) {
+  for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, load_weights(from + i, type));
+}
+
 static void widen_panel(const void *packed, attn_dtype weights, int64_t count, float *to) {
-  const uint16_t *from = packed;
   if (weights == ATTN_F16)
-    for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, vec_load_f16(from + i));
+    widen(packed, count, to, ATTN_F16);
   else
-    for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, vec_load_bf16(from + i));
+    widen(packed, count, to, ATTN_BF16);
 }
 
 #define PRODUCT_KERNEL(tier)                                                         \
