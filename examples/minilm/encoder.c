@@ -3,7 +3,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "encoder.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -137,18 +136,6 @@ static attn_status embed(const model *m) {
   return attn_add_layer_norm(row_count(in), WIDTH, m->x, NULL, &m->norm, NULL, m->x);
 }
 
-/* The mean over the tokens of each sentence, scaled to length 1: cosines are then dot products. */
-static void pool(const model *m) {
-  for (int64_t s = 0; s < m->input->count; s++) {
-    double sum[WIDTH] = {0}, squares = 0;
-    const float *x = m->x + first_row(m->input, s) * WIDTH;
-    for (int64_t t = 0; t < m->input->lengths[s]; t++, x += WIDTH)
-      for (int i = 0; i < WIDTH; i++) sum[i] += (double)x[i];
-    for (int i = 0; i < WIDTH; i++) squares += sum[i] * sum[i];
-    for (int i = 0; i < WIDTH; i++) m->embeddings[s * WIDTH + i] = (float)(sum[i] / sqrt(squares));
-  }
-}
-
 static double seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -163,7 +150,10 @@ attn_status encode(model *m) {
   const attn_block_args args = ATTN_STRUCT(attn_block_args, .x = m->x, .y = m->x, .self = &self, .profile = &m->profile);
   for (int layer = 0; layer < LAYERS && status == ATTN_OK; layer++)
     status = attn_block_run(m->blocks[layer], &args, m->workspace, m->workspace_bytes);
-  if (status == ATTN_OK) pool(m);
+  const attn_pooling pooling =
+      ATTN_STRUCT(attn_pooling, .unit = true, .batch = m->input->count, .seq = m->input->longest, .width = WIDTH, .x = m->x,
+                  .lengths = lengths, .cu_seqlens = starts, .y = m->embeddings); /* cosines are then dot products */
+  if (status == ATTN_OK) status = attn_pool_rows(&pooling);
   m->time += seconds() - begin;
   return status;
 }

@@ -72,6 +72,71 @@ ATTN_API attn_status attn_add_layer_norm(int64_t rows, int64_t width, const floa
 ATTN_API attn_status attn_add_rms_norm(int64_t rows, int64_t width, const float *x, const float *residual,
                                        const attn_norm *norm, float *sum, float *y);
 
+/** A table of embeddings: row t stands for token t. */
+typedef struct attn_embedding {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t vocabulary; /**< Rows of the table, >= 1. */
+  int64_t width;      /**< Elements of a row, >= 1. */
+  const void *table;  /**< [vocabulary][width] by stride. */
+  attn_dtype dtype;   /**< Type of the table: ATTN_F32, ATTN_F16 or ATTN_BF16. */
+  int64_t stride;     /**< Elements from one row to the next, >= width; 0 = width. */
+  float factor;       /**< Multiplies every element; 0 = 1. Gemma's is sqrt(width). */
+} attn_embedding;
+
+/** Rows of embeddings (Vaswani et al. 2017, section 3.4):
+ *
+ *     rows[i] = factor table[tokens[i]],   i < count
+ *
+ * rows is [count][width]. A token outside 0..vocabulary - 1 is an error that names the first one; then no row is written.
+ * Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_embed(const attn_embedding *embedding, int64_t count, const int32_t *tokens, float *rows);
+
+/** How the rows of a sequence become one row. */
+typedef enum attn_pooling_kind {
+  ATTN_POOL_MEAN = 0, /**< Their mean (Reimers & Gurevych 2019, https://arxiv.org/abs/1908.10084, section 3) */
+  ATTN_POOL_FIRST,    /**< The first one: BERT's [CLS] */
+} attn_pooling_kind;
+
+/** Sequences of rows, padded or packed, that shall become one row each. */
+typedef struct attn_pooling {
+  size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  attn_pooling_kind kind;    /**< Mean or first. */
+  bool unit;                 /**< Results are scaled to length 1, so that cosines are dot products; a row of zeros stays. */
+  int64_t batch;             /**< Sequences, >= 0. */
+  int64_t seq;               /**< Rows of each sequence, padding included, >= 0; not read with cu_seqlens. */
+  int64_t width;             /**< Elements of a row, >= 1. */
+  const float *x;            /**< [batch][seq][width], or with cu_seqlens [cu_seqlens[batch]][width]. */
+  const int32_t *lengths;    /**< [batch], each in 0..seq: rows that count, the first ones; NULL = all. */
+  const int32_t *cu_seqlens; /**< [batch + 1], ascending from 0: where packed sequences begin; NULL = padded. */
+  float *y;                  /**< Output [batch][width]; 0 for a sequence without rows. May not overlap x. */
+} attn_pooling;
+
+/** Computes pooling->y. Sums are taken in float64. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_pool_rows(const attn_pooling *pooling);
+
+/** How a token is drawn from logits. The fields apply in this order. */
+typedef struct attn_sampling {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  float
+      temperature; /**< Logits are divided by it, >= 0 and finite; 0 = greedy: the largest logit, of equal ones the first. */
+  int64_t top_k;   /**< Tokens that stay: all whose logit is at least the k-th largest; 0 = all. */
+  float top_p;     /**< Then stay the fewest most probable tokens whose probabilities add up to at least this, at least
+                      one; of equal ones the first. In 0..1; 0 = 1 = all (Holtzman et al. 2020,
+                      https://arxiv.org/abs/1904.09751, section 3.1). */
+} attn_sampling;
+
+/** Draws a token from logits[vocabulary]: with probability softmax(logits / temperature) over the tokens that stay. The
+ * definition is that of transformers' TemperatureLogitsWarper, TopKLogitsWarper and TopPLogitsWarper in this order.
+ *
+ * *state is the caller's, and any number is a good seed. Each draw takes one step of SplitMix64 (Steele et al. 2014,
+ * doi:10.1145/2660193.2660195); greedy takes none, and state may be NULL. Equal logits, sampling and state give the same
+ * token on every machine. probabilities, if not NULL, receives [vocabulary]: 0 for tokens that do not stay.
+ *
+ * A logit of -inf is never drawn. NaN, +inf, or -inf in every place, is an error that names the first place; then nothing
+ * is drawn. Allocates nothing. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_sample_token(const attn_sampling *sampling, int64_t vocabulary, const float *logits,
+                                       uint64_t *state, float *probabilities, int32_t *token);
+
 /** The attention weights, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
  *
  * It runs the kernel with the unit vectors as values, at the cost of dim_v = seq_k. So the weights are those of the

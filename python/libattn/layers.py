@@ -919,3 +919,72 @@ def sinusoidal_positions(rows: int, width: int, *, like: Any, first: int = 0) ->
     out, address = _new(like, rows, width)
     check(F.attn_sinusoidal_positions(first, rows, width, address))
     return out
+
+
+def embedding(table: Any, tokens: Any, *, factor: float = 1.0) -> Any:
+    """factor table[tokens] as float32 [count, width]. table [vocabulary, width] is float32, float16 or bfloat16; tokens are
+    int32, or a list."""
+    arrays = _Arrays()
+    address, dtype, shape = arrays.read(table, "table", None, tuple(DTYPES))
+    _fit("table", shape, vocabulary=None, width=None)
+    rows, out = _new(table, len(tokens), shape[1])
+    what = S.attn_embedding(vocabulary=shape[0], width=shape[1], table=address, dtype=getattr(C, DTYPES[dtype]),
+                            factor=factor)
+    check(F.attn_embed(ctypes.byref(what), len(tokens), arrays.vector(tokens, "tokens", len(tokens)), out))
+    return rows
+
+
+def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = None, unit: bool = False) -> Any:
+    """One row for each sequence, [batch, width]: the mean of its rows, or the "first" one. x is [batch, seq, width], of
+    which the first lengths [batch] rows count; or packed [rows, width], with cu_seqlens [batch + 1]. unit: rows of length
+    1."""
+    kinds = {"mean": C.ATTN_POOL_MEAN, "first": C.ATTN_POOL_FIRST}
+    if kind not in kinds:
+        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(map(repr, kinds))}")
+    arrays, packed = _Arrays(), cu_seqlens is not None
+    address, _, shape = arrays.read(x, "x")
+    _fit("x", shape, **dict.fromkeys(["rows", "width"] if packed else ["batch", "seq", "width"]))
+    batch = len(cu_seqlens) - 1 if packed else shape[0]
+    if packed and (batch < 0 or cu_seqlens[-1] != shape[0]):
+        raise ValueError(f"cu_seqlens ends with {cu_seqlens[-1] if len(cu_seqlens) else 'nothing'}; it must end with "
+                         f"{shape[0]}, the rows of x")
+    y, out = _new(x, batch, shape[-1])
+    check(F.attn_pool_rows(ctypes.byref(S.attn_pooling(
+        kind=kinds[kind], unit=unit, batch=batch, seq=0 if packed else shape[1], width=shape[-1],
+        x=address, y=out, lengths=arrays.vector(lengths, "lengths", batch),
+        cu_seqlens=arrays.vector(cu_seqlens, "cu_seqlens", batch + 1)))))
+    return y
+
+
+class Sampler:
+    """Draws tokens from logits [vocabulary] (attn_sample_token). temperature 0 is greedy; top_k 0 and top_p 0 keep all.
+    seed: where the draws begin; `state` is where they are."""
+
+    def __init__(self, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 0.0, seed: int = 0) -> None:
+        _whole(top_k=top_k)
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed is {seed!r}; it must be an integer in 0..2^64 - 1")
+        self._what = S.attn_sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        self._state = ctypes.c_uint64(seed)
+
+    def _draw(self, logits, state, probabilities):
+        arrays, token = _Arrays(), ctypes.c_int32()
+        address, _, shape = arrays.read(logits, "logits")
+        _fit("logits", shape, vocabulary=None)
+        made, out = _new(logits, *shape) if probabilities else (None, None)
+        check(F.attn_sample_token(ctypes.byref(self._what), shape[0], address, ctypes.byref(state), out,
+                                  ctypes.byref(token)))
+        return made if probabilities else token.value
+
+    def __call__(self, logits: Any) -> int:
+        """The next token."""
+        return self._draw(logits, self._state, False)
+
+    def probabilities(self, logits: Any) -> Any:
+        """The probability of each token, [vocabulary]: 0 for those that do not stay. Draws nothing."""
+        return self._draw(logits, ctypes.c_uint64(self._state.value), True)
+
+    @property
+    def state(self) -> int:
+        """The state of the draws: the seed of a sampler that goes on from here."""
+        return self._state.value

@@ -432,3 +432,41 @@ def test_small_pieces():
     angles = np.arange(2, 6)[:, None] / 10000 ** (np.arange(0, 6, 2) / 6)
     close(positions, np.stack([np.sin(angles), np.cos(angles)], -1).reshape(4, 6))
     assert positions.dtype == np.float32
+
+
+def test_embeddings_and_pooling():
+    table, tokens = draw(9, 5), np.array([8, 0, 3, 3], np.int32)
+    assert np.array_equal(layers.embedding(table, tokens), table[tokens])
+    assert np.array_equal(layers.embedding(table.astype(np.float16), [2, 1], factor=2.0),
+                          2 * table.astype(np.float16)[[2, 1]].astype(np.float32))
+    with pytest.raises(ValueError, match=r"tokens\[1\] is 9; it must lie in 0..8"):
+        layers.embedding(table, [0, 9])
+    x = draw(2, 4, 5)
+    close(layers.pool(x), x.mean(1))
+    close(layers.pool(x, lengths=[4, 2])[1], x[1, :2].mean(0))
+    packed = layers.pool(x[0], "first", cu_seqlens=[0, 1, 4], unit=True)
+    close(packed, x[0, [0, 1]] / np.linalg.norm(x[0, [0, 1]], axis=1, keepdims=True))
+    with pytest.raises(ValueError, match="cu_seqlens ends with 3; it must end with 4"):
+        layers.pool(x[0], cu_seqlens=[0, 3])
+    with pytest.raises(ValueError, match="kind is 'max'; it must be one of 'mean', 'first'"):
+        layers.pool(x, "max")
+
+
+def test_sampling():
+    logits = draw(50)
+    greedy = layers.Sampler(temperature=0)
+    assert greedy(logits) == logits.argmax() and greedy.state == 0
+    one, two = (layers.Sampler(temperature=0.8, top_k=7, seed=5) for _ in range(2))
+    drawn = [one(logits) for _ in range(200)]
+    assert drawn[:9] == [two(logits) for _ in range(9)]
+    assert set(drawn) == set(np.argsort(-logits)[:7])
+    three = layers.Sampler(temperature=0.8, top_k=7, seed=two.state)
+    assert drawn[9:] == [three(logits) for _ in range(191)]
+    state, p = two.state, two.probabilities(logits)
+    assert two.state == state
+    right = np.where(logits >= np.sort(logits)[-7], np.exp(logits.astype(float) / 0.8), 0)
+    close(p, right / right.sum())
+    with pytest.raises(ValueError, match="seed is -1; it must be an integer in 0"):
+        layers.Sampler(seed=-1)
+    with pytest.raises(ValueError, match="top_p is 2; it must lie in 0..1"):
+        layers.Sampler(top_p=2)(logits)

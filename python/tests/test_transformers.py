@@ -140,6 +140,27 @@ def test_generate_compiled(models):
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [0, 1, 30])
+@pytest.mark.parametrize("top_p", [0.0, 0.2, 0.7, 0.99])
+def test_samplers_keep_what_warpers_keep(models, temperature, top_k, top_p):
+    import transformers
+
+    from libattn import layers
+
+    wanted = [(transformers.TemperatureLogitsWarper, temperature, 1), (transformers.TopKLogitsWarper, top_k, 0),
+              (transformers.TopPLogitsWarper, top_p, 0)]
+    warpers = [warper(value) for warper, value, off in wanted if value != off]
+    for seed in range(20):
+        logits = 3 * torch.randn(1, 500, generator=torch.Generator().manual_seed(seed))
+        right = logits
+        for warper in warpers:
+            right = warper(None, right)
+        p = layers.Sampler(temperature=temperature, top_k=top_k, top_p=top_p).probabilities(logits[0])
+        assert torch.equal(p > 0, right[0] > -torch.inf)
+        assert (p - right[0].double().softmax(-1)).abs().max() < 1e-6
+
+
 # ---- all-MiniLM-L6-v2 --------------------------------------------------------------------------------------------------
 
 PROGRAM = Path(os.environ.get("ATTN_TEST_EXAMPLES", ROOT / "build" / "examples")) / "example_minilm"

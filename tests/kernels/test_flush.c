@@ -146,9 +146,9 @@ TEST(tuning_files_mean_the_same_in_every_mode) {
 }
 
 /* Results of the functions that run no kernel, in one mode: the default scale, a merge with one row without keys, a dense
- * layer, layer norm and positions. */
+ * layer, layer norm, positions, embeddings, pooling and sampling. */
 typedef struct results {
-  float scale[9], merged[4], lse[2], product[6], norm[6], positions[8];
+  float scale[9], merged[4], lse[2], product[6], norm[6], positions[8], embedded[4], pooled[2], sampled[6];
 } results;
 
 static results compute(unsigned mode) {
@@ -175,6 +175,15 @@ static results compute(unsigned mode) {
   IN_MODE(mode, test_ok(attn_product_run(product, &args, workspace, bytes)));
   IN_MODE(mode, test_ok(attn_add_layer_norm(2, 3, x, NULL, &norm, NULL, r.norm)));
   IN_MODE(mode, test_ok(attn_sinusoidal_positions(7, 2, 4, r.positions)));
+  const attn_embedding embedding = ATTN_STRUCT(attn_embedding, .vocabulary = 3, .width = 2, .table = x, .factor = 1e-3f);
+  const attn_pooling pooling =
+      ATTN_STRUCT(attn_pooling, .unit = true, .batch = 1, .seq = 3, .width = 2, .x = x, .y = r.pooled);
+  const attn_sampling sampling = ATTN_STRUCT(attn_sampling, .temperature = 0.7f, .top_p = 0.9f);
+  uint64_t seed = 1;
+  int32_t token;
+  IN_MODE(mode, test_ok(attn_embed(&embedding, 2, (const int32_t[]){2, 0}, r.embedded)));
+  IN_MODE(mode, test_ok(attn_pool_rows(&pooling)));
+  IN_MODE(mode, test_ok(attn_sample_token(&sampling, 6, x, &seed, r.sampled, &token)));
   attn_product_destroy(product);
   free(workspace);
   return r;

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT */
+/* Embeddings, pooling and sampling of tokens against oracles in float64. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/problem/convert.h"
+#include "tests/support/nn_support.h"
+
+/* ---- Embeddings ---- */
+
+enum { VOCABULARY = 11, WIDTH = 7, STRIDE = 9, TOKENS = 5 };
+
+TEST(embeddings_are_rows_of_the_table) {
+  static float f32[VOCABULARY * STRIDE], rows[TOKENS * WIDTH + 1];
+  static uint16_t bf16[VOCABULARY * STRIDE], f16[VOCABULARY * STRIDE];
+  const int32_t tokens[TOKENS] = {10, 0, 3, 3, 7};
+  test_fill(f32, VOCABULARY * STRIDE, 1);
+  for (int i = 0; i < VOCABULARY * STRIDE; i++) {
+    bf16[i] = attn_bf16_of_f32(f32[i]);
+    f16[i] = (uint16_t)(0x3000 + 37 * i);
+  }
+  const struct {
+    attn_dtype dtype;
+    const void *table;
+  } tables[] = {{ATTN_F32, f32}, {ATTN_BF16, bf16}, {ATTN_F16, f16}};
+  for (size_t t = 0; t < COUNT(tables); t++)
+    for (int dense = 0; dense < 2; dense++)
+      for (int scaled = 0; scaled < 2; scaled++) {
+        const float factor = scaled ? 2.6457513f : 1;
+        const attn_embedding e =
+            ATTN_STRUCT(attn_embedding, .vocabulary = VOCABULARY, .width = WIDTH, .table = tables[t].table,
+                        .dtype = tables[t].dtype, .stride = dense ? 0 : STRIDE, .factor = scaled ? factor : 0);
+        rows[TOKENS * WIDTH] = 7;
+        test_ok(attn_embed(&e, TOKENS, tokens, rows));
+        assert_true(rows[TOKENS * WIDTH] == 7);
+        for (int i = 0; i < TOKENS * WIDTH; i++) {
+          const int at = tokens[i / WIDTH] * (dense ? WIDTH : STRIDE) + i % WIDTH;
+          const float value = t == 0   ? f32[at]
+                              : t == 1 ? ldexpf((float)(0x80 | (bf16[at] & 0x7f)), (bf16[at] >> 7 & 0xff) - 134)
+                                       : ldexpf((float)(0x400 | (f16[at] & 0x3ff)), (f16[at] >> 10) - 25);
+          assert_true(rows[i] == factor * (t == 1 && bf16[at] >> 15 ? -value : value));
+        }
+      }
+}
+
+TEST(embeddings_check_arguments) {
+  float table[VOCABULARY * WIDTH] = {0}, rows[2 * WIDTH] = {5};
+  const int32_t tokens[2] = {1, VOCABULARY}, negative[2] = {-1, VOCABULARY};
+  const attn_embedding good = ATTN_STRUCT(attn_embedding, .vocabulary = VOCABULARY, .width = WIDTH, .table = table);
+  test_invalid(attn_embed(NULL, 1, tokens, rows), "embedding is NULL");
+  test_invalid(attn_embed(&good, 2, tokens, rows), "tokens[1] is 11; it must lie in 0..10");
+  test_invalid(attn_embed(&good, 2, negative, rows), "tokens[0] is -1; it must lie in 0..10");
+  assert_true(rows[0] == 5); /* nothing is written */
+  test_invalid(attn_embed(&good, -1, tokens, rows), "count is -1");
+  test_invalid(attn_embed(&good, 1, NULL, rows), "tokens is NULL");
+  test_invalid(attn_embed(&good, 1, tokens, NULL), "rows is NULL");
+  test_ok(attn_embed(&good, 0, NULL, NULL));
+#define REFUSED(field, wrong, word) \
+  TEST_REFUSES(attn_embedding, good, bad.field = wrong, attn_embed(&bad, 1, tokens, rows), NULL, "attn_embedding." word)
+  REFUSED(vocabulary, 0, "vocabulary is 0");
+  REFUSED(width, 0, "width is 0");
+  REFUSED(table, NULL, "table is NULL");
+  REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(stride, WIDTH - 1, "stride is 6; it must be at least 7");
+  REFUSED(factor, NAN, "factor is nan");
+#undef REFUSED
+}
+
+/* ---- Pooling ---- */
+
+enum { BATCH = 3, SEQ = 6, MOST_WIDTH = 300 };
+
+/* Compares with the mean or the first row in float64. `first` and `rows` of each sequence. */
+static void check_pooled(const attn_pooling *p, const int64_t *first, const int64_t *rows) {
+  for (int b = 0; b < BATCH; b++) {
+    double right[MOST_WIDTH] = {0}, squares = 0;
+    const int64_t taken = p->kind == ATTN_POOL_FIRST && rows[b] > 1 ? 1 : rows[b];
+    for (int64_t i = 0; i < p->width; i++) {
+      for (int64_t row = 0; row < taken; row++) right[i] += (double)p->x[(first[b] + row) * p->width + i] / (double)taken;
+      squares += right[i] * right[i];
+    }
+    for (int64_t i = 0; i < p->width; i++) {
+      const double wanted = p->unit && squares > 0 ? right[i] / sqrt(squares) : right[i],
+                   got = (double)p->y[b * p->width + i];
+      assert_true(fabs(got - wanted) <= 0x1p-23 * (fabs(wanted) + (p->unit ? 0x1p-4 : 0)) + 1e-15);
+    }
+  }
+}
+
+TEST(pooling_follows_the_formula) {
+  static float x[BATCH * SEQ * MOST_WIDTH], y[BATCH * MOST_WIDTH];
+  const int32_t lengths[BATCH] = {6, 0, 4}, starts[BATCH + 1] = {0, 2, 2, 9};
+  test_fill(x, BATCH * SEQ * MOST_WIDTH, 4);
+  for (int kind = ATTN_POOL_MEAN; kind <= ATTN_POOL_FIRST; kind++)
+    for (int unit = 0; unit < 2; unit++)
+      for (int64_t width = 1; width <= MOST_WIDTH; width += 299 - 43 * (width == 1)) {
+        attn_pooling p = ATTN_STRUCT(attn_pooling, .kind = (attn_pooling_kind)kind, .unit = unit, .batch = BATCH, .seq = SEQ,
+                                     .width = width, .x = x, .y = y);
+        test_ok(attn_pool_rows(&p));
+        check_pooled(&p, (const int64_t[]){0, 6, 12}, (const int64_t[]){6, 6, 6});
+        p.lengths = lengths;
+        test_ok(attn_pool_rows(&p));
+        check_pooled(&p, (const int64_t[]){0, 6, 12}, (const int64_t[]){6, 0, 4});
+        p.lengths = NULL, p.cu_seqlens = starts;
+        test_ok(attn_pool_rows(&p));
+        check_pooled(&p, (const int64_t[]){0, 2, 2}, (const int64_t[]){2, 0, 7});
+      }
+}
+
+TEST(pooling_checks_arguments) {
+  float x[BATCH * SEQ * 2] = {0}, y[BATCH * 2];
+  const int32_t long_one[BATCH] = {1, SEQ + 1, 1}, descending[BATCH + 1] = {0, 3, 2, 4}, late[BATCH + 1] = {1, 1, 1, 1},
+                fine[BATCH] = {1, 1, 1};
+  const attn_pooling good = ATTN_STRUCT(attn_pooling, .batch = BATCH, .seq = SEQ, .width = 2, .x = x, .y = y);
+  test_invalid(attn_pool_rows(NULL), "pooling is NULL");
+  test_ok(attn_pool_rows(&ATTN_STRUCT(attn_pooling, .seq = 1, .width = 2)));
+#define REFUSED(change, word) TEST_REFUSES(attn_pooling, good, change, attn_pool_rows(&bad), NULL, word)
+  REFUSED(bad.batch = -1, "attn_pooling.batch is -1");
+  REFUSED(bad.seq = -1, "attn_pooling.seq is -1");
+  REFUSED(bad.width = 0, "attn_pooling.width is 0");
+  REFUSED(bad.x = NULL, "attn_pooling.x is NULL");
+  REFUSED(bad.y = NULL, "attn_pooling.y is NULL");
+  REFUSED(bad.kind = (attn_pooling_kind)7, "attn_pooling.kind is 7");
+  REFUSED(bad.lengths = long_one, "attn_pooling.lengths[1] is 7; it must lie in 0..6");
+  REFUSED(bad.cu_seqlens = descending, "attn_pooling.cu_seqlens[2] is 2; the starts must ascend from 0");
+  REFUSED(bad.cu_seqlens = late, "attn_pooling.cu_seqlens[0] is 1");
+  REFUSED((bad.cu_seqlens = descending, bad.lengths = fine), "attn_pooling has lengths and cu_seqlens");
+#undef REFUSED
+}
+
+/* ---- Sampling ---- */
+
+enum { MOST_LOGITS = 1500 };
+
+static const float *ranked_logits; /* for qsort */
+static int by_rank(const void *a, const void *b) {
+  const int left = *(const int *)a, right = *(const int *)b;
+  const float x = ranked_logits[left], y = ranked_logits[right];
+  return x != y ? (x < y) - (x > y) : left - right;
+}
+
+/* The probabilities of transformers' warpers, by sorting. *margin: how far from its border top_p decided. */
+static void probabilities_oracle(const attn_sampling *s, int count, const float *logits, double *p, double *margin) {
+  static int order[MOST_LOGITS];
+  double total = 0, before = 0, kept = 0;
+  int staying = count;
+  for (int i = 0; i < count; i++) order[i] = i;
+  ranked_logits = logits;
+  qsort(order, (size_t)count, sizeof *order, by_rank);
+  if (s->top_k > 0 && s->top_k < count) {
+    const float least = logits[order[s->top_k - 1]];
+    for (staying = 0; staying < count && logits[order[staying]] >= least; staying++) continue;
+  }
+  for (int rank = 0; rank < count; rank++) {
+    const int token = order[rank];
+    p[token] = rank < staying ? exp(((double)logits[token] - (double)logits[order[0]]) / (double)s->temperature) : 0;
+    total += p[token];
+  }
+  *margin = 1;
+  for (int rank = 0; rank < count; rank++) {
+    const int token = order[rank];
+    const double own = p[token], distance = fabs(before / total - (double)s->top_p);
+    if (s->top_p > 0 && s->top_p < 1 && rank > 0) {
+      if (own > 0 && distance < *margin) *margin = distance;
+      if (before >= (double)s->top_p * total) p[token] = 0;
+    }
+    before += own;
+    kept += p[token];
+  }
+  for (int i = 0; i < count; i++) p[i] /= kept;
+}
+
+/* Logits of `kind`: spread out, all over float32, with many ties, all equal, mostly -inf. */
+enum { LOGIT_KINDS = 5 };
+static void fill_logits(float *logits, int count, int kind, unsigned seed) {
+  test_fill(logits, (size_t)count, seed);
+  for (int i = 0; i < count; i++)
+    logits[i] = kind == 0   ? 8 * logits[i]
+                : kind == 1 ? ldexpf(logits[i], i % 250 - 126)
+                : kind == 2 ? floorf(3 * logits[i])
+                : kind == 3 ? -2.5f
+                            : (i % 7 ? -INFINITY : 4 * logits[i]);
+  if (kind == 2) logits[count / 2] = -0.0f;
+}
+
+TEST(samples_have_the_probabilities_of_the_definition) {
+  static float logits[MOST_LOGITS], got[MOST_LOGITS];
+  static double right[MOST_LOGITS];
+  const int counts[] = {1, 2, 17, MOST_LOGITS};
+  const int64_t top_ks[] = {0, 1, 2, 5, 40, 1 << 20};
+  const float top_ps[] = {0, 1e-6f, 0.3f, 0.55f, 0.9f, 0.999f, 1}, temperatures[] = {0.01f, 0.7f, 1, 30};
+  int compared = 0;
+  for (size_t n = 0; n < COUNT(counts); n++)
+    for (int kind = 0; kind < LOGIT_KINDS; kind++)
+      for (size_t k = 0; k < COUNT(top_ks); k++)
+        for (size_t p = 0; p < COUNT(top_ps); p++)
+          for (size_t t = 0; t < COUNT(temperatures); t++) {
+            const attn_sampling s =
+                ATTN_STRUCT(attn_sampling, .temperature = temperatures[t], .top_k = top_ks[k], .top_p = top_ps[p]);
+            uint64_t seed = 1000 * n + 100 * k + 10 * p + t;
+            int32_t token = -1;
+            double margin;
+            fill_logits(logits, counts[n], kind, (unsigned)(31 + seed));
+            test_ok(attn_sample_token(&s, counts[n], logits, &seed, got, &token));
+            probabilities_oracle(&s, counts[n], logits, right, &margin);
+            if (margin < 1e-12) continue; /* its set depends on the order of sums */
+            compared++;
+            for (int i = 0; i < counts[n]; i++) assert_true(fabs((double)got[i] - right[i]) <= 1e-7 * right[i] + 0x1p-149);
+            assert_true(token >= 0 && token < counts[n] && right[token] > 0);
+          }
+  assert_true(compared > 3000);
+}
+
+/* Draws are distributed as the probabilities say: Pearson's chi-square, with a fixed seed. 48 is exceeded once in 10^4 times
+ * with 19 degrees of freedom. */
+TEST(samples_are_distributed_by_their_probabilities) {
+  enum { COUNT_OF = 20, DRAWS = 200000 };
+  float logits[COUNT_OF], p[COUNT_OF];
+  int hits[COUNT_OF] = {0};
+  uint64_t seed = 2024;
+  const attn_sampling s = ATTN_STRUCT(attn_sampling, .temperature = 1.3f);
+  test_fill(logits, COUNT_OF, 8);
+  for (int i = 0; i < DRAWS; i++) {
+    int32_t token;
+    test_ok(attn_sample_token(&s, COUNT_OF, logits, &seed, p, &token));
+    hits[token]++;
+  }
+  double chi = 0;
+  for (int i = 0; i < COUNT_OF; i++) {
+    const double expected = (double)p[i] * DRAWS, off = hits[i] - expected;
+    chi += off * off / expected;
+  }
+  if (!(chi < 48 && chi > 4)) fail_msg("chi-square is %g", chi);
+}
+
+/* The first numbers of SplitMix64 from the seed 1234567 (https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64).
+ * Over 2^64 they are the draws among 2^16 equal logits. */
+TEST(draws_are_those_of_splitmix64) {
+  enum { EQUAL = 1 << 16 };
+  static float logits[EQUAL];
+  static const uint64_t numbers[] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u,
+                                     16408922859458223821u};
+  uint64_t seed = 1234567;
+  const attn_sampling s = ATTN_STRUCT(attn_sampling, .temperature = 1);
+  for (size_t i = 0; i < COUNT(numbers); i++) {
+    int32_t token;
+    test_ok(attn_sample_token(&s, EQUAL, logits, &seed, NULL, &token));
+    assert_int_equal(token, numbers[i] >> 48);
+  }
+}
+
+TEST(greedy_takes_the_first_of_the_largest) {
+  const float logits[] = {-1, 3, -INFINITY, 3, 2};
+  float p[5];
+  int32_t token;
+  test_ok(attn_sample_token(&ATTN_STRUCT(attn_sampling, .top_p = 0.1f), 5, logits, NULL, p, &token));
+  assert_int_equal(token, 1);
+  for (int i = 0; i < 5; i++) assert_true(p[i] == (i == 1));
+}
+
+TEST(sampling_checks_arguments) {
+  const float logits[4] = {1, 2, 3, 4}, nan[4] = {1, NAN, 3, 4}, inf[4] = {1, 2, INFINITY, 4},
+              none[2] = {-INFINITY, -INFINITY};
+  uint64_t seed = 3;
+  int32_t token = -5;
+  const attn_sampling good = ATTN_STRUCT(attn_sampling, .temperature = 1);
+  test_invalid(attn_sample_token(NULL, 4, logits, &seed, NULL, &token), "sampling is NULL");
+  test_invalid(attn_sample_token(&good, 0, logits, &seed, NULL, &token), "vocabulary is 0");
+  test_invalid(attn_sample_token(&good, (int64_t)1 << 31, logits, &seed, NULL, &token), "vocabulary is 2147483648");
+  test_invalid(attn_sample_token(&good, 4, NULL, &seed, NULL, &token), "logits is NULL");
+  test_invalid(attn_sample_token(&good, 4, logits, NULL, NULL, &token), "state is NULL");
+  test_invalid(attn_sample_token(&good, 4, logits, &seed, NULL, NULL), "token is NULL");
+  test_invalid(attn_sample_token(&good, 4, nan, &seed, NULL, &token), "logits[1] is nan");
+  test_invalid(attn_sample_token(&good, 4, inf, &seed, NULL, &token), "logits[2] is inf");
+  test_invalid(attn_sample_token(&good, 2, none, &seed, NULL, &token), "logits[0..1] are all -inf");
+  test_invalid(attn_sample_token(&ATTN_STRUCT(attn_sampling, .top_k = 0), 4, nan, NULL, NULL, &token), "logits[1] is nan");
+  assert_true(seed == 3 && token == -5); /* nothing was drawn */
+#define REFUSED(field, wrong, word)                                                                                   \
+  TEST_REFUSES(attn_sampling, good, bad.field = wrong, attn_sample_token(&bad, 4, logits, &seed, NULL, &token), NULL, \
+               "attn_sampling." word)
+  REFUSED(temperature, -1, "temperature is -1");
+  REFUSED(temperature, NAN, "temperature is nan");
+  REFUSED(top_k, -1, "top_k is -1");
+  REFUSED(top_p, 1.5f, "top_p is 1.5");
+  REFUSED(top_p, NAN, "top_p is nan");
+}
