@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: MIT */
+#define _DEFAULT_SOURCE /* madvise */
 #include "safetensors.h"
 
-#include <stdbool.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- The header: the part of JSON that safetensors headers use ---- */
 
@@ -102,13 +106,26 @@ static bool read_entry(reader *r, safetensor *tensor, entry *e) {
   return accept(r, '}') && found == 7;
 }
 
+static const struct {
+  const char *name;
+  attn_dtype dtype;
+  int64_t bytes;
+} types[] = {{"F32", ATTN_F32, 4}, {"F16", ATTN_F16, 2}, {"BF16", ATTN_BF16, 2}};
+enum { TYPES = sizeof types / sizeof *types };
+
+static int find_type(const char *name) {
+  for (int i = 0; i < TYPES; i++)
+    if (strcmp(types[i].name, name) == 0) return i;
+  return -1;
+}
+
 /* Whether the entry's bytes lie in the data, and their number fits its shape. */
-static bool fits(const safetensor *tensor, const entry *e, int64_t data_bytes) {
-  int64_t bytes = sizeof(float);
+static bool fits(const safetensor *tensor, const entry *e, int64_t element, int64_t data_bytes) {
+  int64_t bytes = element;
   for (int i = 0; i < tensor->dims; i++)
     if (__builtin_mul_overflow(bytes, tensor->shape[i], &bytes)) return false;
   return e->range[0] <= e->range[1] && e->range[1] <= data_bytes && e->range[1] - e->range[0] == bytes &&
-         e->range[0] % (int64_t)sizeof(float) == 0;
+         e->range[0] % element == 0;
 }
 
 static const char *read_header(safetensors *out, reader r, const char *data, int64_t data_bytes) {
@@ -125,13 +142,16 @@ static const char *read_header(safetensors *out, reader r, const char *data, int
       continue;
     }
     if (!read_entry(&r, &tensor, &e)) return malformed;
-    if (strcmp(e.dtype, "F32") != 0) continue;
-    if (!fits(&tensor, &e, data_bytes)) return "a tensor's shape and offsets do not fit each other or the file";
+    const int type = find_type(e.dtype);
+    if (type < 0) continue;
+    if (!fits(&tensor, &e, types[type].bytes, data_bytes))
+      return "a tensor's shape and offsets do not fit each other or the file";
     safetensor *more = realloc(out->tensors, (size_t)(out->count + 1) * sizeof *more);
     if (!more) return "out of memory";
     out->tensors = more;
     memcpy(tensor.name, name, sizeof name);
-    tensor.data = (const float *)(const void *)(data + e.range[0]);
+    tensor.dtype = types[type].dtype;
+    tensor.data = data + e.range[0];
     more[out->count++] = tensor;
   } while (accept(&r, ','));
   return accept(&r, '}') ? NULL : malformed;
@@ -139,27 +159,25 @@ static const char *read_header(safetensors *out, reader r, const char *data, int
 
 /* ---- The file ---- */
 
-static char *read_file(const char *path, int64_t *bytes) {
-  FILE *file = fopen(path, "rb");
-  if (!file) return NULL;
-  const bool readable = fgetc(file) != EOF; /* a folder is not, though it can be opened and has a length */
-  fseek(file, 0, SEEK_END);
-  *bytes = ftell(file);
-  rewind(file);
-  char *contents = readable && *bytes > 0 ? malloc((size_t)*bytes) : NULL;
-  if (contents && fread(contents, 1, (size_t)*bytes, file) != (size_t)*bytes) {
-    free(contents);
-    contents = NULL;
+/* NULL if it cannot be mapped. */
+static char *map_file(const char *path, int64_t *bytes) {
+  struct stat about;
+  const int file = open(path, O_RDONLY);
+  void *contents = MAP_FAILED;
+  if (file >= 0 && fstat(file, &about) == 0 && S_ISREG(about.st_mode)) {
+    *bytes = about.st_size;
+    contents = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_PRIVATE, file, 0); /* refuses a length of 0 */
   }
-  fclose(file);
-  return contents;
+  if (file >= 0) close(file);
+  return contents == MAP_FAILED ? NULL : contents;
 }
 
 int safetensors_read(const char *path, safetensors *out) {
   *out = (safetensors){0};
   int64_t bytes = 0;
-  char *contents = read_file(path, &bytes);
+  char *contents = map_file(path, &bytes);
   out->file = contents;
+  out->file_bytes = bytes;
   uint64_t header = 0;
   const char *wrong = NULL;
   if (!contents)
@@ -179,21 +197,31 @@ int safetensors_read(const char *path, safetensors *out) {
 
 void safetensors_free(safetensors *tensors) {
   free(tensors->tensors);
-  free(tensors->file);
+  if (tensors->file) munmap(tensors->file, (size_t)tensors->file_bytes);
   *tensors = (safetensors){0};
 }
 
+void safetensors_release(const safetensors *tensors) { madvise(tensors->file, (size_t)tensors->file_bytes, MADV_DONTNEED); }
+
+const safetensor *safetensors_find(const safetensors *tensors, const char *name) {
+  for (int i = 0; i < tensors->count; i++)
+    if (strcmp(tensors->tensors[i].name, name) == 0) return &tensors->tensors[i];
+  return NULL;
+}
+
+bool safetensor_fits(const safetensor *t, int64_t rows, int64_t columns) {
+  int64_t leading = 1;
+  for (int d = 0; d + 1 < t->dims; d++) leading *= t->shape[d];
+  return t->dims > 0 && t->shape[t->dims - 1] == columns && (rows ? t->dims > 1 && leading == rows : t->dims == 1);
+}
+
 const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns) {
-  for (int i = 0; i < tensors->count; i++) {
-    const safetensor *t = &tensors->tensors[i];
-    if (strcmp(t->name, name) != 0) continue;
-    int64_t leading = 1;
-    for (int d = 0; d + 1 < t->dims; d++) leading *= t->shape[d];
-    if (t->dims > 0 && t->shape[t->dims - 1] == columns && (rows ? t->dims > 1 && leading == rows : t->dims == 1))
-      return t->data;
-    fprintf(stderr, "tensor %s has another shape; wanted %lld x %lld\n", name, (long long)rows, (long long)columns);
-    return NULL;
-  }
-  fprintf(stderr, "no tensor named %s\n", name);
+  const safetensor *t = safetensors_find(tensors, name);
+  if (t && t->dtype == ATTN_F32 && safetensor_fits(t, rows, columns)) return t->data;
+  if (!t)
+    fprintf(stderr, "no tensor named %s\n", name);
+  else
+    fprintf(stderr, "tensor %s has another shape or type; wanted %lld x %lld of F32\n", name, (long long)rows,
+            (long long)columns);
   return NULL;
 }

@@ -47,6 +47,19 @@ TEST(good_files_are_read) {
   assert_null(safetensors_get(&file, "m", 3, 1));
   assert_null(safetensors_get(&file, "m", 0, 3));
   assert_null(safetensors_get(&file, "i", 0, 2));
+  safetensors_release(&file); /* and are read again */
+  assert_true(m[0] == 2);
+  safetensors_free(&file);
+  assert_int_equal(read_header("{\"b\":{\"dtype\":\"BF16\",\"shape\":[1,3],\"data_offsets\":[2,8]},"
+                               "\"h\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}}",
+                               16, &file),
+                   0);
+  const safetensor *b = safetensors_find(&file, "b"), *h = safetensors_find(&file, "h");
+  assert_true(b && b->dtype == ATTN_BF16 && safetensor_fits(b, 1, 3) && !safetensor_fits(b, 0, 3));
+  assert_true(((const uint16_t *)b->data)[0] == 0x3f80 && ((const uint16_t *)b->data)[2] == 0x4000); /* 1, 0, 2 */
+  assert_true(h && h->dtype == ATTN_F16 && safetensor_fits(h, 0, 2));
+  assert_null(safetensors_get(&file, "b", 1, 3)); /* not float32 */
+  assert_null(safetensors_find(&file, "i"));
   safetensors_free(&file);
   assert_int_equal(read_header("{}", 0, &file), 0);
   safetensors_free(&file);
@@ -71,6 +84,8 @@ TEST(bad_files_are_refused) {
                                         ENTRY("\"shape\":[2],\"data_offsets\":[0,4]"),
                                         ENTRY("\"shape\":[1],\"data_offsets\":[4,0]"),
                                         ENTRY("\"shape\":[1],\"data_offsets\":[2,6]"),
+                                        "{\"v\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[1,3]}}",
+                                        "{\"v\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,8]}}",
                                         ENTRY("\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]"),
                                         ENTRY("\"shape\":[-1],\"data_offsets\":[0,4]"),
                                         ENTRY("\"shape\":[1],\"data_offsets\":[0,4],\"x\":1"),
@@ -111,7 +126,7 @@ TEST(broken_headers_do_no_harm) {
           int64_t count = 1;
           for (int d = 0; d < file.tensors[t].dims; d++) count *= file.tensors[t].shape[d];
           float sum = 0;
-          for (int64_t e = 0; e < count; e++) sum += file.tensors[t].data[e];
+          for (int64_t e = 0; e < count; e++) sum += ((const float *)file.tensors[t].data)[e];
           assert_true(sum >= 0); /* a sum of 1, 2, 3 and 4; a sanitizer reports reads beyond */
         }
         safetensors_free(&file);
