@@ -35,6 +35,7 @@ has_cmake() {
 }
 has_cmocka() { has_header cmocka.h; }
 has_hwloc() { has_header hwloc.h; }
+has_cjson() { has_header cjson/cJSON.h; }
 has_openblas() { has_header openblas_config.h; }
 has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
@@ -89,6 +90,7 @@ optional|chromium|chromium|tests of the report in a browser
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 asked --tests && needs="$needs
+optional|cjson|libcjson-dev|examples/llm
 optional|musl|musl-tools|the library for musl, in the tests
 optional|mingw|gcc-mingw-w64-x86-64-posix wine wine64|the library for Windows, in the tests"
 asked --long && needs="$needs

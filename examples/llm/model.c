@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT */
+#include "model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL); }
+
+/* ---- Weights ---- */
+
+static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
+  const attn_norm norm = {.gain = llm_weights_vector(w, name, c->width), .epsilon = c->epsilon};
+  if (!norm.gain)
+    w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)c->width);
+  return norm;
+}
+
+static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
+  const int64_t q = c->heads * c->dim, kv = c->heads_kv * c->dim;
+  return ATTN_STRUCT(
+      attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = llm_weights_matrix(w, "self_attn.q_proj.weight", q, c->width),
+      .w_k = llm_weights_matrix(w, "self_attn.k_proj.weight", kv, c->width),
+      .w_v = llm_weights_matrix(w, "self_attn.v_proj.weight", kv, c->width),
+      .w_o = llm_weights_matrix(w, "self_attn.o_proj.weight", c->width, q),
+      .b_q = llm_weights_vector(w, "self_attn.q_proj.bias", q), .b_k = llm_weights_vector(w, "self_attn.k_proj.bias", kv),
+      .b_v = llm_weights_vector(w, "self_attn.v_proj.bias", kv),
+      .b_o = llm_weights_vector(w, "self_attn.o_proj.bias", c->width));
+}
+
+static attn_linear linear(llm_weights *w, const char *part, int64_t out, int64_t in) {
+  char name[2][48];
+  snprintf(name[0], sizeof name[0], "mlp.%s.weight", part);
+  snprintf(name[1], sizeof name[1], "mlp.%s.bias", part);
+  return (attn_linear){
+      .weight = llm_weights_matrix(w, name[0], out, in), .bias = llm_weights_vector(w, name[1], out), .transposed = true};
+}
+
+static bool create_block(llm_model *m, int64_t layer) {
+  const llm_config *c = &m->config;
+  llm_weights *w = &m->weights;
+  attn_block_config b;
+  char prefix[48];
+  snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
+  llm_weights_begin(w, prefix);
+  attn_encoder_block_init(&b, 1, c->heads, 1, c->width, c->hidden);
+  attn_problem_init(&b.self.attention, 1, c->heads, c->heads_kv, 1, 1, c->dim, c->dim); /* the caches say the rest */
+  b.pre_norm = b.rms_norm = true;
+  b.self_norm = norm_of(w, "input_layernorm.weight", c);
+  b.self_weights = attention_weights(w, c);
+  b.feed_forward_norm = norm_of(w, "post_attention_layernorm.weight", c);
+  b.feed_forward.activation = c->activation;
+  b.feed_forward.gate = linear(w, "gate_proj", c->hidden, c->width);
+  b.feed_forward.first = linear(w, "up_proj", c->hidden, c->width);
+  b.feed_forward.second = linear(w, "down_proj", c->width, c->hidden);
+  b.self_weights.dtype = b.feed_forward.dtype = (attn_dtype)w->dtype;
+  return !w->failed && done(attn_block_create(&b, &m->options, &m->blocks[layer]));
+}
+
+/* Embeddings, the last norm and the last matrix. Where the first are the last matrix too, it is packed from their memory,
+ * and single rows are read from the file. */
+static bool create_ends(llm_model *m) {
+  const llm_config *c = &m->config;
+  llm_weights *w = &m->weights;
+  llm_weights_begin(w, "");
+  const void *table = llm_weights_matrix(w, "model.embed_tokens.weight", c->vocabulary, c->width);
+  const bool tied = c->tied || !llm_weights_has(w, "lm_head.weight");
+  const void *head = tied ? table : llm_weights_matrix(w, "lm_head.weight", c->vocabulary, c->width);
+  const attn_norm norm = norm_of(w, "model.norm.weight", c);
+  if (w->failed) return false;
+  m->embedding = ATTN_STRUCT(attn_embedding, .vocabulary = c->vocabulary, .width = c->width, .table = table,
+                             .dtype = (attn_dtype)w->dtype);
+  float *gain = malloc((size_t)c->width * sizeof *gain); /* stays when the vectors of the weights go */
+  if (gain) memcpy(gain, norm.gain, (size_t)c->width * sizeof *gain);
+  m->norm = (attn_norm){.gain = gain, .epsilon = norm.epsilon};
+  const attn_product_weights weights =
+      ATTN_STRUCT(attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
+                  .stride_column = c->width, .dtype = (attn_dtype)w->dtype);
+  return (gain || llm_fail("out of memory")) && done(attn_product_create(&weights, &m->options, &m->head));
+}
+
+bool llm_model_open(const char *folder, int threads, llm_model *m) {
+  *m = (llm_model){.options = ATTN_STRUCT(attn_options, .threads = threads)};
+  if (!llm_config_read(folder, &m->config) || !llm_weights_open(folder, &m->weights)) return false;
+  if (!done(attn_rope_create(&m->config.rope, &m->rope)) || !create_ends(m)) return false;
+  for (int64_t layer = 0; layer < m->config.layers; layer++)
+    if (!create_block(m, layer)) return false;
+  llm_weights_begin(&m->weights, "");
+  return true;
+}
+
+void llm_model_close(llm_model *m) {
+  for (int i = 0; i < 2; i++) attn_kv_cache_destroy(m->cache[i]);
+  for (int64_t layer = 0; layer < m->config.layers && layer < LLM_MOST_LAYERS; layer++) attn_block_destroy(m->blocks[layer]);
+  attn_product_destroy(m->head);
+  attn_rope_destroy(m->rope);
+  free((void *)(uintptr_t)m->norm.gain);
+  free(m->x), free(m->normed), free(m->logits), free(m->workspace);
+  llm_weights_close(&m->weights);
+}
+
+/* ---- Steps ---- */
+
+bool llm_model_begin(llm_model *m, const llm_cache *cache) {
+  const llm_config *c = &m->config;
+  int64_t layers[2] = {0};
+  for (int64_t layer = 0; layer < c->layers; layer++) layers[c->windowed[layer]]++;
+  for (int i = 0; i < 2; i++) {
+    const attn_kv_cache_shape shape =
+        ATTN_STRUCT(attn_kv_cache_shape, .batch = cache->texts, .heads_q = c->heads, .heads_kv = c->heads_kv,
+                    .dim_qk = c->dim, .dim_v = c->dim, .capacity = cache->capacity, .dtype = cache->dtype,
+                    .window = i ? c->window : 0, .float_tokens = true, .scale = c->scale, .softcap = c->softcap,
+                    .rope = m->rope, .layers = layers[i], .page_tokens = cache->page_tokens);
+    if (layers[i] && !done(attn_kv_cache_create(&shape, &m->options, &m->cache[i]))) return false;
+  }
+  m->texts = cache->texts;
+  m->workspace_bytes = attn_product_workspace(m->head, m->texts);
+  m->workspace = aligned_alloc(64, m->workspace_bytes + 64);
+  m->logits = malloc((size_t)(m->texts * c->vocabulary) * sizeof *m->logits);
+  return (m->workspace && m->logits) || llm_fail("out of memory: %lld texts", (long long)m->texts);
+}
+
+static bool reserve_rows(llm_model *m, int64_t rows) {
+  if (rows <= m->rows) return true;
+  const size_t bytes = (size_t)(rows * m->config.width) * sizeof(float);
+  free(m->x), free(m->normed);
+  m->x = malloc(bytes), m->normed = malloc(bytes);
+  m->rows = rows;
+  return (m->x && m->normed) || llm_fail("out of memory: %lld rows", (long long)rows);
+}
+
+static bool run_blocks(llm_model *m) {
+  int64_t next[2] = {0}; /* layer of a cache */
+  for (int64_t layer = 0; layer < m->config.layers; layer++) {
+    const bool windowed = m->config.windowed[layer];
+    const attn_block_args args = ATTN_STRUCT(attn_block_args, .x = m->x, .y = m->x);
+    if (!done(attn_block_step(m->blocks[layer], m->cache[windowed], next[windowed]++, &args))) return false;
+  }
+  return true;
+}
+
+/* The logits of `rows` rows of x, which stand at its front. */
+static bool run_head(llm_model *m, int64_t rows) {
+  const llm_config *c = &m->config;
+  const attn_product_args args =
+      ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = m->normed, .x_stride = {.s = c->width, .d = 1},
+                  .y = m->logits, .y_stride = {.s = c->vocabulary, .d = 1});
+  if (!done(attn_add_rms_norm(rows, c->width, m->x, NULL, &m->norm, NULL, m->normed)) ||
+      !done(attn_product_run(m->head, &args, m->workspace, m->workspace_bytes)))
+    return false;
+  for (int64_t i = 0; c->final_softcap > 0 && i < rows * c->vocabulary; i++)
+    m->logits[i] = c->final_softcap * tanhf(m->logits[i] / c->final_softcap);
+  return true;
+}
+
+bool llm_model_step(llm_model *m, const int32_t *counts, const int32_t *tokens) {
+  const size_t width = (size_t)m->config.width;
+  int64_t rows = 0, last = 0;
+  for (int64_t b = 0; b < m->texts; b++) rows += counts[b];
+  for (int i = 0; i < 2; i++)
+    if (m->cache[i] && !done(attn_kv_cache_begin(m->cache[i], counts))) return false;
+  if (!reserve_rows(m, rows) || !done(attn_embed(&m->embedding, rows, tokens, m->x)) || !run_blocks(m)) return false;
+  rows = 0;
+  for (int64_t b = 0; b < m->texts; b++) {
+    rows += counts[b];
+    if (counts[b]) memmove(m->x + (size_t)last++ * width, m->x + (size_t)(rows - 1) * width, width * sizeof *m->x);
+  }
+  return run_head(m, last);
+}
+
+bool llm_model_reorder(llm_model *m, const int32_t *parents) {
+  for (int i = 0; i < 2; i++)
+    if (m->cache[i] && !done(attn_kv_cache_reorder(m->cache[i], parents))) return false;
+  return true;
+}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""examples/llm beside transformers, on small random models that transformers saves. Runs with --long only."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = Path(os.environ.get("ATTN_TEST_EXAMPLES", ROOT / "build" / "examples")) / "example_llm"
+SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": None,
+         "pad_token_id": 0, "initializer_range": 0.15}  # large weights: texts of many tokens
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+KINDS = {"llama": {"rope_parameters": LLAMA3}, "llama-yarn": {"rope_parameters": YARN, "attention_bias": True,
+                                                              "mlp_bias": True},
+         "mistral": {"sliding_window": 7}, "qwen2": {"tie_word_embeddings": True},
+         "qwen2-window": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}}
+PROMPTS = [[5, 17, 3, 88, 120], [9, 150, 31, 7, 66, 42, 199, 2, 1, 77, 13], [44]]
+TOKENS = 24
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def model(request, tmp_path_factory):
+    """Folders of a model in bfloat16, and of the same one widened to float32; and the latter."""
+    if not (request.config.getoption("--long") or os.environ.get("ATTN_TEST_LONG") == "1"):
+        pytest.skip("takes a minute: --long")
+    transformers = pytest.importorskip("transformers")
+    if not PROGRAM.exists():
+        pytest.skip("example_llm is not built: no cJSON (Debian: apt-get install libcjson-dev)")
+    torch.manual_seed(2)
+    config = transformers.AutoConfig.for_model(request.param.split("-")[0], **SIZES, **KINDS[request.param])
+    made = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.1)
+    folders = {dtype: tmp_path_factory.mktemp(request.param) for dtype in (torch.bfloat16, torch.float32)}
+    made.to(torch.bfloat16).save_pretrained(folders[torch.bfloat16], max_shard_size="150KB")
+    made = transformers.AutoModelForCausalLM.from_pretrained(folders[torch.bfloat16], dtype=torch.float32).eval()
+    made.save_pretrained(folders[torch.float32])
+    return folders, made
+
+
+def tokens_of(folder, prompts, *options):
+    words = [",".join(map(str, prompt)) for prompt in prompts]
+    result = subprocess.run([PROGRAM, folder, "--tokens", str(TOKENS), *map(str, options), *words], capture_output=True,
+                            text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return [[int(token) for token in line.split(",")] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_tokens_of_transformers(model, dtype, beams, ends):
+    """ends: at tokens that the model likes."""
+    folders, made = model
+    folder = folders[dtype]
+    right = generated(made, beams)
+    if ends:
+        stops = [right[0][9], right[1][15]]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+        right = generated(made, beams, eos_token_id=stops)
+        assert any(len(text) < TOKENS for text in right)
+    assert len({token for text in right for token in text}) > 8
+    assert tokens_of(folder, PROMPTS, "--beams", beams) == right
+    assert [tokens_of(folder, [prompt], "--beams", beams)[0] for prompt in PROMPTS] == right
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def generated(made, beams, **options):
+    with torch.inference_mode():
+        return [made.generate(torch.tensor([prompt]), do_sample=False, num_beams=beams, max_new_tokens=TOKENS,
+                              pad_token_id=0, **options)[0, len(prompt):].tolist() for prompt in PROMPTS]
