@@ -533,6 +533,9 @@ ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch
  *     post-norm, as in the paper:  x <- norm(x + sublayer(x))
  *     pre-norm:                    x <- x + sublayer(norm(x))  (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, fig. 1)
  *
+ *     with post_norms:             x <- x + post_norm(sublayer(norm(x)))  (Gemma 2, https://arxiv.org/abs/2408.00118, sec.
+ * 2)
+ *
  * A pre-norm stack ends with one more norm, which the caller computes by attn_add_layer_norm(). */
 typedef struct attn_block_config {
   size_t struct_size; /**< Bytes of this struct; its init functions set it. */
@@ -554,6 +557,11 @@ typedef struct attn_block_config {
   const char *product; /**< Kernel of all dense layers, as attn_product_create() takes it; NULL = our own, but for the
                           feed-forward network what its config names. */
   bool rms_norm;       /**< Its norms are those of attn_add_rms_norm(), not layer norms. */
+
+  attn_norm self_post_norm;         /**< With post_norms: norm of what the self-attention gives, before it is added. */
+  attn_norm cross_post_norm;        /**< The same of the cross-attention. */
+  attn_norm feed_forward_post_norm; /**< The same of the feed-forward network. */
+  bool post_norms;                  /**< With pre_norm: norms of what the sublayers give, too. */
 } attn_block_config;
 
 /** Sets the sizes that the init functions of blocks read, and returns its argument. */

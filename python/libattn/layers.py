@@ -448,16 +448,29 @@ def _norm(arrays, pair, width, epsilon):
                        epsilon=epsilon)
 
 
+def _set_norms(config, arrays, kind, pairs, epsilon):
+    """The norms of a block: "norm" or "post_norm"."""
+    names = ("self", "cross", "feed_forward")
+    if len(pairs) == 2 and not config.has_cross:
+        names = names[::2]
+    if len(pairs) != len(names):
+        raise ValueError(f"{kind}s has {len(pairs)} pairs; it must have 3: of self-attention, cross-attention and network")
+    for name, pair in zip(names, pairs):
+        setattr(config, f"{name}_{kind}", _norm(arrays, pair, config.self.width, epsilon))
+
+
 class Block(_AnyShape):
     """A transformer block: self-attention, with `memory` also cross-attention, a feed-forward network; each with residual
-    and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020).
+    and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020), or before and after
+    (post_norms too, Gemma 2).
 
     self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation:
     the network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: pairs (gain, bias),
-    or None, for self-attention, cross-attention (only with memory) and network. heads_kv: of the self-attention. memory:
-    (seq, width) of an encoder's output: the block is then a decoder's, and causal, as it is with causal=True. batch and
-    seq, that of the memory too: None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product:
-    the kernel of all dense layers.
+    or None, for self-attention, cross-attention (only with memory) and network; post_norms: likewise, of what these give
+    before it is added, or None for no such norms. heads_kv: of the self-attention. memory: (seq, width) of an encoder's
+    output: the block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too:
+    None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense
+    layers.
     """
 
     _kind = "block"
@@ -467,9 +480,9 @@ class Block(_AnyShape):
                  rms_norm: bool = False, batch: int | None = None, seq: int | None = None,
                  memory: tuple[int | None, int] | None = None,
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
-                 pre_norm: bool = False, activation: str = "relu", causal: bool = False, uses: tuple[str, ...] = (),
-                 cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
-                 threads: int | None = None, product: str | None = None) -> None:
+                 pre_norm: bool = False, post_norms: Any = None, activation: str = "relu", causal: bool = False,
+                 uses: tuple[str, ...] = (), cross_uses: tuple[str, ...] = (), layout: str = "out_in",
+                 kernel: str | None = None, threads: int | None = None, product: str | None = None) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq)
@@ -498,14 +511,9 @@ class Block(_AnyShape):
         if memory:
             config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
         _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
-        names = ("self_norm", "cross_norm", "feed_forward_norm")
-        if len(norms) == 2 and not memory:
-            names = names[::2]
-        if len(norms) != len(names):
-            raise ValueError(f"norms has {len(norms)} pairs; it must have 3: of self-attention, cross-attention and network")
-        for name, pair in zip(names, norms):
-            setattr(config, name, _norm(arrays, pair, width, epsilon))
-        config.pre_norm, config.rms_norm = pre_norm, rms_norm
+        _set_norms(config, arrays, "norm", norms, epsilon)
+        _set_norms(config, arrays, "post_norm", post_norms or (None, None, None), epsilon)
+        config.pre_norm, config.rms_norm, config.post_norms = pre_norm, rms_norm, post_norms is not None
         config.product = _text(product)
         self._make(config, _options(kernel, threads))
         self._open(batch=batch, seq=seq, keys=keys)

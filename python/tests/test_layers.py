@@ -425,6 +425,22 @@ def test_blocks_of_the_llama_kind():
     close(layers.add_rms_norm(x, x, gain=gains[0]), rms(2 * x, gains[0]))
 
 
+def test_norms_after_sublayers():
+    """x + post_norm(sublayer(norm(x))), as in Gemma 2."""
+    x, w, w1, w2 = draw(2, 7, 32), weights_of(32, 32), draw(48, 32), draw(32, 48)
+    gains = [(draw(32) + 1, None) for _ in range(4)]
+    options = {"heads": 4, "width": 32, "self_weights": w, "w1": w1, "w2": w2, "norms": gains[:2], "rms_norm": True,
+               "epsilon": 1e-6}
+    block = layers.Block(**options, post_norms=gains[2:], pre_norm=True)
+    normed = rms(x, gains[0][0])
+    y = x + rms(mha(normed, normed, w, 4, 4), gains[2][0])
+    close(block(x), y + rms(np.maximum(rms(y, gains[1][0]) @ w1.T, 0) @ w2.T, gains[3][0]), 1e-4)
+    with pytest.raises(ValueError, match="post_norms is true without pre_norm"):
+        layers.Block(**options, post_norms=gains[2:])
+    with pytest.raises(ValueError, match="post_norms has 1 pairs; it must have 3"):
+        layers.Block(**options, post_norms=gains[:1], pre_norm=True)
+
+
 def test_small_pieces():
     x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
     close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))

@@ -3,7 +3,7 @@
  * place of the norm. So a block is a list of sublayers, each with its norm, and one loop runs them all:
  *
  *     post-norm:  stream = norm(stream + sublayer(stream))
- *     pre-norm:   stream = stream + sublayer(norm(stream))
+ *     pre-norm:   stream = stream + sublayer(norm(stream)), with post_norms stream + post_norm(sublayer(norm(stream)))
  *
  * In pre-norm the addition of one sublayer and the norm of the next are one pass over the rows. */
 #include <inttypes.h>
@@ -15,22 +15,22 @@
 #include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
 
-enum { MOST_SUBLAYERS = 3 };
+enum { MOST_SUBLAYERS = 3, MOST_NORMS = 2 * MOST_SUBLAYERS };
 
 typedef struct sublayer {
   attn_mha *attention;             /* NULL in a feed-forward sublayer */
   attn_feed_forward *feed_forward; /* NULL in an attention sublayer */
   bool cross;
-  attn_norm norm; /* gain and bias point into norm_arrays */
+  attn_norm norm, post_norm; /* gain and bias point into norm_arrays */
 } sublayer;
 
 struct attn_block {
   int64_t rows, width;
-  bool pre_norm, rms_norm;
+  bool pre_norm, rms_norm, post_norms;
   int count;
   sublayer sublayers[MOST_SUBLAYERS];
   attn_options options;
-  float *norm_arrays; /* gain and bias of every sublayer, [count][2][width]; shared by the blocks of other shapes */
+  float *norm_arrays; /* gain and bias of every norm, [2 count][2][width]; shared by the blocks of other shapes */
 };
 
 /* ---- Shapes ---- */
@@ -72,8 +72,13 @@ void(attn_cross_attention_init)(attn_mha_problem *theirs, int64_t batch, int64_t
 /* The configuration that both kinds of block begin with; the caller fills in the attentions. */
 static attn_block_config start_config(int64_t width, int64_t hidden) {
   const attn_norm norm = {.epsilon = 1e-5f};
-  return (attn_block_config){
-      .self_norm = norm, .cross_norm = norm, .feed_forward = {.width = width, .hidden = hidden}, .feed_forward_norm = norm};
+  return (attn_block_config){.self_norm = norm,
+                             .cross_norm = norm,
+                             .feed_forward = {.width = width, .hidden = hidden},
+                             .feed_forward_norm = norm,
+                             .self_post_norm = norm,
+                             .cross_post_norm = norm,
+                             .feed_forward_post_norm = norm};
 }
 
 void(attn_encoder_block_init)(attn_block_config *theirs, int64_t batch, int64_t heads, int64_t seq, int64_t width,
@@ -140,14 +145,26 @@ static attn_status check_block(const attn_block_config *c) {
   REQUIRE(c->feed_forward.width == width,
           "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
           c->feed_forward.width, width);
-  const attn_norm *norms[] = {&c->self_norm, &c->feed_forward_norm, c->has_cross ? &c->cross_norm : &c->self_norm};
-  for (int i = 0; i < 3 && status == ATTN_OK; i++) status = attn_nn_check_norm(norms[i]);
+  REQUIRE(c->pre_norm || !c->post_norms,
+          "attn_block_config.post_norms is true without pre_norm; the norms of a post-norm block are after the sublayers "
+          "already: it must be false");
+  const struct {
+    const attn_norm *norm;
+    bool used;
+  } norms[MOST_NORMS] = {{&c->self_norm, true},
+                         {&c->cross_norm, c->has_cross},
+                         {&c->feed_forward_norm, true},
+                         {&c->self_post_norm, c->post_norms},
+                         {&c->cross_post_norm, c->post_norms && c->has_cross},
+                         {&c->feed_forward_post_norm, c->post_norms}};
+  for (int i = 0; i < MOST_NORMS && status == ATTN_OK; i++)
+    if (norms[i].used) status = attn_nn_check_norm(norms[i].norm);
   return status;
 }
 
 /* Copies gain and bias into the block's memory. A missing gain is 1, a missing bias 0. */
-static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
-  float *gain = block->norm_arrays + (int64_t)block->count * 2 * block->width, *bias = gain + block->width;
+static attn_norm keep_norm(attn_block *block, const attn_norm *norm, int number) {
+  float *gain = block->norm_arrays + (int64_t)number * 2 * block->width, *bias = gain + block->width;
   for (int64_t i = 0; i < block->width; i++) {
     gain[i] = norm->gain ? norm->gain[i] : 1;
     bias[i] = norm->bias ? norm->bias[i] : 0;
@@ -155,26 +172,31 @@ static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
   return (attn_norm){.gain = gain, .bias = bias, .epsilon = norm->epsilon};
 }
 
-static attn_status add_attention(attn_block *block, const attn_mha_problem *problem, const attn_mha_weights *weights,
-                                 const attn_norm *norm, bool cross, const attn_mha_options *mha) {
-  sublayer *s = &block->sublayers[block->count];
-  *s = (sublayer){.cross = cross, .norm = keep_norm(block, norm)};
-  block->count++;
-  return attn_mha_create(problem, weights, mha, &s->attention);
+static sublayer *add_sublayer(attn_block *block, const attn_norm *norm, const attn_norm *post_norm) {
+  const int number = 2 * block->count;
+  sublayer *s = &block->sublayers[block->count++];
+  *s = (sublayer){.norm = keep_norm(block, norm, number)};
+  if (block->post_norms) s->post_norm = keep_norm(block, post_norm, number + 1);
+  return s;
+}
+
+static attn_status add_attentions(attn_block *block, const attn_block_config *c, const attn_mha_options *mha) {
+  sublayer *s = add_sublayer(block, &c->self_norm, &c->self_post_norm);
+  const attn_status status = attn_mha_create(&c->self, &c->self_weights, mha, &s->attention);
+  if (status != ATTN_OK || !c->has_cross) return status;
+  s = add_sublayer(block, &c->cross_norm, &c->cross_post_norm);
+  s->cross = true;
+  return attn_mha_create(&c->cross, &c->cross_weights, mha, &s->attention);
 }
 
 static attn_status build(attn_block *block, const attn_block_config *c, const attn_options *options) {
-  block->norm_arrays = attn_nn_allocate_shared("the norms", (size_t)(MOST_SUBLAYERS * 2 * block->width) * sizeof(float));
+  block->norm_arrays = attn_nn_allocate_shared("the norms", (size_t)(MOST_NORMS * 2 * block->width) * sizeof(float));
   if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
   const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options, .product = c->product);
   attn_status status = attn_nn_keep_options(options, &block->options);
-  if (status == ATTN_OK) status = add_attention(block, &c->self, &c->self_weights, &c->self_norm, false, &mha);
-  if (status == ATTN_OK && c->has_cross)
-    status = add_attention(block, &c->cross, &c->cross_weights, &c->cross_norm, true, &mha);
+  if (status == ATTN_OK) status = add_attentions(block, c, &mha);
   if (status != ATTN_OK) return status;
-  sublayer *s = &block->sublayers[block->count];
-  *s = (sublayer){.norm = keep_norm(block, &c->feed_forward_norm)};
-  block->count++;
+  sublayer *s = add_sublayer(block, &c->feed_forward_norm, &c->feed_forward_post_norm);
   attn_feed_forward_config feed_forward = c->feed_forward;
   if (c->product) feed_forward.product = c->product;
   return attn_feed_forward_create(&feed_forward, options, &s->feed_forward);
@@ -227,6 +249,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
   block->rms_norm = c.rms_norm;
+  block->post_norms = c.post_norms;
   return finish_block(block, build(block, &c, options), result);
 }
 
@@ -355,6 +378,7 @@ static attn_status run_pre_norm(const block_run *r) {
   for (int i = 0; i < r->block->count; i++) {
     status = run_sublayer(r, &s[i], r->normed);
     if (status != ATTN_OK) return status;
+    if (r->block->post_norms) join(r, (attn_nn_join){.x = r->out, .norm = &s[i].post_norm, .y = r->out});
     const bool last = i + 1 == r->block->count;
     if (last)
       join(r, (attn_nn_join){.x = r->out, .residual = stream, .y = r->args->y});

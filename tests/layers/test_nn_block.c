@@ -151,6 +151,50 @@ static void of_the_llama_kind(const char *kernel) {
 
 TEST(blocks_of_the_llama_kind) { test_each_kernel(of_the_llama_kind); }
 
+static attn_norm random_norm(unsigned seed) {
+  return (attn_norm){.gain = nn_random(WIDTH, seed), .bias = nn_random(WIDTH, seed + 1), .epsilon = 1e-5f};
+}
+
+/* Norms after the sublayers, too (Gemma 2), in a pre-norm block. */
+static void add_post_norms(attn_block_config *c) {
+  c->post_norms = true;
+  c->self_post_norm = random_norm(11);
+  c->cross_post_norm = random_norm(13);
+  c->feed_forward_post_norm = random_norm(15);
+}
+
+static void with_post_norms(const char *kernel) {
+  for (int variant = 0; variant < 4; variant++) {
+    const bool decoder = variant & 1;
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    load(&f, decoder, true);
+    f.args.y = y;
+    f.config.rms_norm = variant & 2;
+    add_post_norms(&f.config);
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+    attn_block *block;
+    if (attn_block_create(&f.config, &options, &block) == ATTN_OK) {
+      attn_block_destroy(block);
+      run(&f.config, &options, &f.args);
+      const attn_numerics *numerics = &attn_kernel_find(kernel)->numerics;
+      nn_passes(nn_block(&f.config, &f.args, numerics), y);
+      attn_block_config other = f.config;
+      other.post_norms = false;
+      nn_rejected(nn_block(&other, &f.args, numerics), y);
+      other = f.config;
+      other.feed_forward_post_norm = f.config.self_post_norm;
+      nn_rejected(nn_block(&other, &f.args, numerics), y);
+      other = f.config;
+      other.cross_post_norm = other.self_post_norm = f.config.feed_forward_post_norm;
+      nn_rejected(nn_block(&other, &f.args, numerics), y);
+    }
+    safetensors_free(&f.file);
+  }
+}
+
+TEST(norms_after_sublayers_follow_the_formula) { test_each_kernel(with_post_norms); }
+
 TEST(rms_norm_follows_the_formula) {
   enum { ROWS = 3, LONG = 1000 };
   float *x = nn_random(ROWS * LONG, 1), *residual = nn_random(ROWS * LONG, 2), *y = nn_random(ROWS * LONG, 3);
@@ -360,11 +404,12 @@ static int gather(const float *from, const int32_t *first, const int32_t *counts
 /* A block without cross-attention takes any number of tokens of each sequence. */
 TEST(steps_have_the_bits_of_one_run) {
   static const int32_t steps[TEXT_STEPS][BATCH] = {{4, 1}, {1, 0}, {2, 6}};
-  for (int pre_norm = 0; pre_norm < 2; pre_norm++) {
+  for (int variant = 0; variant < 3; variant++) { /* post-norm, pre-norm, pre-norm with post_norms */
     fixture f;
     attn_kv_cache *cache;
     float whole[BATCH * SEQ * WIDTH], x[BATCH * SEQ * WIDTH], right[BATCH * SEQ * WIDTH];
-    load(&f, false, pre_norm);
+    load(&f, false, variant > 0);
+    if (variant == 2) add_post_norms(&f.config);
     attn_block *block = make_stepper(&f, &cache);
     attn_block_args args = ATTN_STRUCT(attn_block_args, .x = f.args.x, .y = whole);
     void *workspace = test_allocate(attn_block_workspace(block));
@@ -472,6 +517,8 @@ TEST(arguments_are_checked) {
   REFUSED(bad.feed_forward.width = 23, "attn_block_config.feed_forward.width is 23");
   REFUSED(bad.feed_forward.hidden = 0, "attn_feed_forward_config.hidden is 0");
   REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
+  REFUSED(bad.post_norms = true, "attn_block_config.post_norms is true without pre_norm");
+  REFUSED((bad.pre_norm = bad.post_norms = true, bad.cross_post_norm.epsilon = -1), "attn_norm.epsilon is -1");
   REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");
   test_invalid(attn_block_create(NULL, NULL, &block), "config is NULL");

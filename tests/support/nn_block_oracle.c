@@ -26,14 +26,20 @@ static attn_nn_field sublayer(const block_call *b, step which, const attn_nn_fie
   return y;
 }
 
-/* x <- norm(x + sublayer(x)), or x + sublayer(norm(x)). */
 static attn_nn_field normed(const block_call *b, const attn_nn_field *x, const attn_norm *norm) {
   return b->config->rms_norm ? attn_nn_oracle_rms_norm(x, norm) : attn_nn_oracle_layer_norm(x, norm);
 }
 
-static attn_nn_field apply(const block_call *b, step which, const attn_norm *norm, attn_nn_field x) {
+/* x <- norm(x + sublayer(x)), or x + sublayer(norm(x)), or x + post_norm(sublayer(norm(x))). */
+static attn_nn_field apply(const block_call *b, step which, const attn_norm *norm, const attn_norm *post_norm,
+                           attn_nn_field x) {
   attn_nn_field in = b->config->pre_norm ? normed(b, &x, norm) : x;
   attn_nn_field out = sublayer(b, which, &in);
+  if (b->config->post_norms) {
+    attn_nn_field given = out;
+    out = normed(b, &given, post_norm);
+    attn_nn_field_destroy(&given);
+  }
   attn_nn_field sum = attn_nn_oracle_add(&out, &x);
   attn_nn_field_destroy(&out);
   attn_nn_field_destroy(&x);
@@ -50,7 +56,7 @@ attn_nn_field nn_block(const attn_block_config *c, const attn_block_args *args, 
   const block_call b = {c, args, numerics ? *numerics : (attn_numerics){0}};
   const attn_problem *p = &c->self.attention;
   attn_nn_field x = attn_nn_field_of(args->x, p->batch * p->seq_q, c->self.width);
-  x = apply(&b, SELF, &c->self_norm, x);
-  if (c->has_cross) x = apply(&b, CROSS, &c->cross_norm, x);
-  return apply(&b, FEED_FORWARD, &c->feed_forward_norm, x);
+  x = apply(&b, SELF, &c->self_norm, &c->self_post_norm, x);
+  if (c->has_cross) x = apply(&b, CROSS, &c->cross_norm, &c->cross_post_norm, x);
+  return apply(&b, FEED_FORWARD, &c->feed_forward_norm, &c->feed_forward_post_norm, x);
 }
