@@ -103,7 +103,8 @@ static const name_value *look_up(object *o, const char *name, const char *value,
 /* Which layers have the window, where layer_types does not say it. */
 enum { NONE, ALL, EVEN, FROM_MAX_WINDOW_LAYERS };
 
-static const name_value models[] = {{"llama", NONE}, {"mistral", ALL}, {"qwen2", FROM_MAX_WINDOW_LAYERS}, {NULL, 0}};
+static const name_value models[] = {
+    {"llama", NONE}, {"mistral", ALL}, {"qwen2", FROM_MAX_WINDOW_LAYERS}, {"gemma2", EVEN}, {NULL, 0}};
 
 static const name_value activations[] = {
     {"silu", ATTN_SILU}, {"gelu", ATTN_GELU}, {"gelu_pytorch_tanh", ATTN_GELU_TANH}, {"relu", ATTN_RELU}, {NULL, 0}};
@@ -176,10 +177,16 @@ static void read_model(object *o, llm_config *c) {
   c->vocabulary = size_of(o, "vocab_size", -1);
   c->positions = size_of(o, "max_position_embeddings", INT32_MAX);
   c->epsilon = (float)number(o, "rms_norm_eps", 0, 1, 1e-6);
-  c->tied = flag(o, "tie_word_embeddings", false);
+  c->gemma = strcmp(c->type, "gemma2") == 0;
+  c->tied = flag(o, "tie_word_embeddings", c->gemma);
+  c->softcap = (float)number(o, "attn_logit_softcapping", 0, 1e6, 0);
+  c->final_softcap = (float)number(o, "final_logit_softcapping", 0, 1e6, 0);
+  if (field(o, "query_pre_attn_scalar")) c->scale = (float)(1 / sqrt(number(o, "query_pre_attn_scalar", 1e-6, 1e9, 1)));
   if (c->layers > LLM_MOST_LAYERS) wrong(o, "num_hidden_layers", "at most 256");
   if (field(o, "quantization_config")) wrong(o, "quantization_config", "missing: weights are float32, float16 or bfloat16");
-  c->activation = (attn_activation)look_up(o, "hidden_act", text(o, "hidden_act", "silu"), activations)->value;
+  const char *name = field(o, "hidden_activation") ? "hidden_activation" : "hidden_act",
+             *missing = c->gemma ? "gelu_pytorch_tanh" : "silu";
+  c->activation = (attn_activation)look_up(o, name, text(o, name, missing), activations)->value;
   if (o->failed) return;
   read_windows(o, model->value, c);
   read_rope(o, c);

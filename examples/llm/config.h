@@ -12,10 +12,11 @@ typedef struct llm_config {
   int64_t width, hidden, layers, heads, heads_kv, dim, vocabulary, positions, window;
   bool windowed[LLM_MOST_LAYERS]; /* whether a layer's queries see `window` tokens only */
   float epsilon;
-  float scale, softcap, final_softcap; /* 0: the default, none, none */
+  float scale, softcap, final_softcap; /* 0: 1 / sqrt(dim), none, none */
   attn_activation activation;
   attn_rope_config rope;
-  bool tied; /* the embeddings are the last layer's matrix too */
+  bool gemma; /* gains lack 1, embeddings are times sqrt(width), norms stand after the sublayers, too */
+  bool tied;  /* the embeddings are the last layer's matrix too */
   int stops;
   int32_t stop[LLM_MOST_STOPS]; /* tokens that end a text */
 } llm_config;

@@ -11,10 +11,11 @@ static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL
 /* ---- Weights ---- */
 
 static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
-  const attn_norm norm = {.gain = llm_weights_vector(w, name, c->width), .epsilon = c->epsilon};
-  if (!norm.gain)
+  float *gain = llm_weights_vector(w, name, c->width);
+  if (!gain)
     w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)c->width);
-  return norm;
+  for (int64_t i = 0; gain && c->gemma && i < c->width; i++) gain[i] += 1;
+  return (attn_norm){.gain = gain, .epsilon = c->epsilon};
 }
 
 static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
@@ -49,7 +50,10 @@ static bool create_block(llm_model *m, int64_t layer) {
   b.pre_norm = b.rms_norm = true;
   b.self_norm = norm_of(w, "input_layernorm.weight", c);
   b.self_weights = attention_weights(w, c);
-  b.feed_forward_norm = norm_of(w, "post_attention_layernorm.weight", c);
+  b.post_norms = c->gemma;
+  b.feed_forward_norm = norm_of(w, c->gemma ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", c);
+  if (c->gemma) b.self_post_norm = norm_of(w, "post_attention_layernorm.weight", c);
+  if (c->gemma) b.feed_forward_post_norm = norm_of(w, "post_feedforward_layernorm.weight", c);
   b.feed_forward.activation = c->activation;
   b.feed_forward.gate = linear(w, "gate_proj", c->hidden, c->width);
   b.feed_forward.first = linear(w, "up_proj", c->hidden, c->width);
@@ -70,7 +74,7 @@ static bool create_ends(llm_model *m) {
   const attn_norm norm = norm_of(w, "model.norm.weight", c);
   if (w->failed) return false;
   m->embedding = ATTN_STRUCT(attn_embedding, .vocabulary = c->vocabulary, .width = c->width, .table = table,
-                             .dtype = (attn_dtype)w->dtype);
+                             .dtype = (attn_dtype)w->dtype, .factor = c->gemma ? sqrtf((float)c->width) : 1);
   float *gain = malloc((size_t)c->width * sizeof *gain); /* stays when the vectors of the weights go */
   if (gain) memcpy(gain, norm.gain, (size_t)c->width * sizeof *gain);
   m->norm = (attn_norm){.gain = gain, .epsilon = norm.epsilon};

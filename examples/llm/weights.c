@@ -103,7 +103,7 @@ const void *llm_weights_matrix(llm_weights *w, const char *name, int64_t rows, i
   return NULL;
 }
 
-const float *llm_weights_vector(llm_weights *w, const char *name, int64_t count) {
+float *llm_weights_vector(llm_weights *w, const char *name, int64_t count) {
   const safetensor *found = find(w, name) ? fitting(w, name, 0, count) : NULL;
   float *vector = found && w->vectors < LLM_MOST_VECTORS ? malloc((size_t)count * sizeof *vector) : NULL;
   if (!vector) return NULL;

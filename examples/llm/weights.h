@@ -34,7 +34,7 @@ bool llm_weights_has(const llm_weights *weights, const char *name);
 const void *llm_weights_matrix(llm_weights *weights, const char *name, int64_t rows, int64_t columns);
 
 /* A vector as float32. NULL if there is none, and after a message if it is wrong. */
-const float *llm_weights_vector(llm_weights *weights, const char *name, int64_t count);
+float *llm_weights_vector(llm_weights *weights, const char *name, int64_t count);
 
 void llm_weights_close(llm_weights *weights);
 

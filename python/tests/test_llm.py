@@ -20,7 +20,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 KINDS = {"llama": {"rope_parameters": LLAMA3}, "llama-yarn": {"rope_parameters": YARN, "attention_bias": True,
                                                               "mlp_bias": True},
          "mistral": {"sliding_window": 7}, "qwen2": {"tie_word_embeddings": True},
-         "qwen2-window": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}}
+         "qwen2-window": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+         "gemma2": {"head_dim": 32, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0,
+                    "final_logit_softcapping": 4.0}}
 PROMPTS = [[5, 17, 3, 88, 120], [9, 150, 31, 7, 66, 42, 199, 2, 1, 77, 13], [44]]
 TOKENS = 24
 
@@ -62,12 +64,12 @@ def test_the_tokens_of_transformers(model, dtype, beams, ends):
     folders, made = model
     folder = folders[dtype]
     right = generated(made, beams)
+    assert len({token for text in right for token in text}) > 8
     if ends:
         stops = [right[0][9], right[1][15]]
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
         right = generated(made, beams, eos_token_id=stops)
         assert any(len(text) < TOKENS for text in right)
-    assert len({token for text in right for token in text}) > 8
     assert tokens_of(folder, PROMPTS, "--beams", beams) == right
     assert [tokens_of(folder, [prompt], "--beams", beams)[0] for prompt in PROMPTS] == right
     (folder / "generation_config.json").unlink(missing_ok=True)

@@ -19,8 +19,10 @@ PROGRAM = Path(os.environ.get("ATTN_TEST_EXAMPLES", ROOT / "build" / "examples")
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 23, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
 KINDS = {"llama": {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0, "eos_token_id": None},
-         "mistral": {"sliding_window": 4}, "qwen2": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}}
-SEEDS = {"llama": 0, "mistral": 0, "qwen2": 2}  # texts of many tokens
+         "mistral": {"sliding_window": 4}, "qwen2": {"tie_word_embeddings": True},
+         "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0,
+                    "final_logit_softcapping": 3.0, "hidden_activation": "gelu_pytorch_tanh"}}
+SEEDS = {"llama": 0, "mistral": 0, "qwen2": 2, "gemma2": 0}  # texts of many tokens
 PROMPTS = [[5, 17, 3, 8, 20, 1, 2], [9], [15, 2, 22]]
 
 
@@ -30,7 +32,7 @@ def weights_of(kind, config):
     columns = {"q": config["num_attention_heads"] * dim, "k": config["num_key_value_heads"] * dim}
     columns["v"] = columns["k"]
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
-    if not config.get("tie_word_embeddings"):
+    if kind in ("llama", "mistral"):
         shapes["lm_head.weight"] = (config["vocab_size"], width)
     for i in range(config["num_hidden_layers"]):
         own = {f"self_attn.{part}_proj.weight": (n, width) for part, n in columns.items()}
@@ -38,6 +40,8 @@ def weights_of(kind, config):
         own |= {"self_attn.o_proj.weight": (width, columns["q"]), "mlp.gate_proj.weight": (hidden, width),
                 "mlp.up_proj.weight": (hidden, width), "mlp.down_proj.weight": (width, hidden),
                 "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+        if kind == "gemma2":
+            own |= {f"{place}_feedforward_layernorm.weight": (width,) for place in ("pre", "post")}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return {name: (r.standard_normal(shape) / 3 + ("norm" in name)).astype(np.float32) for name, shape in shapes.items()}
 
@@ -70,6 +74,7 @@ def save(folder, config, weights, dtype="F32", files=1, odd=None):
 
 
 def rms(x, gain, config):
+    gain = gain + (config["model_type"] == "gemma2")
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"]) * gain
 
 
@@ -83,32 +88,43 @@ def rotate(x, config):
 
 
 def activation(x, config):
-    if config.get("hidden_act") == "gelu_pytorch_tanh":
+    if config["model_type"] == "gemma2":
         return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
     return x / (1 + np.exp(-x))
+
+
+def softcap(x, cap):
+    return cap * np.tanh(x / cap) if cap else x
 
 
 def logits_of(weights, config, tokens):
     """Logits after the last token, in float64."""
     heads, groups, dim = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    x = weights["model.embed_tokens.weight"][tokens].astype(float)
+    gemma = config["model_type"] == "gemma2"
+    x = weights["model.embed_tokens.weight"][tokens].astype(float) * (config["hidden_size"]**0.5 if gemma else 1)
+    scale = config.get("query_pre_attn_scalar", dim)**-0.5
     at = np.arange(len(tokens))
-    seen = (at <= at[:, None]) & (at > at[:, None] - config.get("sliding_window", 1000))
     for i in range(config["num_hidden_layers"]):
+        window = 1000 if gemma and i % 2 else config.get("sliding_window", 1000)
+        seen = (at <= at[:, None]) & (at > at[:, None] - window)
         w = {name.removeprefix(f"model.layers.{i}."): w.astype(float) for name, w in weights.items()}
         normed = rms(x, w["input_layernorm.weight"], config)
         q, k, v = (normed @ w[f"self_attn.{p}_proj.weight"].T + w.get(f"self_attn.{p}_proj.bias", 0) for p in "qkv")
         q, k = rotate(q.reshape(-1, heads, dim), config), rotate(k.reshape(-1, groups, dim), config)
         k, v = (a.reshape(-1, groups, dim).repeat(heads // groups, 1) for a in (k, v))
-        s = np.where(seen, np.einsum("ihd,jhd->hij", q, k) / dim**0.5, -np.inf)
+        s = softcap(np.einsum("ihd,jhd->hij", q, k) * scale, config.get("attn_logit_softcapping"))
+        s = np.where(seen, s, -np.inf)
         p = np.exp(s - s.max(-1, keepdims=True))
         o = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v).reshape(len(x), -1)
-        x = x + o @ w["self_attn.o_proj.weight"].T
-        normed = rms(x, w["post_attention_layernorm.weight"], config)
+        made = o @ w["self_attn.o_proj.weight"].T
+        x = x + (rms(made, w["post_attention_layernorm.weight"], config) if gemma else made)
+        normed = rms(x, w[f"{'pre_feedforward' if gemma else 'post_attention'}_layernorm.weight"], config)
         gate = activation(normed @ w["mlp.gate_proj.weight"].T, config)
-        x = x + (gate * (normed @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+        made = (gate * (normed @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+        x = x + (rms(made, w["post_feedforward_layernorm.weight"], config) if gemma else made)
     x = rms(x[-1], weights["model.norm.weight"], config)
-    return x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T.astype(float)
+    logits = x @ weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).T.astype(float)
+    return softcap(logits, config.get("final_logit_softcapping"))
 
 
 def greedy(weights, config, prompt, count):
@@ -204,7 +220,7 @@ def test_prompts_from_a_file(model):
 
 
 WRONG = [
-    ({"model_type": "gpt5"}, 'config.json: model_type is "gpt5"; it must be one of llama mistral qwen2'),
+    ({"model_type": "gpt5"}, 'config.json: model_type is "gpt5"; it must be one of llama mistral qwen2 gemma2'),
     ({"hidden_size": 0}, "config.json: hidden_size is 0; it must be a number in 1..2.14748e+09"),
     ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing; it must be a number in"),
     ({"hidden_act": "mish"}, 'hidden_act is "mish"; it must be one of silu gelu gelu_pytorch_tanh relu'),
