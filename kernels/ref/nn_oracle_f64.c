@@ -458,9 +458,22 @@ static attn_nn_field project(const attn_nn_mha *m, part which, const attn_nn_fie
                   columns[which]);
 }
 
+/* Heads by their root mean squares (qk_norm). Destroys x. */
+static attn_nn_field norm_heads(const attn_nn_mha *m, part which, attn_nn_field x) {
+  const attn_mha_weights *w = m->weights;
+  if (!w->qk_norm) return x;
+  const attn_norm norm = {.gain = which == Q ? w->q_norm_gain : w->k_norm_gain, .epsilon = w->qk_norm_epsilon};
+  const int64_t dim = m->problem->attention.dim_qk;
+  const attn_nn_field heads = {x.rows * (x.width / dim), dim, x.value, x.error};
+  attn_nn_field y = attn_nn_oracle_rms_norm(&heads, &norm);
+  y.rows = x.rows, y.width = x.width;
+  attn_nn_field_destroy(&x);
+  return y;
+}
+
 attn_nn_field attn_nn_oracle_mha(const attn_nn_mha *m, const attn_nn_field *x, const attn_nn_field *memory) {
-  attn_nn_field own[2] = {{0}}, *kv = m->kept ? m->kept : own, q = project(m, Q, x);
-  if (!kv[0].value) kv[0] = project(m, K, memory ? memory : x);
+  attn_nn_field own[2] = {{0}}, *kv = m->kept ? m->kept : own, q = norm_heads(m, Q, project(m, Q, x));
+  if (!kv[0].value) kv[0] = norm_heads(m, K, project(m, K, memory ? memory : x));
   if (!kv[1].value) kv[1] = project(m, V, memory ? memory : x);
   attn_nn_attention attention = m->attention;
   attention.problem = m->problem->attention;

@@ -205,8 +205,17 @@ def _mha_weights(arrays, problem, layout, weights):
     if layout not in ("out_in", "in_out"):
         raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights) or 'in_out'")
     struct, dtypes = S.attn_mha_weights(layout=C.ATTN_OUT_IN if layout == "out_in" else C.ATTN_IN_OUT), set()
+    struct.qk_norm = weights.get("qk_norm_epsilon") is not None
     for name, array in weights.items():
         if array is None:
+            continue
+        if name == "qk_norm_epsilon":
+            struct.qk_norm_epsilon = array
+            continue
+        if name.endswith("_norm_gain"):
+            if not struct.qk_norm:
+                raise ValueError(f"{name} is given without qk_norm_epsilon; it must be None")
+            setattr(struct, name, arrays.floats(array, name, (a.dim_qk,)))
             continue
         if name.startswith("b_"):
             size = sizes["w" + name[1:]][1]
@@ -289,8 +298,9 @@ class MultiHeadAttention(_AnyShape):
     [batch], "alibi_slopes" and "sinks" [heads].
 
     The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
-    nn.Linear, "in_out" its transpose. product: the kernel of the projections ("product_amx"); the error of an unknown name
-    lists those that run here.
+    nn.Linear, "in_out" its transpose. qk_norm_epsilon: each head of Q and K is divided by its root mean square, and
+    multiplied by q_norm_gain and k_norm_gain [dim_qk], if given (Qwen 3, Gemma 3). product: the kernel of the projections
+    ("product_amx"); the error of an unknown name lists those that run here.
     """
 
     _kind = "mha"
@@ -378,7 +388,8 @@ class MultiHeadAttention(_AnyShape):
         return F.attn_mha_describe(newest.handle).decode()
 
 
-_WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o")
+_WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o", "q_norm_gain", "k_norm_gain",
+            "qk_norm_epsilon")
 
 
 def _named(weights):

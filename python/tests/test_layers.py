@@ -425,9 +425,24 @@ def test_blocks_of_the_llama_kind():
     close(layers.add_rms_norm(x, x, gain=gains[0]), rms(2 * x, gains[0]))
 
 
+def test_normed_heads():
+    """Each head of Q and K by its root mean square, as in Qwen 3."""
+    x, w, gains = draw(2, 7, 32), weights_of(32, 32, 16), [draw(8) + 1, draw(8) + 1]
+    q, k, v = (heads_of(x.astype(float) @ w[f"w_{n}"].T + w.get(f"b_{n}", 0), h) for n, h in (("q", 4), ("k", 2), ("v", 2)))
+    for own in ({}, {"q_norm_gain": gains[0], "k_norm_gain": gains[1]}):
+        scaled = gains if own else [1, 1]
+        o, _ = attention(rms(q, scaled[0]), rms(k, scaled[1]), v)
+        y = o.transpose(0, 2, 1, 3).reshape(2, 7, -1) @ w["w_o"].T + w["b_o"]
+        close(layers.MultiHeadAttention(heads=4, heads_kv=2, width=32, qk_norm_epsilon=1e-6, **w, **own)(x), y)
+    with pytest.raises(ValueError, match="k_norm_gain is given without qk_norm_epsilon"):
+        layers.MultiHeadAttention(heads=4, heads_kv=2, width=32, k_norm_gain=gains[1], **w)
+    with pytest.raises(ValueError, match=r"q_norm_gain has shape \(32,\); it must have \(8,\)"):
+        layers.MultiHeadAttention(heads=4, heads_kv=2, width=32, q_norm_gain=draw(32), qk_norm_epsilon=0, **w)
+
+
 def test_norms_after_sublayers():
     """x + post_norm(sublayer(norm(x))), as in Gemma 2."""
-    x, w, w1, w2 = draw(2, 7, 32), weights_of(32, 32), draw(48, 32), draw(32, 48)
+    x, w, w1, w2 = draw(2, 7, 32), weights_of(32, 32, 32), draw(48, 32), draw(32, 48)
     gains = [(draw(32) + 1, None) for _ in range(4)]
     options = {"heads": 4, "width": 32, "self_weights": w, "w1": w1, "w2": w2, "norms": gains[:2], "rms_norm": True,
                "epsilon": 1e-6}

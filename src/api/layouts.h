@@ -22,7 +22,7 @@
 
 static const attn_struct_layout attn_args_layout = ATTN_LAYOUT_GROWN(attn_args, lse, page_table);
 static const attn_struct_layout attn_options_layout = ATTN_LAYOUT_GROWN(attn_options, parallel_for, steady);
-static const attn_struct_layout attn_mha_weights_layout = ATTN_LAYOUT(attn_mha_weights, b_qkv);
+static const attn_struct_layout attn_mha_weights_layout = ATTN_LAYOUT_GROWN(attn_mha_weights, b_qkv, q_norm_gain);
 
 static const attn_struct_layout attn_problem_layout = {.name = "attn_problem",
                                                        .maker = "attn_problem_init",

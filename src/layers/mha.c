@@ -15,6 +15,7 @@
 #include "src/api/layouts.h"
 #include "src/api/problem.h"
 #include "src/api/wall_clock.h"
+#include "src/layers/head_norm.h"
 #include "src/layers/identity.h"
 #include "src/layers/mha_problem.h"
 #include "src/plan/own_options.h"
@@ -29,6 +30,7 @@ struct attn_mha {
   attn_options options;     /* the attention's, for attn_mha_reshape() */
   attn_option_names names;
   attn_product *product[PROJECTIONS];      /* shared by the layers of other shapes */
+  attn_head_norm norm;                     /* norms of the heads of Q and K */
   attn_plan *attention, *weights;          /* weights: NULL unless wanted */
   int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and the memory of the steps */
   size_t workspace_bytes;
@@ -84,7 +86,7 @@ static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights
   attn_status status = ATTN_OK;
   for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++)
     status = pack_projection(&list[i], weights, options, &layer->product[i]);
-  return status;
+  return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, &layer->norm) : status;
 }
 
 /* ---- Plans ---- */
@@ -202,12 +204,14 @@ attn_status attn_mha_reshape(const attn_mha *layer, const attn_mha_problem *prob
   attn_mha *made = new_layer(&p, &layer->options);
   if (!made) return ATTN_OUT_OF_MEMORY;
   for (int i = 0; i < PROJECTIONS; i++) made->product[i] = attn_product_share(layer->product[i]);
-  return finish_layer(made, plan_attention(made), reshaped);
+  status = attn_head_norm_copy(&layer->norm, &made->norm);
+  return finish_layer(made, status == ATTN_OK ? plan_attention(made) : status, reshaped);
 }
 
 void attn_mha_destroy(attn_mha *layer) {
   if (!layer) return;
   for (int i = 0; i < PROJECTIONS; i++) attn_product_destroy(layer->product[i]);
+  attn_head_norm_destroy(&layer->norm);
   attn_plan_destroy(layer->attention);
   attn_plan_destroy(layer->weights);
   free(layer);
@@ -236,6 +240,14 @@ typedef struct layer_run {
   void *rest;
 } layer_run;
 
+/* Norms the heads of `rows` tokens that a projection gave, if it is that of Q or K. */
+static void norm_heads(const attn_mha *layer, int which, int64_t rows, float *heads) {
+  const attn_problem *a = &layer->problem.attention;
+  if (which != PROJECT_Q && which != PROJECT_K) return;
+  const int64_t count = which == PROJECT_Q ? a->heads_q : a->heads_kv;
+  attn_head_norm_run(&layer->norm, which == PROJECT_K, rows * count, heads, &layer->options);
+}
+
 static attn_status project(const layer_run *r, int which) {
   const attn_mha_problem *p = &r->layer->problem;
   const attn_problem *a = &p->attention;
@@ -258,7 +270,9 @@ static attn_status project(const layer_run *r, int which) {
       args = (attn_product_args){size,     queries.batch,    queries.rows, r->o, a->o_stride,
                                  a->dim_v, r->given->args.y, p->y_stride,  0};
   }
-  return attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
+  const attn_status status = attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
+  if (status == ATTN_OK) norm_heads(r->layer, which, args.batch * args.rows, args.y);
+  return status;
 }
 
 static attn_status attend(const layer_run *r) {
@@ -430,11 +444,13 @@ size_t attn_mha_rows_workspace(const attn_mha *layer, int64_t rows) {
 /* Dense rows through one projection. Heads stand side by side in both. */
 static attn_status project_dense(const attn_mha *layer, int which, int64_t rows, int64_t depth, int64_t columns,
                                  const float *x, float *y, void *workspace, size_t bytes) {
-  return attn_product_run(
+  const attn_status status = attn_product_run(
       layer->product[which],
       &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.b = rows * depth, .s = depth, .d = 1},
                    .y = y, .y_stride = {.b = rows * columns, .s = columns, .d = 1}),
       workspace, bytes);
+  if (status == ATTN_OK) norm_heads(layer, which, rows, y);
+  return status;
 }
 
 static attn_status check_rows(const attn_mha *layer, int64_t rows) {

@@ -4,6 +4,7 @@
 #include "src/layers/mha_problem.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
@@ -162,6 +163,11 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
           "attn_mha_weights.w_qkv is given with width %" PRId64 " and width_memory %" PRId64
           "; packed weights need both alike: give w_q, w_k and w_v",
           p->width, p->width_memory);
+  REQUIRE(w->qk_norm || !(w->q_norm_gain || w->k_norm_gain),
+          "attn_mha_weights.%s is given without qk_norm; it must be NULL, or qk_norm true",
+          w->q_norm_gain ? "q_norm_gain" : "k_norm_gain");
+  REQUIRE(!w->qk_norm || (w->qk_norm_epsilon >= 0 && isfinite(w->qk_norm_epsilon)),
+          "attn_mha_weights.qk_norm_epsilon is %g; it must be finite and at least 0", (double)w->qk_norm_epsilon);
   projection list[PROJECTIONS];
   attn_mha_projections(p, w, list);
   for (int i = 0; i < PROJECTIONS; i++) {

@@ -26,6 +26,7 @@ typedef struct shape {
   uint32_t uses;
   bool seq_first; /* x, memory and y are [seq][batch][width] */
   float softcap;
+  bool qk_norm, gains;
 } shape;
 
 static const shape shapes[] = {
@@ -53,6 +54,9 @@ static const shape shapes[] = {
     {"f16 packed weights", 1, 2, 2, 20, 20, 8, 8, 16, 16, 16, .packed = true, .bias = true, .dtype = ATTN_F16,
      .layout = ATTN_OUT_IN},
     {"sequence first", 3, 2, 2, 20, 14, 8, 8, 16, 16, 16, .cross = true, .bias = true, .seq_first = true},
+    {"heads normed", 2, 4, 2, 19, 31, 10, 6, 40, 24, 32, .cross = true, .bias = true, .qk_norm = true, .gains = true},
+    {"packed sequences, heads normed without gains", 3, 2, 2, 20, 20, 8, 8, 16, 16, 16, .packed = true,
+     .uses = ATTN_USE_VARLEN | ATTN_USE_LSE, .qk_norm = true},
     {"no keys", 2, 2, 2, 4, 0, 8, 8, 16, 16, 16, .cross = true, .bias = true, .uses = ATTN_USE_LSE},
     {"one query, one key", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, .bias = true},
 };
@@ -64,7 +68,7 @@ typedef struct layer {
   attn_mha_problem problem;
   attn_mha_weights weights;
   attn_mha_args args;
-  float *x, *memory, *y, *lse, *p, *mask_bias, *slopes, *sinks, *bias;
+  float *x, *memory, *y, *lse, *p, *mask_bias, *slopes, *sinks, *bias, *gains;
   char *matrices;
   uint8_t *mask;
   int32_t kv_len[4], q_len[4], cu[5], row_len[4 * 64];
@@ -128,6 +132,11 @@ static void make_weights(layer *l) {
   const float *b[] = {l->bias, l->bias + q, l->bias + q + k, l->bias + q + k + v};
   l->weights =
       ATTN_STRUCT(attn_mha_weights, .layout = s->layout, .dtype = s->dtype, .w_o = m[3], .b_o = s->bias ? b[3] : NULL);
+  l->gains = floats((size_t)(2 * s->dim_qk), 13, 0.5f);
+  for (int64_t i = 0; i < 2 * s->dim_qk; i++) l->gains[i] += 1;
+  l->weights.qk_norm = s->qk_norm;
+  l->weights.qk_norm_epsilon = 1e-3f;
+  if (s->gains) l->weights.q_norm_gain = l->gains, l->weights.k_norm_gain = l->gains + s->dim_qk;
   if (s->packed) {
     l->weights.w_qkv = m[0];
     l->weights.b_qkv = s->bias ? b[0] : NULL;
@@ -184,8 +193,8 @@ static attn_mha_args args_of(layer *l) {
 }
 
 static void free_layer(layer *l) {
-  void *const arrays[] = {l->x,      l->memory, l->y,    l->lse,      l->p,   l->mask_bias,
-                          l->slopes, l->sinks,  l->mask, l->matrices, l->bias};
+  void *const arrays[] = {l->x,      l->memory, l->y,    l->lse,      l->p,    l->mask_bias,
+                          l->slopes, l->sinks,  l->mask, l->matrices, l->bias, l->gains};
   for (size_t i = 0; i < COUNT(arrays); i++) free(arrays[i]);
 }
 
@@ -413,6 +422,13 @@ static void forget_the_mask(wrong_layer *w) { w->problem.attention.window_right 
 static void transpose_weights(wrong_layer *w) { w->weights.layout = ATTN_OUT_IN; }
 static void miss_the_first_key(wrong_layer *w) { w->problem.attention.window_left = w->shape->seq_q - 2; }
 
+static void forget_the_norms(wrong_layer *w) {
+  w->weights.qk_norm = false;
+  w->weights.q_norm_gain = w->weights.k_norm_gain = NULL;
+}
+static void forget_a_gain(wrong_layer *w) { w->weights.k_norm_gain = NULL; }
+static void forget_epsilon(wrong_layer *w) { w->weights.qk_norm_epsilon = 0; }
+
 static void exchange_keys_and_values(wrong_layer *w) {
   const void *k = w->weights.w_k;
   w->weights.w_k = w->weights.w_v;
@@ -420,7 +436,8 @@ static void exchange_keys_and_values(wrong_layer *w) {
 }
 
 /* The shape of all wrong layers. */
-static const shape mutated = {"mutated", 1, 4, 4, 96, 96, 16, 16, 64, 64, 64, .bias = true, .causal = true};
+static const shape mutated = {
+    "mutated", 1, 4, 4, 96, 96, 16, 16, 64, 64, 64, .bias = true, .causal = true, .qk_norm = true, .gains = true};
 
 TEST(test_wrong_layers_are_told_from_right_ones) {
   static const struct {
@@ -439,6 +456,9 @@ TEST(test_wrong_layers_are_told_from_right_ones) {
       {"no causal mask", forget_the_mask},
       {"weights transposed", transpose_weights},
       {"K and V exchanged", exchange_keys_and_values},
+      {"heads not normed", forget_the_norms},
+      {"no gain of K", forget_a_gain},
+      {"no epsilon", forget_epsilon},
       {"one key dropped, last row", miss_the_first_key},
   };
   layer l = make_layer(&mutated);
@@ -474,7 +494,8 @@ static void expect_bits(layer *l, const attn_mha_weights *weights, const attn_mh
 }
 
 static const shape for_bits = {
-    "bits", 3, 4, 2, 70, 90, 16, 16, 64, 48, 40, .cross = true, .bias = true, .uses = ATTN_USE_KV_LEN};
+    "bits",       3, 4, 2, 70, 90, 16, 16, 64, 48, 40, .cross = true, .bias = true, .uses = ATTN_USE_KV_LEN, .qk_norm = true,
+    .gains = true};
 
 /* One thread, several threads and a pool give the same bits. */
 TEST(test_bits_do_not_depend_on_threads) {
@@ -676,6 +697,8 @@ TEST(test_refuses_bad_problems) {
   REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_k = NULL), "attn_mha_weights.w_qkv is given beside");
   REFUSES(weights.b_qkv = l.bias, "attn_mha_weights.b_qkv is given without w_qkv");
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
+  REFUSES(weights.k_norm_gain = l.gains, "attn_mha_weights.k_norm_gain is given without qk_norm");
+  REFUSES((weights.qk_norm = true, weights.qk_norm_epsilon = -1), "attn_mha_weights.qk_norm_epsilon is -1");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");
 #undef REFUSES
   attn_mha_weights packed = ATTN_STRUCT(attn_mha_weights, .w_qkv = l.matrices, .w_o = l.matrices, .b_q = l.bias);

@@ -16,7 +16,8 @@ static attn_mha *make(const attn_mha_problem *problem, int layer, const char *ke
   attn_mha *mha;
   const attn_mha_weights w =
       ATTN_STRUCT(attn_mha_weights, .w_q = weights[layer], .w_k = weights[layer] + MOST, .w_v = weights[layer] + 2 * MOST,
-                  .b_q = biases, .b_v = biases + HEADS * DIM, .w_o = weights[layer] + 3 * MOST);
+                  .b_q = biases, .b_v = biases + HEADS * DIM, .w_o = weights[layer] + 3 * MOST, .qk_norm = layer == 0,
+                  .q_norm_gain = layer == 0 ? biases : NULL, .qk_norm_epsilon = 1e-6f);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_ok(attn_mha_create(problem, &w, &ATTN_STRUCT(attn_mha_options, .attention = &options), &mha));
   return mha;

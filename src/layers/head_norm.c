@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/* Norms of heads: rows of one head dimension, each by its own root mean square. Q and K are dense in every layer, whatever
+ * the order of heads and tokens, so they are rows one behind the other. */
+#include "src/layers/head_norm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/problem/arithmetic.h"
+#include "src/api/error.h"
+#include "src/api/float_mode.h"
+#include "src/layers/norm_row.h"
+#include "src/plan/parallel.h"
+
+enum { BLOCK_ROWS = 64, TIMES = 7 /* reads and writes of an element in norm_row() */ };
+
+static attn_status allocate(attn_head_norm *norm) {
+  norm->gains = malloc((size_t)norm->dim * 2 * sizeof(float));
+  return norm->gains ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the norms of a layer's heads");
+}
+
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm) {
+  *norm = (attn_head_norm){.dim = dim, .epsilon = weights->qk_norm_epsilon};
+  if (!weights->qk_norm) return ATTN_OK;
+  const attn_status status = allocate(norm);
+  if (status != ATTN_OK) return status;
+  const float *const gains[] = {weights->q_norm_gain, weights->k_norm_gain};
+  for (int64_t i = 0; i < 2 * dim; i++) norm->gains[i] = gains[i / dim] ? gains[i / dim][i % dim] : 1;
+  return ATTN_OK;
+}
+
+attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm) {
+  *norm = *from;
+  if (!from->gains) return ATTN_OK;
+  const attn_status status = allocate(norm);
+  if (status == ATTN_OK) memcpy(norm->gains, from->gains, (size_t)from->dim * 2 * sizeof(float));
+  return status;
+}
+
+void attn_head_norm_destroy(attn_head_norm *norm) { free(norm->gains); }
+
+/* One call. */
+typedef struct call {
+  row_norm norm;
+  int64_t rows;
+  float *x;
+} call;
+
+static void run_block(void *context, int64_t block, int worker) {
+  const call *c = context;
+  (void)worker;
+  const uint64_t mode = attn_float_mode_enter();
+  for (int64_t row = block * BLOCK_ROWS; row < min64(c->rows, (block + 1) * BLOCK_ROWS); row++)
+    norm_row(&c->norm, c->x + row * c->norm.width, c->x + row * c->norm.width);
+  attn_float_mode_leave(mode);
+}
+
+void attn_head_norm_run(const attn_head_norm *norm, bool keys, int64_t rows, float *x, const attn_options *options) {
+  if (!norm->gains) return;
+  const float *gain = norm->gains + (keys ? norm->dim : 0);
+  call c = {{.width = norm->dim, .rms = true, .gain = gain, .epsilon = norm->epsilon}, rows, x};
+  attn_options now = *options;
+  if (now.threads == 0)
+    now.threads = attn_parallel_pays_for_elements(rows * norm->dim * TIMES) ? attn_parallel_default_threads() : 1;
+  attn_parallel_run(&now, ceil_div(rows, BLOCK_ROWS), run_block, &c);
+}
