@@ -258,6 +258,12 @@ typedef struct attn_kv_cache_shape {
    * it then fails and its tokens are forgotten. window_first must be 0, and the kernel one that takes pieces
    * (ATTN_USE_STATE). */
   bool key_channels;
+
+  /** [heads_q][bias_distances], copied: added to the score of a key that is n tokens before the query, [h][min(n,
+   * bias_distances - 1)], as T5's relative position bias (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section
+   * 2.1); or NULL. key_channels must be false. */
+  const float *bias_by_distance;
+  int64_t bias_distances; /**< With bias_by_distance: >= 1; else 0. */
 } attn_kv_cache_shape;
 
 /** Makes an empty cache. options may be NULL; they choose the kernel. On failure *cache is NULL. */

@@ -793,6 +793,8 @@ class KVCache(_Layer):
     scales: types of 8 bits are kept with a factor of each key and value, made by the step that appends them (int8: True).
     key_channels: keys of 8 bits have a factor of each channel of a page, made when it is full; until then its tokens stay
     float32 (KIVI, arXiv:2402.02750; attn_kv_cache_shape).
+    bias_by_distance [heads, distances]: added to the scores of keys so many tokens before the query, the last one to those
+    of all further keys (T5).
     """
 
     _kind = "kv_cache"
@@ -803,7 +805,7 @@ class KVCache(_Layer):
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
                  page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None,
-                 key_channels: bool = False) -> None:
+                 key_channels: bool = False, bias_by_distance: Any = None) -> None:
         if dtype not in POOL_DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity)
@@ -819,6 +821,10 @@ class KVCache(_Layer):
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
             pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
             scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
+        if bias_by_distance is not None:
+            self._shape.bias_by_distance, _, shape = arrays.read(bias_by_distance, "bias_by_distance")
+            _fit("bias_by_distance", shape, heads=heads, distances=None)
+            self._shape.bias_distances = shape[1]
         self._make(self._shape, _options(kernel, threads))
 
     def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):

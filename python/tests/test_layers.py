@@ -191,6 +191,14 @@ def test_kv_cache():
     close(step(slice(5, 9)), right[:, :, 5:])
     with pytest.raises(ValueError, match="1 more do not fit"):
         step(slice(0, 1))
+    table = draw(4, 3)
+    distance = np.arange(9)[:, None] - np.arange(9)
+    biased, _ = attention(q, k, v, causal=True, bias=table[:, np.clip(distance, 0, 2)])
+    cache = layers.KVCache(batch=2, heads=4, heads_kv=2, dim_qk=16, dim_v=8, capacity=9, bias_by_distance=table)
+    close(step(slice(0, 6)), biased[:, :, :6])
+    close(step(slice(6, 9)), biased[:, :, 6:])
+    with pytest.raises(ValueError, match=r"bias_by_distance has shape \(3, 4\); it must have \(4, distances\)"):
+        layers.KVCache(batch=2, heads=4, dim_qk=16, capacity=9, bias_by_distance=draw(3, 4))
     with pytest.raises(TypeError, match="dtype is int16"):
         layers.KVCache(batch=1, heads=1, dim_qk=1, capacity=1, dtype="int16")
 

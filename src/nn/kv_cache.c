@@ -30,9 +30,12 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
   const attn_nn_size least[] = {{"attn_kv_cache_shape.heads_kv", s->heads_kv, 1},
                                 {"attn_kv_cache_shape.dim_qk", s->dim_qk, 1}};
   const attn_nn_size last[] = {{"attn_kv_cache_shape.dim_v", s->dim_v, 1}};
+  const attn_nn_size bias[] = {{"attn_kv_cache_shape.heads_q", s->heads_q, 1},
+                               {"attn_kv_cache_shape.bias_distances", s->bias_distances, s->bias_by_distance ? 1 : 0}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status == ATTN_OK) status = attn_nn_check_sizes(least, NN_COUNT(least));
   if (status == ATTN_OK) status = attn_nn_check_sizes(last, NN_COUNT(last));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(bias, NN_COUNT(bias));
   if (status != ATTN_OK) return status;
   REQUIRE(s->capacity < INT32_MAX, "attn_kv_cache_shape.capacity is %" PRId64 "; it must be below 2^31 - 1", s->capacity);
   REQUIRE(s->heads_q % s->heads_kv == 0,
@@ -53,6 +56,10 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.window_first is %" PRId64 " with key_channels; it must be 0", s->window_first);
   REQUIRE(s->window_first >= 0 && (s->window_first == 0 || s->window > 0),
           "attn_kv_cache_shape.window_first is %" PRId64 "; it must be at least 0, and 0 without a window", s->window_first);
+  REQUIRE(s->bias_by_distance || s->bias_distances == 0,
+          "attn_kv_cache_shape.bias_distances is %" PRId64 " without bias_by_distance; it must be 0", s->bias_distances);
+  REQUIRE(!s->key_channels || !s->bias_by_distance,
+          "attn_kv_cache_shape.bias_by_distance is given with key_channels; it must be NULL");
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
           s->window);
   return ATTN_OK;
@@ -88,6 +95,29 @@ void attn_kv_cache_set_scores(const attn_kv_cache *cache, attn_problem *p) {
   p->uses |= cache->slopes ? (uint32_t)ATTN_USE_ALIBI : 0u;
 }
 
+/* A step's bias goes by the distance of query and key alone, so queries and keys share one row of it for each sequence and
+ * head: element x is that of the distance past + tokens - 1 - x. Query i and key j find theirs at tokens - 1 - i + j. */
+static int64_t bias_row(const attn_kv_cache *cache, int64_t tokens) { return tokens + cache->shape.capacity; }
+
+/* The bias of query 0 and key 0. */
+static attn_status make_bias(attn_kv_cache *cache, int64_t tokens, const float **bias) {
+  const attn_kv_cache_shape *s = &cache->shape;
+  const int64_t row = bias_row(cache, tokens), rows = s->batch * s->heads_q, last = s->bias_distances - 1;
+  if (!cache->distance_bias) return ATTN_OK;
+  const attn_status status =
+      attn_kv_cache_grow("the bias of a step", (size_t)(rows * row) * sizeof(float), &cache->bias, &cache->bias_bytes);
+  if (status != ATTN_OK) return status;
+  for (int64_t r = 0; r < rows; r++) {
+    const float *by_distance = cache->distance_bias + r % s->heads_q * s->bias_distances;
+    float *to = (float *)cache->bias + r * row;
+    const int64_t first = cache->past[r / s->heads_q] + tokens - 1; /* its elements behind are of keys to come */
+    for (int64_t x = 0; x <= first; x++) to[x] = by_distance[min64(first - x, last)];
+    for (int64_t x = first + 1; x < first + tokens; x++) to[x] = 0;
+  }
+  *bias = (float *)cache->bias + tokens - 1;
+  return ATTN_OK;
+}
+
 static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64_t packed) {
   const attn_kv_cache_shape *s = &cache->shape;
   attn_problem p;
@@ -101,6 +131,11 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   if (s->scales) {
     p.uses |= ATTN_USE_KV_SCALES;
     p.k_scale_stride = p.v_scale_stride = (attn_strides){.b = s->heads_kv * s->page_tokens, .h = s->page_tokens, .s = 1};
+  }
+  if (cache->distance_bias) {
+    const int64_t row = bias_row(cache, tokens);
+    p.uses |= ATTN_USE_BIAS;
+    p.bias_stride = (attn_score_strides){.b = s->heads_q * row, .h = row, .q = -1, .k = 1};
   }
   p.uses |= (packed ? 0u : (uint32_t)ATTN_USE_Q_LEN) | (cache->sinks ? (uint32_t)ATTN_USE_SINKS : 0u);
   return p;
@@ -177,6 +212,8 @@ static attn_status allocate(attn_kv_cache *cache) {
     all = (*arrays[i] = calloc(counts[i], sizeof **arrays[i])) && all;
   if (s->sinks) all = (cache->sinks = copy_floats(s->sinks, s->heads_q)) && all;
   if (s->alibi_slopes) all = (cache->slopes = copy_floats(s->alibi_slopes, s->heads_q)) && all;
+  if (s->bias_by_distance)
+    all = (cache->distance_bias = copy_floats(s->bias_by_distance, s->heads_q * s->bias_distances)) && all;
   if (!all) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the cache has %" PRId64 " sequences", s->batch);
   for (size_t i = 0; i < entries; i++) cache->table[i] = ATTN_KV_NO_PAGE;
   return ATTN_OK;
@@ -224,7 +261,8 @@ void attn_kv_cache_destroy(attn_kv_cache *cache) {
   attn_aligned_free(cache->block_rows);
   attn_aligned_free(cache->pieces);
   free(cache->held), free(cache->next_held);
-  free(cache->sinks), free(cache->slopes);
+  attn_aligned_free(cache->bias);
+  free(cache->sinks), free(cache->slopes), free(cache->distance_bias);
   free(cache->table), free(cache->next_table);
   free(cache->lengths), free(cache->past), free(cache->counts), free(cache->cu_seqlens);
   free(cache->first), free(cache->next[0]), free(cache->next[1]);
@@ -418,12 +456,15 @@ static attn_status attend(attn_kv_cache *cache, const attn_kv_cache_args *a) {
   if (status != ATTN_OK || (packed && longest == 0)) return status;
   const void *q = a->q;
   if (cache->floats) return attn_kv_channels_attend(cache, a, longest);
-  status = attn_kv_cache_find_plan(cache, packed ? longest : a->tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
+  const int64_t tokens = packed ? longest : a->tokens;
+  const float *bias = NULL;
+  status = attn_kv_cache_find_plan(cache, tokens, packed ? cache->cu_seqlens[cache->shape.batch] : 0);
+  if (status == ATTN_OK) status = make_bias(cache, tokens, &bias);
   if (status == ATTN_OK) status = attn_kv_cache_append(cache, a, NULL, &q);
   if (status != ATTN_OK) return status;
   const attn_args args = ATTN_STRUCT(
       attn_args, .q = q, .k = attn_kv_pool_keys(cache->pool, a->layer), .v = attn_kv_pool_values(cache->pool, a->layer),
-      .o = a->o, .kv_len = cache->lengths, .q_len = packed ? NULL : cache->counts,
+      .o = a->o, .bias = bias, .kv_len = cache->lengths, .q_len = packed ? NULL : cache->counts,
       .cu_seqlens_q = packed ? cache->cu_seqlens : NULL, .page_table = cache->table, .sinks = cache->sinks,
       .alibi_slopes = cache->slopes, .k_scale = attn_kv_pool_key_scales(cache->pool, a->layer),
       .v_scale = attn_kv_pool_value_scales(cache->pool, a->layer));

@@ -25,7 +25,7 @@ struct attn_kv_cache {
   attn_kv_cache_shape shape;
   attn_options options;
   attn_option_names names;
-  float *sinks, *slopes; /* NULL = none */
+  float *sinks, *slopes, *distance_bias; /* NULL = none */
   attn_kv_pool *pool;
   int64_t columns;              /* columns of a table */
   int32_t *table, *next_table;  /* [batch][columns]; the other one is for reordering */
@@ -36,7 +36,8 @@ struct attn_kv_cache {
   int planned, last;                /* how many plans were made; the one that the last step ran */
   void *workspace, *turned, *heads; /* workspace of the plans; rotated queries; q, k, v and o of a multi-head layer */
   void *block_rows;                 /* the rows between the sublayers of a block */
-  size_t workspace_bytes, turned_bytes, heads_bytes, block_rows_bytes;
+  void *bias;                       /* the bias of a step, from distance_bias */
+  size_t workspace_bytes, turned_bytes, heads_bytes, block_rows_bytes, bias_bytes;
 
   attn_kv_pool *floats;                 /* with key_channels: pages in float32; NULL without */
   attn_kv_float_page *held, *next_held; /* [batch][2]: where the last step began, and its last page if that is another */

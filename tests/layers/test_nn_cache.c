@@ -73,16 +73,21 @@ static attn_nn_field rows_of(const float *data, int heads, int dim) {
 
 static attn_numerics numerics; /* the tested kernel's */
 
-static double worst_against(bool causal, const float *keys, const float *o) {
+/* bias: [H][LONG][LONG], or NULL. */
+static double worst_with(bool causal, const float *bias, const float *keys, const float *o) {
   attn_nn_field fq = rows_of(q, H, D), fk = rows_of(keys, KV, D), fv = rows_of(v, KV, DV);
-  attn_nn_attention attention = {.numerics = numerics};
+  attn_nn_attention attention = {.numerics = numerics, .args = &ATTN_STRUCT(attn_args, .bias = bias)};
   attn_problem_init(&attention.problem, B, H, KV, LONG, LONG, D, DV);
   if (causal) attn_problem_set_causal(&attention.problem, ATTN_ALIGN_TOP_LEFT);
+  if (bias) attention.problem.uses |= ATTN_USE_BIAS;
+  attention.problem.bias_stride.b = 0;
   attn_nn_field expected = attn_nn_oracle_attention(&attention, &fq, &fk, &fv);
   const double worst = attn_nn_field_worst(&expected, o);
   nn_destroy(&fq, &fk, &fv, &expected);
   return worst;
 }
+
+static double worst_against(bool causal, const float *keys, const float *o) { return worst_with(causal, NULL, keys, o); }
 
 static void steps_are_the_whole(const char *kernel) {
   static float o[B * LONG * H * DV], wrong[COUNT(k)];
@@ -124,6 +129,51 @@ static void steps_are_the_whole(const char *kernel) {
 }
 
 TEST(steps_in_every_kernel) { test_each_kernel(steps_are_the_whole); }
+
+enum { DISTANCES = 7 };
+
+/* [H][LONG][LONG] of a table [H][DISTANCES]. `shift`: 1 = every key is one token too far. */
+static void spread_bias(const float *table, int shift, float *bias) {
+  for (int h = 0; h < H; h++)
+    for (int i = 0; i < LONG; i++)
+      for (int j = 0; j < LONG; j++) {
+        const int distance = i - j + shift;
+        bias[(h * LONG + i) * LONG + j] = table[h * DISTANCES + (distance < 0           ? 0
+                                                                 : distance < DISTANCES ? distance
+                                                                                        : DISTANCES - 1)];
+      }
+}
+
+static void biased_steps_are_the_whole(const char *kernel) {
+  static float o[B * LONG * H * DV], table[H * DISTANCES], bias[H * LONG * LONG];
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+  attn_kv_cache_shape biased = shape;
+  attn_kv_cache *cache;
+  fill();
+  test_fill(table, COUNT(table), 4);
+  biased.bias_by_distance = table, biased.bias_distances = DISTANCES;
+  if (attn_kv_cache_create(&biased, &options, &cache) == ATTN_UNSUPPORTED) { /* no pages, no bias, or another type */
+    test_contains(attn_last_error(), kernel);
+    return;
+  }
+  numerics = attn_kernel_find(attn_kv_cache_kernel(cache))->numerics;
+  const int32_t prompts[B] = {9, 2}, rest[B] = {1, 8};
+  step(cache, 10, prompts, k, o); /* with padding */
+  step(cache, 8, rest, k, o);
+  while (attn_kv_cache_lengths(cache)[0] < LONG / 2) step(cache, 1, NULL, k, o);
+  while (attn_kv_cache_lengths(cache)[0] < LONG) step(cache, 5, NULL, k, o);
+  spread_bias(table, 0, bias);
+  assert_true(worst_with(true, bias, k, o) <= 1);
+  spread_bias(table, 1, bias);
+  assert_true(worst_with(true, bias, k, o) > 4);
+  assert_true(worst_against(true, k, o) > 4);
+  attn_kv_cache_destroy(cache);
+}
+
+TEST(biases_by_distance) {
+  biased_steps_are_the_whole(NULL);
+  test_each_kernel(biased_steps_are_the_whole);
+}
 
 /* A bf16 cache keeps values that bf16 holds exactly: it gives what a float32 cache gives. */
 TEST(half_precision_is_kept) {
@@ -175,6 +225,12 @@ TEST(creation_checks_arguments) {
   REFUSED(capacity, 0, "capacity is 0");
   REFUSED(capacity, INT32_MAX, "capacity is 2147483647");
   REFUSED(dtype, (attn_dtype)9, "dtype is 9");
+  REFUSED(bias_distances, 1, "bias_distances is 1 without bias_by_distance");
+  REFUSED(bias_by_distance, q, "bias_distances is 0");
+  TEST_REFUSES(attn_kv_cache_shape, shape,
+               (bad.bias_by_distance = q, bad.bias_distances = 1, bad.dtype = ATTN_I8,
+                bad.float_tokens = bad.scales = bad.key_channels = true),
+               attn_kv_cache_create(&bad, NULL, &cache), cache, "bias_by_distance is given with key_channels");
   test_invalid(attn_kv_cache_create(NULL, NULL, &cache), "shape is NULL");
   test_invalid(attn_kv_cache_create(&shape, NULL, NULL), "cache is NULL");
   const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
