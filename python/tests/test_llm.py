@@ -4,6 +4,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,20 @@ def test_the_tokens_of_transformers(model, dtype, beams, ends):
     assert tokens_of(folder, PROMPTS, "--beams", beams) == right
     assert [tokens_of(folder, [prompt], "--beams", beams)[0] for prompt in PROMPTS] == right
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def test_text(model):
+    tokenizers = pytest.importorskip("tokenizers")
+    folder, words = model[0][torch.float32], [f"w{i}" for i in range(SIZES["vocab_size"])]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    texts = [" ".join(words[token] for token in prompt) for prompt in PROMPTS]
+    right = [text + " ".join(words[token] for token in tokens)
+             for text, tokens in zip(texts, tokens_of(folder, PROMPTS, "--beams", 2))]
+    result = subprocess.run([sys.executable, ROOT / "examples" / "llm" / "llm.py", PROGRAM, folder, "--tokens", str(TOKENS),
+                             "--beams", "2", *texts], capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines() == right
 
 
 def generated(made, beams, **options):

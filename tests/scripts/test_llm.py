@@ -105,7 +105,7 @@ def logits_of(weights, config, tokens):
     scale = config.get("query_pre_attn_scalar", dim)**-0.5
     at = np.arange(len(tokens))
     for i in range(config["num_hidden_layers"]):
-        window = 1000 if gemma and i % 2 else config.get("sliding_window", 1000)
+        window = len(x) if gemma and i % 2 else config.get("sliding_window", len(x))
         seen = (at <= at[:, None]) & (at > at[:, None] - window)
         w = {name.removeprefix(f"model.layers.{i}."): w.astype(float) for name, w in weights.items()}
         normed = rms(x, w["input_layernorm.weight"], config)
@@ -130,9 +130,10 @@ def logits_of(weights, config, tokens):
 def greedy(weights, config, prompt, count):
     tokens = list(prompt)
     for _ in range(count):
-        two = np.sort(logits_of(weights, config, tokens))[-2:]
+        logits = logits_of(weights, config, tokens)
+        two = np.sort(logits)[-2:]
         assert two[1] - two[0] > 1e-4  # far from a tie in float32
-        tokens.append(int(logits_of(weights, config, tokens).argmax()))
+        tokens.append(int(logits.argmax()))
     return tokens[len(prompt):]
 
 
@@ -166,6 +167,20 @@ def test_greedy_tokens_are_those_of_float64(model, dtype):
     for kind, most in ("bf16", 1), ("q8_0", 2), ("q4_0", 4):  # keys and values are near the right ones
         found = tokens_of(folder, PROMPTS, "--tokens", 1, "--kv", kind)
         assert all(token in tokens[:most] for [token], tokens in zip(found, likely))
+
+
+def test_prompts_longer_than_a_step(model):
+    """A step takes 512 tokens of a prompt; a text with a short prompt goes on meanwhile."""
+    folder, config, weights = model
+    config = {**config, "max_position_embeddings": 2048}
+    save(folder, config, weights)
+    tokens = np.random.default_rng(3).integers(0, config["vocab_size"], 1030).tolist()
+    prompts = [tokens, [4, 7], tokens[:513]]
+    right = [greedy(weights, config, prompt, count) for prompt, count in zip(prompts, (1, 3, 2))]
+    found = tokens_of(folder, prompts, "--tokens", 3)
+    assert [text[:len(wanted)] for text, wanted in zip(found, right)] == right
+    beams = tokens_of(folder, prompts, "--tokens", 3, "--beams", 2)
+    assert beams == [tokens_of(folder, [prompt], "--tokens", 3, "--beams", 2)[0] for prompt in prompts]
 
 
 def test_an_end_token_ends_a_text(model):
