@@ -104,7 +104,8 @@ static const name_value *look_up(object *o, const char *name, const char *value,
 enum { NONE, ALL, EVEN, FROM_MAX_WINDOW_LAYERS };
 
 static const name_value models[] = {
-    {"llama", NONE}, {"mistral", ALL}, {"qwen2", FROM_MAX_WINDOW_LAYERS}, {"gemma2", EVEN}, {NULL, 0}};
+    {"llama", NONE},  {"mistral", ALL}, {"qwen2", FROM_MAX_WINDOW_LAYERS}, {"qwen3", FROM_MAX_WINDOW_LAYERS},
+    {"gemma2", EVEN}, {NULL, 0}};
 
 static const name_value activations[] = {
     {"silu", ATTN_SILU}, {"gelu", ATTN_GELU}, {"gelu_pytorch_tanh", ATTN_GELU_TANH}, {"relu", ATTN_RELU}, {NULL, 0}};
@@ -177,6 +178,7 @@ static void read_model(object *o, llm_config *c) {
   c->vocabulary = size_of(o, "vocab_size", -1);
   c->positions = size_of(o, "max_position_embeddings", INT32_MAX);
   c->epsilon = (float)number(o, "rms_norm_eps", 0, 1, 1e-6);
+  c->head_norms = strcmp(c->type, "qwen3") == 0;
   c->gemma = strcmp(c->type, "gemma2") == 0;
   c->tied = flag(o, "tie_word_embeddings", c->gemma);
   c->softcap = (float)number(o, "attn_logit_softcapping", 0, 1e6, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Generates text with a model in a folder as transformers saves it: Llama, Mistral, Qwen2, Gemma 2.
+/* Generates text with a model in a folder as transformers saves it: Llama, Mistral, Qwen2, Qwen3, Gemma 2.
  *
  *     llm FOLDER [options] PROMPT...      a prompt is its tokens: 1,5,17. Prints the new tokens of each, a line a prompt.
  *

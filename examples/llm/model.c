@@ -10,10 +10,16 @@ static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL
 
 /* ---- Weights ---- */
 
-static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
-  float *gain = llm_weights_vector(w, name, c->width);
+/* A norm's gains, which must be there. */
+static float *gains(llm_weights *w, const char *name, int64_t count) {
+  float *gain = llm_weights_vector(w, name, count);
   if (!gain)
-    w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)c->width);
+    w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)count);
+  return gain;
+}
+
+static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
+  float *gain = gains(w, name, c->width);
   for (int64_t i = 0; gain && c->gemma && i < c->width; i++) gain[i] += 1;
   return (attn_norm){.gain = gain, .epsilon = c->epsilon};
 }
@@ -27,7 +33,9 @@ static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
       .w_o = llm_weights_matrix(w, "self_attn.o_proj.weight", c->width, q),
       .b_q = llm_weights_vector(w, "self_attn.q_proj.bias", q), .b_k = llm_weights_vector(w, "self_attn.k_proj.bias", kv),
       .b_v = llm_weights_vector(w, "self_attn.v_proj.bias", kv),
-      .b_o = llm_weights_vector(w, "self_attn.o_proj.bias", c->width));
+      .b_o = llm_weights_vector(w, "self_attn.o_proj.bias", c->width), .qk_norm = c->head_norms,
+      .qk_norm_epsilon = c->epsilon, .q_norm_gain = c->head_norms ? gains(w, "self_attn.q_norm.weight", c->dim) : NULL,
+      .k_norm_gain = c->head_norms ? gains(w, "self_attn.k_norm.weight", c->dim) : NULL);
 }
 
 static attn_linear linear(llm_weights *w, const char *part, int64_t out, int64_t in) {

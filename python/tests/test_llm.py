@@ -22,6 +22,7 @@ KINDS = {"llama": {"rope_parameters": LLAMA3}, "llama-yarn": {"rope_parameters":
                                                               "mlp_bias": True},
          "mistral": {"sliding_window": 7}, "qwen2": {"tie_word_embeddings": True},
          "qwen2-window": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+         "qwen3": {"head_dim": 32},
          "gemma2": {"head_dim": 32, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0,
                     "final_logit_softcapping": 4.0}}
 PROMPTS = [[5, 17, 3, 88, 120], [9, 150, 31, 7, 66, 42, 199, 2, 1, 77, 13], [44]]

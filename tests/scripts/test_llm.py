@@ -19,10 +19,10 @@ PROGRAM = Path(os.environ.get("ATTN_TEST_EXAMPLES", ROOT / "build" / "examples")
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 23, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
 KINDS = {"llama": {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0, "eos_token_id": None},
-         "mistral": {"sliding_window": 4}, "qwen2": {"tie_word_embeddings": True},
+         "mistral": {"sliding_window": 4}, "qwen2": {"tie_word_embeddings": True}, "qwen3": {},
          "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0,
                     "final_logit_softcapping": 3.0, "hidden_activation": "gelu_pytorch_tanh"}}
-SEEDS = {"llama": 0, "mistral": 0, "qwen2": 2, "gemma2": 0}  # texts of many tokens
+SEEDS = {"llama": 0, "mistral": 0, "qwen2": 2, "qwen3": 0, "gemma2": 0}  # texts of many tokens
 PROMPTS = [[5, 17, 3, 8, 20, 1, 2], [9], [15, 2, 22]]
 
 
@@ -32,7 +32,7 @@ def weights_of(kind, config):
     columns = {"q": config["num_attention_heads"] * dim, "k": config["num_key_value_heads"] * dim}
     columns["v"] = columns["k"]
     shapes = {"model.embed_tokens.weight": (config["vocab_size"], width), "model.norm.weight": (width,)}
-    if kind in ("llama", "mistral"):
+    if kind not in ("qwen2", "gemma2"):
         shapes["lm_head.weight"] = (config["vocab_size"], width)
     for i in range(config["num_hidden_layers"]):
         own = {f"self_attn.{part}_proj.weight": (n, width) for part, n in columns.items()}
@@ -40,6 +40,8 @@ def weights_of(kind, config):
         own |= {"self_attn.o_proj.weight": (width, columns["q"]), "mlp.gate_proj.weight": (hidden, width),
                 "mlp.up_proj.weight": (hidden, width), "mlp.down_proj.weight": (width, hidden),
                 "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
+        if kind == "qwen3":
+            own |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
         if kind == "gemma2":
             own |= {f"{place}_feedforward_layernorm.weight": (width,) for place in ("pre", "post")}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
@@ -110,7 +112,10 @@ def logits_of(weights, config, tokens):
         w = {name.removeprefix(f"model.layers.{i}."): w.astype(float) for name, w in weights.items()}
         normed = rms(x, w["input_layernorm.weight"], config)
         q, k, v = (normed @ w[f"self_attn.{p}_proj.weight"].T + w.get(f"self_attn.{p}_proj.bias", 0) for p in "qkv")
-        q, k = rotate(q.reshape(-1, heads, dim), config), rotate(k.reshape(-1, groups, dim), config)
+        q, k = q.reshape(-1, heads, dim), k.reshape(-1, groups, dim)
+        if config["model_type"] == "qwen3":
+            q, k = (rms(a, w[f"self_attn.{name}_norm.weight"], config) for a, name in ((q, "q"), (k, "k")))
+        q, k = rotate(q, config), rotate(k, config)
         k, v = (a.reshape(-1, groups, dim).repeat(heads // groups, 1) for a in (k, v))
         s = softcap(np.einsum("ihd,jhd->hij", q, k) * scale, config.get("attn_logit_softcapping"))
         s = np.where(seen, s, -np.inf)
@@ -235,7 +240,7 @@ def test_prompts_from_a_file(model):
 
 
 WRONG = [
-    ({"model_type": "gpt5"}, 'config.json: model_type is "gpt5"; it must be one of llama mistral qwen2 gemma2'),
+    ({"model_type": "gpt5"}, 'config.json: model_type is "gpt5"; it must be one of llama mistral qwen2 qwen3 gemma2'),
     ({"hidden_size": 0}, "config.json: hidden_size is 0; it must be a number in 1..2.14748e+09"),
     ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing; it must be a number in"),
     ({"hidden_act": "mish"}, 'hidden_act is "mish"; it must be one of silu gelu gelu_pytorch_tanh relu'),
