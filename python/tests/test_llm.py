@@ -77,6 +77,7 @@ def test_the_tokens_of_transformers(model, dtype, beams, ends):
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_text(model):
     tokenizers = pytest.importorskip("tokenizers")
     folder, words = model[0][torch.float32], [f"w{i}" for i in range(SIZES["vocab_size"])]
@@ -89,6 +90,16 @@ def test_text(model):
     result = subprocess.run([sys.executable, ROOT / "examples" / "llm" / "llm.py", PROGRAM, folder, "--tokens", str(TOKENS),
                              "--beams", "2", *texts], capture_output=True, text=True, check=False)
     assert result.stdout.splitlines() == right
+
+
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_rates(model):
+    sizes = {"width": 64, "hidden": 96, "layers": 2, "heads": 4, "heads-kv": 2, "vocabulary": 50, "prompt": 20, "texts": 3,
+             "tokens": 4, "rounds": 2}
+    result = subprocess.run([sys.executable, ROOT / "examples" / "llm" / "compare.py", PROGRAM,
+                             *[f"--{name}={size}" for name, size in sizes.items()]], capture_output=True, text=True,
+                            check=False)
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["prompt", "new"], result.stderr
 
 
 def generated(made, beams, **options):
