@@ -8,14 +8,20 @@
 #include <string.h>
 #include <time.h>
 
+/* A text's next token, and the log of the probability that both have. */
+typedef struct candidate {
+  double score;
+  int beam;
+  int32_t token;
+} candidate;
+
 /* The texts of a prompt: at most `beams`, of which `live` run on. */
 typedef struct search {
-  int live;                /* 1 until the prompt has been read; 0 at the end */
-  double *scores;          /* [beams]: log of the probability of each text */
-  uint64_t state;          /* the draws are here */
-  int finished;            /* texts that ended, at most `beams`: */
-  double *finished_scores; /* [beams], descending, per token */
-  llm_text best;           /* the one of the largest */
+  uint64_t state;     /* the draws are here */
+  int live, ended;    /* live: 1 until the prompt has been read; 0 at the end */
+  candidate *running; /* [beams], `live` of them */
+  candidate *ends;    /* [beams], `ended` of them, by their scores per token */
+  llm_text best;      /* the first of these */
 } search;
 
 typedef struct run {
@@ -26,6 +32,8 @@ typedef struct run {
   llm_text *texts;                  /* [batch] */
   int32_t *counts, *parents, *step; /* [batch], [batch], tokens of the step */
   int32_t *copies;                  /* [beams][room] */
+  int most;                         /* candidates of a step: enough that `beams` texts can run on if all others stop */
+  candidate *list;                  /* [most] */
 } run;
 
 static double seconds(void) {
@@ -61,13 +69,6 @@ static bool advance_text(run *r, search *s, llm_text *text, const float *logits)
 
 /* ---- Beams ---- */
 
-/* A text's next token, and the log of the probability that both have. */
-typedef struct candidate {
-  double score;
-  int beam;
-  int32_t token;
-} candidate;
-
 /* Inserts into a descending list of at most `most`; of equal scores the earlier one stays in front. Returns the count. */
 static int insert(candidate *list, int count, int most, candidate added) {
   if (count == most && !(added.score > list[count - 1].score)) return count;
@@ -77,70 +78,64 @@ static int insert(candidate *list, int count, int most, candidate added) {
   return count;
 }
 
-static int best_candidates(const run *r, const search *s, const float *logits, int most, candidate *list) {
+static int best_candidates(const run *r, const search *s, const float *logits) {
   const int64_t vocabulary = r->model->config.vocabulary;
   int count = 0;
   for (int beam = 0; beam < s->live; beam++, logits += vocabulary) {
     double largest = -INFINITY, sum = 0;
     for (int64_t t = 0; t < vocabulary; t++) largest = fmax(largest, (double)logits[t]);
     for (int64_t t = 0; t < vocabulary; t++) sum += exp((double)logits[t] - largest);
-    const double base = s->scores[beam] - largest - log(sum);
+    const double base = s->running[beam].score - largest - log(sum);
     for (int64_t t = 0; t < vocabulary; t++)
-      count = insert(list, count, most, (candidate){base + (double)logits[t], beam, (int32_t)t});
+      count = insert(r->list, count, r->most, (candidate){base + (double)logits[t], beam, (int32_t)t});
   }
   return count;
 }
 
 /* A text has ended: it counts by its score per token. */
 static void finish(const run *r, search *s, const llm_text *text, candidate last) {
-  const int most = (int)r->task->beams;
-  const double score = last.score / (double)(text->count + 1 - text->prompt);
-  if (s->finished == most && score <= s->finished_scores[most - 1]) return;
-  int at = s->finished < most ? s->finished++ : most - 1;
-  for (; at > 0 && score > s->finished_scores[at - 1]; at--) s->finished_scores[at] = s->finished_scores[at - 1];
-  s->finished_scores[at] = score;
-  if (at > 0) return;
+  const double best = s->ended ? s->ends[0].score : -INFINITY;
+  last.score /= (double)(text->count + 1 - text->prompt);
+  s->ended = insert(s->ends, s->ended, (int)r->task->beams, last);
+  if (s->ended > 1 && !(last.score > best)) return;
   copy_text(text, &s->best);
   s->best.tokens[s->best.count++] = last.token;
 }
 
-/* Beam search as in transformers with early_stopping=False and length_penalty=1: enough candidates that `beams` texts can
- * run on if all others stop; one that stops is a result only among the first `beams`; the search ends when no running text
- * has more than the worst result. */
-static bool advance_beams(run *r, int64_t prompt, const float *logits) {
-  const int beams = (int)r->task->beams, most = beams * (1 + (r->model->config.stops ? r->model->config.stops : 1));
+/* Each running text becomes the one that its candidate is about, with its token. All of them are as long. */
+static void move_texts(run *r, const search *s, int64_t first) {
+  llm_text *texts = r->texts + first;
+  const int64_t count = texts[0].count;
+  for (int i = 0; i < s->live; i++) {
+    int32_t *copy = r->copies + i * r->room;
+    memcpy(copy, texts[s->running[i].beam].tokens, (size_t)count * sizeof *copy);
+    copy[count] = s->running[i].token;
+    r->parents[first + i] = (int32_t)first + s->running[i].beam;
+  }
+  for (int i = s->live; i-- > 0;) {
+    const llm_text moved = {
+        .tokens = r->copies + i * r->room, .count = count + 1, .prompt = texts[0].prompt, .fed = texts[0].fed};
+    copy_text(&moved, &texts[i]);
+  }
+}
+
+/* Beam search as in transformers with early_stopping=False and length_penalty=1: a text that stops is a result only among
+ * the first `beams` candidates; the search ends when no running text has more than the worst result. */
+static void advance_beams(run *r, int64_t prompt, const float *logits) {
+  const int beams = (int)r->task->beams, count = best_candidates(r, &r->searches[prompt], logits);
   search *s = &r->searches[prompt];
-  llm_text *texts = r->texts + prompt * beams;
-  candidate *list = malloc((size_t)most * sizeof *list);
-  if (!list) return llm_fail("out of memory");
-  const int count = best_candidates(r, s, logits, most, list);
-  const bool last = texts[0].count + 1 - texts[0].prompt == r->task->tokens;
-  int running = 0;
+  const llm_text *texts = r->texts + prompt * beams;
+  const int64_t length = texts[0].count + 1 - texts[0].prompt;
+  s->live = 0;
   for (int i = 0; i < count; i++) {
-    const llm_text *from = &texts[list[i].beam];
-    if (last || stops(&r->model->config, list[i].token)) {
-      if (i < beams) finish(r, s, from, list[i]);
-    } else if (running < beams) {
-      list[running++] = list[i];
+    if (length == r->task->tokens || stops(&r->model->config, r->list[i].token)) {
+      if (i < beams) finish(r, s, &texts[r->list[i].beam], r->list[i]);
+    } else if (s->live < beams) {
+      s->running[s->live++] = r->list[i];
     }
   }
-  const llm_text before = texts[0]; /* all of them are as long */
-  for (int i = 0; i < running; i++) {
-    int32_t *copy = r->copies + i * r->room;
-    memcpy(copy, texts[list[i].beam].tokens, (size_t)before.count * sizeof *copy);
-    copy[before.count] = list[i].token;
-    r->parents[prompt * beams + i] = (int32_t)(prompt * beams + list[i].beam);
-    s->scores[i] = list[i].score;
-  }
-  for (int i = 0; i < running; i++) {
-    memcpy(texts[i].tokens, r->copies + i * r->room, (size_t)(before.count + 1) * sizeof(int32_t));
-    texts[i].count = before.count + 1, texts[i].fed = before.fed, texts[i].prompt = before.prompt;
-  }
-  const double length = (double)(texts[0].count - texts[0].prompt);
-  s->live = running;
-  if (last || (s->finished == beams && list[0].score / length <= s->finished_scores[beams - 1])) s->live = 0;
-  free(list);
-  return true;
+  move_texts(r, s, prompt * beams);
+  if (s->ended == beams && s->running[0].score / (double)length <= s->ends[beams - 1].score) s->live = 0;
 }
 
 /* ---- Steps ---- */
@@ -174,7 +169,10 @@ static bool advance(run *r, int64_t *made) {
     llm_text *text = &r->texts[p * r->task->beams];
     const int live = s->live;
     if (live && text->fed == text->count) {
-      if (!(r->task->beams > 1 ? advance_beams(r, p, logits) : advance_text(r, s, text, logits))) return false;
+      if (r->task->beams > 1)
+        advance_beams(r, p, logits);
+      else if (!advance_text(r, s, text, logits))
+        return false;
       ++*made;
     }
     moved |= live && !s->live;
@@ -193,10 +191,9 @@ static bool run_steps(run *r) {
     if (!llm_model_step(r->model, r->counts, r->step) || !advance(r, &made)) return false;
     *(reads ? &t->prompt_seconds : &t->new_seconds) += seconds() - begin;
     if (!reads) t->new_tokens += made;
-    if (t->progress) {
+    if (t->progress)
       fprintf(stderr, "\r%lld tokens read, %lld made, %.1f/s ", (long long)t->prompt_tokens, (long long)t->new_tokens,
               t->new_tokens ? (double)t->new_tokens / t->new_seconds : 0.0);
-    }
   }
   if (t->progress) fputc('\n', stderr);
   return true;
@@ -210,12 +207,13 @@ static bool allocate(run *r) {
   enough &= (r->counts = calloc((size_t)r->batch, 2 * sizeof *r->counts)) != NULL;
   enough &= (r->step = malloc((size_t)r->batch * LLM_CHUNK * sizeof *r->step)) != NULL;
   enough &= (r->copies = malloc((size_t)t->beams * tokens)) != NULL;
+  enough &= (r->list = malloc((size_t)r->most * sizeof *r->list)) != NULL;
   r->parents = r->counts + r->batch;
   for (int64_t b = 0; enough && b < r->batch; b++) enough = (r->texts[b].tokens = malloc(tokens)) != NULL;
   for (int64_t p = 0; enough && p < t->prompts; p++) {
     search *s = &r->searches[p];
-    enough &= (s->scores = calloc((size_t)t->beams, 2 * sizeof *s->scores)) != NULL;
-    s->finished_scores = s->scores + t->beams;
+    enough = (s->running = calloc((size_t)t->beams, 2 * sizeof *s->running)) != NULL;
+    s->ends = s->running + t->beams;
     s->live = 1;
     s->state = t->seed + (uint64_t)p;
     s->best = t->texts[p];
@@ -225,15 +223,16 @@ static bool allocate(run *r) {
 }
 
 bool llm_generate(llm_model *model, llm_task *task) {
-  run r = {.model = model, .task = task, .batch = task->prompts * task->beams};
+  const int stops = model->config.stops ? model->config.stops : 1;
+  run r = {.model = model, .task = task, .batch = task->prompts * task->beams, .most = (int)task->beams * (1 + stops)};
   for (int64_t p = 0; p < task->prompts; p++)
     if (task->texts[p].count + task->tokens > r.room) r.room = task->texts[p].count + task->tokens;
   const bool right = allocate(&r) && run_steps(&r);
   for (int64_t p = 0; r.searches && p < task->prompts; p++) {
     if (right) task->texts[p] = r.searches[p].best;
-    free(r.searches[p].scores);
+    free(r.searches[p].running);
   }
   for (int64_t b = 0; r.texts && b < r.batch; b++) free(r.texts[b].tokens);
-  free(r.searches), free(r.texts), free(r.counts), free(r.step), free(r.copies);
+  free(r.searches), free(r.texts), free(r.counts), free(r.step), free(r.copies), free(r.list);
   return right;
 }
