@@ -475,36 +475,43 @@ class Block(_AnyShape):
     and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020), or before and after
     (post_norms too, Gemma 2).
 
-    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation:
-    the network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: pairs (gain, bias),
-    or None, for self-attention, cross-attention (only with memory) and network; post_norms: likewise, of what these give
+    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2, w_gate, b_gate, activation: the
+    network, as FeedForward takes it. rms_norm: norms by root mean square (add_rms_norm()). norms: pairs (gain, bias), or
+    None, for self-attention, cross-attention (only with memory) and network; post_norms: likewise, of what these give
     before it is added, or None for no such norms. heads_kv: of the self-attention. memory: (seq, width) of an encoder's
     output: the block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too:
     None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense
-    layers.
+    layers. dim_qk, scale, softcap and window are those of the self-attention, as MultiHeadAttention takes them; dim_qk and
+    scale also of the cross-attention. Steps take scale, softcap and window from the cache.
     """
 
     _kind = "block"
 
     def __init__(self, *, heads: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any, b1: Any = None,
                  b2: Any = None, w_gate: Any = None, b_gate: Any = None, heads_kv: int | None = None,
-                 rms_norm: bool = False, batch: int | None = None, seq: int | None = None,
-                 memory: tuple[int | None, int] | None = None,
+                 dim_qk: int | None = None, scale: float | None = None, softcap: float = 0,
+                 window: tuple[int | None, int | None] | None = None, rms_norm: bool = False,
+                 batch: int | None = None, seq: int | None = None, memory: tuple[int | None, int] | None = None,
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
                  pre_norm: bool = False, post_norms: Any = None, activation: str = "relu", causal: bool = False,
                  uses: tuple[str, ...] = (), cross_uses: tuple[str, ...] = (), layout: str = "out_in",
                  kernel: str | None = None, threads: int | None = None, product: str | None = None) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
-        _whole_or_none(batch=batch, seq=seq)
+        _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
         hidden = _shape(w1, "w1", 2)[0]
 
         def config_of(batch, seq, keys, own=None, other=None):
             config = Block._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
             config.self.attention.heads_kv = heads if heads_kv is None else heads_kv
-            _set_uses(config.self.attention, uses)
-            if causal:
-                F.attn_problem_set_causal(ctypes.byref(config.self.attention), C.ATTN_ALIGN_TOP_LEFT)
+            for attention in (config.self.attention, config.cross.attention)[:2 if memory else 1]:
+                if dim_qk:
+                    attention.dim_qk = attention.dim_v = dim_qk
+                    attention.scale = dim_qk**-0.5
+                if scale is not None:
+                    attention.scale = scale
+            config.self.attention.softcap = softcap
+            _set_masks(config.self.attention, causal or memory is not None, "top_left", window, uses)
             if memory:
                 _set_uses(config.cross.attention, cross_uses)
             for brought, attention in ((own, config.self.attention), (other, config.cross.attention)):
@@ -528,6 +535,15 @@ class Block(_AnyShape):
         config.product = _text(product)
         self._make(config, _options(kernel, threads))
         self._open(batch=batch, seq=seq, keys=keys)
+
+    @classmethod
+    def from_torch(cls, layer: Any, **options: Any) -> Block:
+        """The block of a layer of transformers, such as model.model.layers[0] of a Llama: libattn.models.KINDS lists them.
+        options: further arguments, before those of the layer. Layers that rotate queries and keys do so in steps only, by
+        their cache (KVCache.from_torch())."""
+        from .models import block_arguments
+
+        return cls(**{**block_arguments(layer), **options})
 
     @staticmethod
     def _start(batch, heads, seq, width, hidden, memory):
@@ -826,6 +842,14 @@ class KVCache(_Layer):
             _fit("bias_by_distance", shape, heads=heads, distances=None)
             self._shape.bias_distances = shape[1]
         self._make(self._shape, _options(kernel, threads))
+
+    @classmethod
+    def from_torch(cls, layer: Any, **options: Any) -> KVCache:
+        """The cache for steps of Block.from_torch(layer) and of all layers with its scale, window and rotation. options:
+        batch, capacity, num_layers, and further arguments, before those of the layer."""
+        from .models import cache_arguments
+
+        return cls(**{**cache_arguments(layer), **options})
 
     def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):
         """(address, tokens) of [batch, heads, tokens, dim], or packed [tokens, heads, dim]."""

@@ -31,10 +31,26 @@ def configuration(kind, sizes):
         return t.LlamaForCausalLM, t.LlamaConfig(**decoder)
     if kind == "mistral":
         return t.MistralForCausalLM, t.MistralConfig(**decoder, sliding_window=window)
+    if kind == "gpt2":
+        return t.GPT2LMHeadModel, t.GPT2Config(n_embd=width, n_inner=sizes["intermediate_size"], n_head=heads,
+                                               n_layer=sizes["num_hidden_layers"], vocab_size=sizes["vocab_size"],
+                                               bos_token_id=1, eos_token_id=None)
+    if kind == "qwen2":
+        return t.Qwen2ForCausalLM, t.Qwen2Config(**decoder)
+    if kind == "qwen3":
+        return t.Qwen3ForCausalLM, t.Qwen3Config(**decoder, head_dim=24)
+    if kind == "whisper":
+        layers = sizes["num_hidden_layers"]
+        return t.WhisperForConditionalGeneration, t.WhisperConfig(
+            d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, encoder_ffn_dim=sizes["intermediate_size"], vocab_size=sizes["vocab_size"],
+            decoder_ffn_dim=sizes["intermediate_size"], num_mel_bins=8, max_source_positions=20, pad_token_id=0,
+            bos_token_id=1, eos_token_id=None, decoder_start_token_id=2)
     if kind == "gemma2":
         return t.Gemma2ForCausalLM, t.Gemma2Config(**decoder, head_dim=width // heads, sliding_window=window)
-    if kind == "t5":
+    if kind in ("t5", "t5_gated"):
         return t.T5ForConditionalGeneration, t.T5Config(
+            feed_forward_proj="gated-gelu" if kind == "t5_gated" else "relu",
             d_model=width, d_kv=width // heads, d_ff=sizes["intermediate_size"], num_layers=sizes["num_hidden_layers"],
             num_heads=heads, vocab_size=sizes["vocab_size"], pad_token_id=0, eos_token_id=None, decoder_start_token_id=0)
     image = {"image_size": 32, "patch_size": 8} if width == 64 else {"image_size": 224, "patch_size": 16}

@@ -464,6 +464,15 @@ def test_norms_after_sublayers():
         layers.Block(**options, post_norms=gains[:1], pre_norm=True)
 
 
+def test_block_sizes_of_its_own():
+    """Heads that are wider than width / heads, a scale, a softcap and a window."""
+    x, w, w1, w2 = draw(2, 7, 30), weights_of(30, 4 * 12, 2 * 12), draw(48, 30), draw(30, 48)
+    block = layers.Block(heads=4, heads_kv=2, width=30, dim_qk=12, scale=0.5, softcap=2.0, window=(2, 0), self_weights=w,
+                         w1=w1, w2=w2, pre_norm=True)
+    y = x + mha(norm(x), norm(x), w, 4, 2, causal=True, window=(2, 0), scale=0.5, softcap=2.0)
+    close(block(x), y + np.maximum(norm(y) @ w1.T, 0) @ w2.T, 1e-4)
+
+
 def test_small_pieces():
     x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
     close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))

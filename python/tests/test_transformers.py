@@ -203,59 +203,183 @@ def test_minilm_is_our_c_example(models, tmp_path):
     assert (ours - embed(folder, sentences, "eager")[0]).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_of_layers_gives_the_same_tokens(models, dtype):
-    """Llama from blocks, a cache and a rotation: prompts of different lengths in one step, then token by token, greedily.
-    Weights of bfloat16 multiply float32 rows here, so only the logits of the prompts are compared then."""
-    import transformers
+# ---- Blocks of transformers' layers ----------------------------------------------------------------------------------
 
-    import libattn
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture
+def loaded(models):
+    """load(kind, dtype): a model, and the same weights in float32 and in float64. Blocks multiply weights of dtype with
+    float32 rows."""
+    def load(kind, dtype):
+        model = models.make(kind, "eager", dtype)
+        torch.manual_seed(7)
+        with torch.no_grad():  # larger ones than models begin with: layers that do nothing would pass
+            for name, weight in model.named_parameters():
+                weight.copy_(torch.randn(weight.shape) * (0.3 if weight.ndim == 1 else 1 / weight.shape[-1]**0.5)
+                             + (1 if weight.ndim == 1 and kind != "gemma2" and name.endswith("weight") else 0))
+        wider = [models.make(kind, "eager", wide) for wide in (torch.float32, torch.float64)]
+        for other in wider:
+            other.load_state_dict(model.state_dict())
+        return model, *wider
+
+    with torch.inference_mode():
+        yield load
+
+
+def near(found, wide, exact):
+    """The error is at most 4 times that of PyTorch's float32."""
+    assert (found - exact).abs().max() <= 4 * (wide - exact).abs().max()
+
+
+def blocks_of(modules):
     from libattn import layers
 
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(vocab_size=200, hidden_size=64, intermediate_size=112, num_hidden_layers=3,
-                                      num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
-    model = transformers.LlamaForCausalLM(config).to(dtype).eval()
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return [layers.Block.from_torch(module) for module in modules]
 
-    def wide(name):
-        return weights[name].float().contiguous()
 
-    blocks = []
-    for i in range(config.num_hidden_layers):
-        own = {f"w_{p}": weights[f"model.layers.{i}.self_attn.{p}_proj.weight"].contiguous() for p in "qkvo"}
-        norms = [(wide(f"model.layers.{i}.{name}_layernorm.weight"), None) for name in ("input", "post_attention")]
-        w1, gate, w2 = (weights[f"model.layers.{i}.mlp.{name}_proj.weight"] for name in ("up", "gate", "down"))
-        blocks.append(layers.Block(heads=4, heads_kv=2, width=64, self_weights=own, w1=w1, w2=w2, w_gate=gate,
-                                   activation="silu", norms=[norms[0], None, norms[1]], epsilon=config.rms_norm_eps,
-                                   pre_norm=True, rms_norm=True))
-    rotation = libattn.Rope("halves", 16, base=10000.0)
-    cache = layers.KVCache(batch=2, heads=4, heads_kv=2, dim_qk=16, capacity=64, num_layers=3, rotation=rotation)
-    embedding, head = wide("model.embed_tokens.weight"), wide("lm_head.weight")
+def decoder_parts(kind, wide):
+    """(stack, embedding of tokens at positions, last norm)"""
+    if kind == "gpt2":
+        inner = wide.transformer
+        return "transformer.h", lambda ids, at: inner.wte(ids) + inner.wpe(at), inner.ln_f
+    return "model.layers", lambda ids, at: wide.model.embed_tokens(ids), wide.model.norm
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2"])
+@DTYPES
+def test_decoders_of_blocks(loaded, kind, dtype):
+    """Prompts of different lengths in one step, then token by token: the logits, and the tokens of the greedy text."""
+    from libattn import layers
+
+    model, wide, exact = loaded(kind, dtype)
+    stack, embed, norm = decoder_parts(kind, wide)
+    modules = model.get_submodule(stack)
+    blocks = blocks_of(modules)
+    windows = [layers.KVCache.from_torch(module, batch=2, capacity=64, num_layers=2) for module in modules]
 
     def logits_of(new):
-        cache.begin([len(tokens) for tokens in new])
-        x = embedding[torch.tensor([token for tokens in new for token in tokens])]
-        for i, block in enumerate(blocks):
+        at = torch.tensor([windows[0].lengths[b] + i for b, tokens in enumerate(new) for i in range(len(tokens))])
+        x = embed(torch.tensor([token for tokens in new for token in tokens]), at)
+        for i, (block, cache) in enumerate(zip(blocks, windows)):
+            cache.begin([len(tokens) for tokens in new])
             x = block.step(x, cache, layer=i)
         ends = torch.tensor([len(tokens) for tokens in new]).cumsum(0) - 1
-        normed = layers.add_rms_norm(x, gain=wide("model.norm.weight"), epsilon=config.rms_norm_eps)
-        return normed[ends].contiguous() @ head.T
+        return wide.lm_head(norm(x[ends]))
 
-    prompts = [[5, 17, 3, 88, 120], [9, 150, 31, 7, 66, 42, 199, 2, 1, 77, 13]]
-    with torch.inference_mode():
-        right = torch.stack([model(torch.tensor([prompt])).logits[0, -1].float() for prompt in prompts])
-        logits = logits_of(prompts)
-        scale = right.abs().max()
-        assert (logits - right).abs().max() <= (1e-5 if dtype == torch.float32 else 0.05) * scale
-        if dtype != torch.float32:
-            return
-        made = [[], []]
-        for _ in range(20):
-            for tokens, token in zip(made, logits.argmax(-1).tolist()):
-                tokens.append(token)
-            logits = logits_of([[tokens[-1]] for tokens in made])
-        for prompt, tokens in zip(prompts, made):
-            whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, min_new_tokens=20,
-                                   pad_token_id=0)
-            assert whole[0, len(prompt):].tolist() == tokens
+    texts = [[5, 17, 3, 88, 12], [9, 50, 31, 7, 66, 42, 19, 2, 1, 77, 13]]
+    new = texts
+    for _ in range(12):
+        logits = logits_of(new)
+        theirs, right = (torch.stack([whole(torch.tensor([text])).logits[0, -1] for text in texts])
+                         for whole in (wide, exact))
+        cap = getattr(wide.config, "final_logit_softcapping", None)
+        near(torch.tanh(logits / cap) * cap if cap else logits, theirs, right)
+        assert torch.equal(logits.argmax(-1), right.argmax(-1))
+        new = [[token] for token in logits.argmax(-1).tolist()]
+        texts = [text + tokens for text, tokens in zip(texts, new)]
+
+
+@DTYPES
+def test_bert_of_blocks(loaded, dtype):
+    """A padded batch: the second sentence has 7 of 11 tokens."""
+    model, wide, exact = loaded("bert", dtype)
+    ids = torch.randint(1, 97, (2, 11), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    x = wide.embeddings(ids)
+    for block in blocks_of(model.encoder.layer):
+        x = block(x, kv_len=[11, 7])
+    whole = [model(ids, attention_mask=mask).last_hidden_state for model in (wide, exact)]
+    near(*(rows[mask.bool()] for rows in (x, *whole)))
+
+
+@DTYPES
+def test_vit_of_blocks(loaded, models, dtype):
+    """Images have no padding; the first one alone is a shape of its own."""
+    model, wide, exact = loaded("vit", dtype)
+    given = models.inputs("vit")["pixel_values"]
+    blocks, theirs, right = blocks_of(model.layers), wide(given).last_hidden_state, exact(given.double()).last_hidden_state
+    for batch in (2, 1):
+        x = wide.embeddings(given[:batch])
+        for block in blocks:
+            x = block(x)
+        near(wide.layernorm(x), theirs[:batch], right[:batch])
+
+
+def decode(blocks, cache, memory, cross, embed, logits_of, right_of, start, count=12):
+    """Token by token, over a memory that is projected once: logits and greedy tokens of right_of(texts)."""
+    projected = [block.project_memory(memory, cross=cross) for block in blocks]
+    texts = torch.full((2, 1), start)
+    for at in range(count):
+        cache.begin([1, 1])
+        x = embed(texts[:, -1], at)
+        for i, (block, kv) in enumerate(zip(blocks, projected)):
+            x = block.step(x, cache, kv, layer=i, cross=cross)
+        logits, theirs, right = logits_of(x), *right_of(texts)
+        near(logits, theirs, right)
+        assert torch.equal(logits.argmax(-1), right.argmax(-1))
+        texts = torch.cat([texts, logits.argmax(-1, keepdim=True)], 1)
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5_gated"])
+@DTYPES
+def test_t5_of_blocks(loaded, kind, dtype):
+    """Encoder with its bias in a padded batch, decoder with its bias by distance: beyond 16 tokens some share a number."""
+    from libattn import layers
+
+    model, wide, exact = loaded(kind, dtype)
+    ids = torch.randint(1, 97, (2, 40), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    x = wide.shared(ids)
+    bias = wide.encoder.block[0].layer[0].SelfAttention.compute_bias(40, 40).contiguous()
+    for block in blocks_of(model.encoder.block):
+        x = block(x, kv_len=[40, 7], bias=bias)
+    memory = wide.encoder.final_layer_norm(x)
+    encoded = [whole.encoder(ids, attention_mask=mask).last_hidden_state for whole in (wide, exact)]
+    near(*(rows[mask.bool()] for rows in (memory, *encoded)))
+    cache = layers.KVCache.from_torch(model.decoder.block[0], batch=2, capacity=64, num_layers=2)
+    factor = wide.config.d_model**-0.5 if wide.config.tie_word_embeddings else 1
+    decode(blocks_of(model.decoder.block), cache, memory, {"kv_len": [40, 7]}, lambda ids, at: wide.shared(ids),
+           lambda x: wide.lm_head(wide.decoder.final_layer_norm(x) * factor),
+           lambda texts: [whole(ids, attention_mask=mask, decoder_input_ids=texts).logits[:, -1] for whole in (wide, exact)],
+           0, count=24)
+
+
+@DTYPES
+def test_whisper_of_blocks(loaded, dtype):
+    from libattn import layers
+
+    model, wide, exact = loaded("whisper", dtype)
+    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(3))
+    encoder, decoder = wide.model.encoder, wide.model.decoder
+    gelu = torch.nn.functional.gelu
+    x = gelu(encoder.conv2(gelu(encoder.conv1(features)))).transpose(1, 2) + encoder.embed_positions.weight
+    x = x.contiguous()
+    for block in blocks_of(model.model.encoder.layers):
+        x = block(x)
+    memory = encoder.layer_norm(x)
+    near(memory, encoder(features).last_hidden_state, exact.model.encoder(features.double()).last_hidden_state)
+    cache = layers.KVCache.from_torch(model.model.decoder.layers[0], batch=2, capacity=64, num_layers=2)
+    decode(blocks_of(model.model.decoder.layers), cache, memory, None,
+           lambda ids, at: decoder.embed_tokens(ids) + decoder.embed_positions.weight[at],
+           lambda x: wide.proj_out(decoder.layer_norm(x)),
+           lambda texts: [whole(features.to(whole.dtype), decoder_input_ids=texts).logits[:, -1] for whole in (wide, exact)],
+           2)
+
+
+def test_layers_that_are_not_known_are_refused(loaded):
+    from libattn import layers
+
+    model, *_ = loaded("llama", torch.float32)
+    with pytest.raises(ValueError, match="layer is a LlamaMLP; it must be one of BertLayer, .*Qwen3DecoderLayer"):
+        layers.Block.from_torch(model.model.layers[0].mlp)
+    module = model.model.layers[0]
+    module.self_attn.config.hidden_act = "mish"
+    with pytest.raises(ValueError, match="hidden_act of the layer is 'mish'; it must be one of relu, gelu"):
+        layers.Block.from_torch(module)
+    module.self_attn.config.rope_parameters = {"rope_type": "yarn"}
+    with pytest.raises(ValueError, match="rope_type of the layer is 'yarn'; it must be 'default'"):
+        layers.KVCache.from_torch(module, batch=1, capacity=9)
