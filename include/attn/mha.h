@@ -161,9 +161,9 @@ ATTN_API attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *ar
 ATTN_API attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, float *k, float *v,
                                              void *workspace, size_t workspace_bytes);
 
-/** The projections of a layer on their own, for programs that keep keys in a cache (attn_mha_step() of attn/nn.h): q
- * [rows][heads_q][dim_qk], k [rows][heads_kv][dim_qk] and v [rows][heads_kv][dim_v] of x [rows][width], all dense. q, k or v
- * may be NULL. Rows have the bits that they have in attn_mha_run(). */
+/** The projections of a layer on their own, with qk_norm the norms too, for programs that keep keys in a cache
+ * (attn_mha_step() of attn/nn.h): q [rows][heads_q][dim_qk], k [rows][heads_kv][dim_qk] and v [rows][heads_kv][dim_v] of x
+ * [rows][width], all dense. q, k or v may be NULL. Rows have the bits that they have in attn_mha_run(). */
 ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, float *q, float *k, float *v,
                                            void *workspace, size_t workspace_bytes);
 

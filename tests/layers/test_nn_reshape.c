@@ -66,7 +66,8 @@ static int64_t rows_of(const shape *s) {
 
 static attn_mha_weights mha_weights(void) {
   return ATTN_STRUCT(attn_mha_weights, .w_qkv = nn_random(WIDTH * 3 * WIDTH, 5), .b_qkv = nn_random(3 * WIDTH, 6),
-                     .w_o = nn_random(WIDTH * WIDTH, 7), .b_o = nn_random(WIDTH, 8));
+                     .w_o = nn_random(WIDTH * WIDTH, 7), .b_o = nn_random(WIDTH, 8), .qk_norm = true,
+                     .q_norm_gain = nn_random(WIDTH / HEADS, 9), .qk_norm_epsilon = 1e-6f);
 }
 
 static void run_mha(const attn_mha *layer, const shape *s, float *y) {
