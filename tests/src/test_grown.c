@@ -137,6 +137,23 @@ RUN(product_args, product, attn_product_create(&product_weights, NULL, &made),
 
 /* ---- nn.h ---- */
 
+static attn_status give_embedding(int64_t added) {
+  const int32_t token = 1;
+  GROW(attn_embedding, {.vocabulary = 2, .width = WIDTH, .table = in});
+  return attn_embed(&grown.known, 1, &token, out);
+}
+
+static attn_status give_pooling(int64_t added) {
+  GROW(attn_pooling, {.batch = BATCH, .seq = SEQ, .width = WIDTH, .x = in, .y = out});
+  return attn_pool_rows(&grown.known);
+}
+
+static attn_status give_sampling(int64_t added) {
+  int32_t token;
+  GROW(attn_sampling, {.temperature = 0});
+  return attn_sample_token(&grown.known, WIDTH, in, NULL, NULL, &token);
+}
+
 static attn_status give_regression(int64_t added) {
   GROW(attn_regression, {.points = 4,
                          .queries = 3,
@@ -261,7 +278,8 @@ static const struct {
                STRUCT(rope_args),        STRUCT(kv_append_args), STRUCT(kv_pool_shape),
                STRUCT(kv_cache_args),    STRUCT(kv_cache_shape), STRUCT(feed_forward_config),
                STRUCT(additive_config),  STRUCT(additive_args),  STRUCT(synthesizer_config),
-               STRUCT(synthesizer_args), STRUCT(block_config),   STRUCT(block_args)};
+               STRUCT(synthesizer_args), STRUCT(block_config),   STRUCT(block_args),
+               STRUCT(embedding),        STRUCT(pooling),        STRUCT(sampling)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
