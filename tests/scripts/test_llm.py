@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """examples/llm on small random models that this file writes, beside the same models in float64. Run by pytest; needs NumPy.
-python/tests/test_llm.py compares with transformers."""
+test_llm_models.py compares with transformers."""
 
 import itertools
 import json

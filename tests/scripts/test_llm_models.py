@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""examples/llm beside transformers, on small random models that transformers saves. Runs with --long only."""
+"""examples/llm beside transformers, on small random models that transformers saves. Run by pytest; needs PyTorch and
+transformers. test_llm.py does without them."""
 
 import json
 import os
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-ROOT = Path(__file__).parent.parent.parent
+transformers = pytest.importorskip("transformers")
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("ATTN_TEST_EXAMPLES", ROOT / "build" / "examples")) / "example_llm"
 SIZES = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": None,
@@ -32,11 +34,6 @@ TOKENS = 24
 @pytest.fixture(params=KINDS, scope="module")
 def model(request, tmp_path_factory):
     """Folders of a model in bfloat16, and of the same one widened to float32; and the latter."""
-    if not (request.config.getoption("--long") or os.environ.get("ATTN_TEST_LONG") == "1"):
-        pytest.skip("takes a minute: --long")
-    transformers = pytest.importorskip("transformers")
-    if not PROGRAM.exists():
-        pytest.skip("example_llm is not built: no cJSON (Debian: apt-get install libcjson-dev)")
     torch.manual_seed(2)
     config = transformers.AutoConfig.for_model(request.param.split("-")[0], **SIZES, **KINDS[request.param])
     made = transformers.AutoModelForCausalLM.from_config(config).eval()
