@@ -15,6 +15,12 @@ from typing import Any, NamedTuple
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu",
                "swish": "silu"}
 
+SCALINGS = {"default": None, "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+# rope_parameters of a configuration -> arguments of Rope
+ROPE_NUMBERS = {"rope_theta": "base", "original_max_position_embeddings": "original_length",
+                **{name: name for name in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor",
+                                           "low_freq_factor", "high_freq_factor")}}
+
 
 class Kind(NamedTuple):
     """Modules by name. Biases are theirs, where they have some; modules that a layer lacks are left out."""
@@ -150,6 +156,18 @@ def _window(layer, kind):
     return getattr(owner, "sliding_window", None)
 
 
+def _rope_arguments(parameters):
+    """The arguments of Rope for transformers' rope_parameters."""
+    given = {name: number for name, number in parameters.items() if number is not None}
+    scaling = given.pop("rope_type")
+    if scaling not in SCALINGS:
+        raise ValueError(f"rope_type of the layer is {scaling!r}; it must be one of {', '.join(SCALINGS)}")
+    for name in given:
+        if name not in ROPE_NUMBERS:
+            raise ValueError(f"rope_parameters of the layer has {name}; it may have {', '.join(ROPE_NUMBERS)}")
+    return {"scaling": SCALINGS[scaling], **{ROPE_NUMBERS[name]: number for name, number in given.items()}}
+
+
 def block_arguments(layer: Any) -> dict[str, Any]:
     """The arguments of layers.Block for a layer of transformers, of one of KINDS."""
     kind = _kind(layer)
@@ -185,9 +203,7 @@ def cache_arguments(layer: Any) -> dict[str, Any]:
     arguments["window"] = _window(layer, kind)
     rope = getattr(attention.config, "rope_parameters", None)
     if rope:
-        if rope.get("rope_type") != "default":
-            raise ValueError(f"rope_type of the layer is {rope.get('rope_type')!r}; it must be 'default'")
-        arguments["rotation"] = Rope("halves", arguments["dim_qk"], base=rope["rope_theta"])
+        arguments["rotation"] = Rope("halves", arguments["dim_qk"], **_rope_arguments(rope))
     if getattr(attention, "has_relative_attention_bias", False):
         distances = attention.relative_attention_max_distance + 1
         bias = attention.compute_bias(1, distances, past_seen_tokens=distances - 1)  # from far to near

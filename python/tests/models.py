@@ -16,6 +16,10 @@ import libattn.transformers as lt
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
 KINDS = ["bert", "llama", "mistral", "gemma2", "t5", "vit"]
 
+_SCALED = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = {"llama_linear": {**_SCALED, "rope_type": "linear"}, "llama_yarn": {**_SCALED, "rope_type": "yarn"},
+         "llama_llama3": {**_SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+
 
 def configuration(kind, sizes):
     """(class, configuration)"""
@@ -27,8 +31,8 @@ def configuration(kind, sizes):
     window = 5 if width == 64 else 256
     if kind == "bert":
         return t.BertModel, t.BertConfig(**sizes)
-    if kind == "llama":
-        return t.LlamaForCausalLM, t.LlamaConfig(**decoder)
+    if kind.startswith("llama"):
+        return t.LlamaForCausalLM, t.LlamaConfig(**decoder, rope_parameters=ROPES.get(kind))
     if kind == "mistral":
         return t.MistralForCausalLM, t.MistralConfig(**decoder, sliding_window=window)
     if kind == "gpt2":

@@ -247,7 +247,8 @@ def decoder_parts(kind, wide):
     return "model.layers", lambda ids, at: wide.model.embed_tokens(ids), wide.model.norm
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama_linear", "llama_yarn", "llama_llama3", "mistral", "qwen2", "qwen3",
+                                  "gemma2"])
 @DTYPES
 def test_decoders_of_blocks(loaded, kind, dtype):
     """Prompts of different lengths in one step, then token by token: the logits, and the tokens of the greedy text."""
@@ -380,6 +381,8 @@ def test_layers_that_are_not_known_are_refused(loaded):
     module.self_attn.config.hidden_act = "mish"
     with pytest.raises(ValueError, match="hidden_act of the layer is 'mish'; it must be one of relu, gelu"):
         layers.Block.from_torch(module)
-    module.self_attn.config.rope_parameters = {"rope_type": "yarn"}
-    with pytest.raises(ValueError, match="rope_type of the layer is 'yarn'; it must be 'default'"):
-        layers.KVCache.from_torch(module, batch=1, capacity=9)
+    for rope, words in (({"rope_type": "dynamic"}, "rope_type of the layer is 'dynamic'; it must be one of default, "),
+                        ({"rope_type": "yarn", "mscale": 1.0}, "rope_parameters of the layer has mscale; it may have ")):
+        module.self_attn.config.rope_parameters = rope
+        with pytest.raises(ValueError, match=words):
+            layers.KVCache.from_torch(module, batch=1, capacity=9)
