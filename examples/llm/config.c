@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "config.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +21,19 @@ bool llm_fail(const char *format, ...) {
 }
 
 /* ---- JSON ---- */
+
+bool llm_read_json(const char *path, bool needed, cJSON **json) {
+  *json = NULL;
+  FILE *file = fopen(path, "rb");
+  if (!file) return !needed || llm_fail("%s cannot be read; a transformers folder has it", path);
+  const long bytes = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
+  rewind(file);
+  char *text = bytes > 0 && bytes < 1 << 28 ? malloc((size_t)bytes) : NULL;
+  if (text) *json = cJSON_ParseWithLength(text, fread(text, 1, (size_t)bytes, file));
+  free(text);
+  fclose(file);
+  return *json || llm_fail("%s is not JSON", path);
+}
 
 /* An object of a file. A field that is wrong sets `failed`, after a message. */
 typedef struct object {
@@ -68,18 +80,6 @@ static const char *text(object *o, const char *name, const char *missing) {
   const cJSON *found = field(o, name);
   if (found && !cJSON_IsString(found)) wrong(o, name, "a string");
   return cJSON_IsString(found) ? found->valuestring : missing;
-}
-
-/* The file's object, to be given to cJSON_Delete(). NULL after a message, if it is needed. */
-static cJSON *parse(const char *path, bool needed) {
-  FILE *file = fopen(path, "rb");
-  if (!file) return needed ? (void)llm_fail("%s cannot be read; a transformers folder has it", path), NULL : NULL;
-  static char contents[1 << 20];
-  const size_t bytes = fread(contents, 1, sizeof contents, file);
-  fclose(file);
-  cJSON *json = cJSON_ParseWithLength(contents, bytes);
-  if (!json) llm_fail("%s is not JSON", path);
-  return json;
 }
 
 /* ---- Models ---- */
@@ -197,16 +197,18 @@ static void read_model(object *o, llm_config *c) {
 
 bool llm_config_read(const char *folder, llm_config *config) {
   char path[4096];
+  object o = {.path = path};
+  cJSON *json;
   *config = (llm_config){.width = 0};
   snprintf(path, sizeof path, "%s/config.json", folder);
-  cJSON *json = parse(path, true);
-  object o = {.path = path, .json = json, .failed = !json};
-  if (json) read_model(&o, config);
+  if (!llm_read_json(path, true, &json)) return false;
+  o.json = json;
+  read_model(&o, config);
   cJSON_Delete(json);
-  if (o.failed) return false;
   snprintf(path, sizeof path, "%s/generation_config.json", folder);
-  o.json = json = parse(path, false);
-  if (json && field(&o, "eos_token_id")) read_stops(&o, config);
+  if (o.failed || !llm_read_json(path, false, &json)) return false;
+  o.json = json;
+  if (field(&o, "eos_token_id")) read_stops(&o, config);
   cJSON_Delete(json);
   return !o.failed;
 }

@@ -4,6 +4,7 @@
 #define EXAMPLES_LLM_CONFIG_H
 
 #include <attn/nn.h>
+#include <cjson/cJSON.h>
 
 enum { LLM_MOST_LAYERS = 256, LLM_MOST_STOPS = 16 };
 
@@ -24,6 +25,10 @@ typedef struct llm_config {
 
 /* False after a message on stderr that names file, field, value, and what would be right. */
 bool llm_config_read(const char *folder, llm_config *config);
+
+/* The object of a file, to be given to cJSON_Delete(); NULL if there is no such file and none is needed. False after a
+ * message. */
+bool llm_read_json(const char *path, bool needed, cJSON **json);
 
 /* Prints a message, or with NULL the library's last error. Returns false. */
 bool llm_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "weights.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,15 +36,9 @@ bool llm_weights_open(const char *folder, llm_weights *w) {
   char path[4096];
   *w = (llm_weights){.dtype = -1};
   snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
-  FILE *file = fopen(path, "rb");
-  if (!file) return add_file(folder, "model.safetensors", w);
-  enum { MOST = 1 << 24 };
-  char *contents = malloc(MOST);
-  const size_t bytes = contents ? fread(contents, 1, MOST, file) : 0;
-  fclose(file);
-  cJSON *index = cJSON_ParseWithLength(contents, bytes);
-  free(contents);
-  const bool opened = index ? add_listed(folder, path, index, w) : llm_fail("%s is not JSON", path);
+  cJSON *index;
+  if (!llm_read_json(path, false, &index)) return false;
+  const bool opened = index ? add_listed(folder, path, index, w) : add_file(folder, "model.safetensors", w);
   cJSON_Delete(index);
   return opened;
 }
