@@ -261,7 +261,7 @@ typedef struct attn_kv_cache_shape {
 
   /** [heads_q][bias_distances], copied: added to the score of a key that is n tokens before the query, [h][min(n,
    * bias_distances - 1)], as T5's relative position bias (Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section
-   * 2.1); or NULL. key_channels must be false. */
+   * 2.1); or NULL. A step works in batch heads_q (capacity + tokens) floats for it. key_channels must be false. */
   const float *bias_by_distance;
   int64_t bias_distances; /**< With bias_by_distance: >= 1; else 0. */
 } attn_kv_cache_shape;
@@ -539,8 +539,7 @@ ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch
  *     post-norm, as in the paper:  x <- norm(x + sublayer(x))
  *     pre-norm:                    x <- x + sublayer(norm(x))  (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, fig. 1)
  *
- *     with post_norms:             x <- x + post_norm(sublayer(norm(x)))  (Gemma 2, https://arxiv.org/abs/2408.00118, sec.
- * 2)
+ *     pre-norm with post_norms:    x <- x + post_norm(sublayer(norm(x)))  (Gemma 2, https://arxiv.org/abs/2408.00118)
  *
  * A pre-norm stack ends with one more norm, which the caller computes by attn_add_layer_norm(). */
 typedef struct attn_block_config {
