@@ -7,7 +7,7 @@
 #include "attn/nn.h"
 #include "tests/support/failing_malloc.h"
 
-enum { BATCH = 3, HEADS = 4, HEADS_KV = 2, DIM = 10, DIM_V = 6, TEXT = 40, WIDTH = 32, LAYERS = 2 };
+enum { BATCH = 3, HEADS = 4, HEADS_KV = 2, DIM = 10, DIM_V = 6, TEXT = 40, WIDTH = 32, LAYERS = 2, DISTANCES = 6 };
 enum { MOST = HEADS * DIM * WIDTH }; /* weights of a map */
 
 static float weights[LAYERS][4 * MOST], biases[2 * HEADS * DIM], x[BATCH * TEXT * WIDTH], whole[BATCH * TEXT * WIDTH];
@@ -37,7 +37,9 @@ static void fill(void) {
   test_fill(x, COUNT(x), 8);
 }
 
-TEST(steps_have_the_bits_of_one_run) {
+/* biased: by the distance of query and key, which one run over the text has as a bias of its own. */
+static void steps_have_the_bits(bool biased) {
+  static float table[HEADS * DISTANCES], bias[HEADS * TEXT * TEXT];
   attn_mha_problem problem;
   attn_mha *mha[LAYERS];
   attn_kv_cache *cache;
@@ -45,15 +47,24 @@ TEST(steps_have_the_bits_of_one_run) {
   attn_mha_problem_init(&problem, BATCH, HEADS, TEXT, TEXT, WIDTH);
   problem.attention.heads_kv = HEADS_KV, problem.attention.dim_qk = DIM, problem.attention.dim_v = DIM_V;
   attn_problem_set_causal(&problem.attention, ATTN_ALIGN_TOP_LEFT);
+  test_fill(table, COUNT(table), 9);
+  for (int64_t h = 0, at = 0; h < HEADS; h++)
+    for (int64_t i = 0; i < TEXT; i++)
+      for (int64_t j = 0; j < TEXT; j++, at++)
+        bias[at] = j > i ? 0 : table[h * DISTANCES + (i - j < DISTANCES ? i - j : DISTANCES - 1)];
+  problem.attention.uses |= biased ? ATTN_USE_BIAS : 0u;
+  problem.attention.bias_stride.b = 0;
+  const attn_args attention = ATTN_STRUCT(attn_args, .bias = biased ? bias : NULL);
   for (int i = 0; i < LAYERS; i++) {
     static float between[COUNT(x)];
     mha[i] = make(&problem, i, "flash_portable");
-    run(mha[i], &ATTN_STRUCT(attn_mha_args, .x = i ? between : x, .y = whole));
+    run(mha[i], &ATTN_STRUCT(attn_mha_args, .x = i ? between : x, .y = whole, .attention = &attention));
     memcpy(between, whole, sizeof between);
   }
   const attn_kv_cache_shape shape =
       ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS_KV, .dim_qk = DIM, .dim_v = DIM_V,
-                  .scale = problem.attention.scale, .capacity = TEXT, .layers = LAYERS, .page_tokens = 16);
+                  .scale = problem.attention.scale, .capacity = TEXT, .layers = LAYERS, .page_tokens = 16,
+                  .bias_by_distance = biased ? table : NULL, .bias_distances = biased ? DISTANCES : 0);
   test_ok(attn_kv_cache_create(&shape, &ATTN_STRUCT(attn_options, .kernel = "flash_portable", .threads = 1), &cache));
   const int32_t *lengths = attn_kv_cache_lengths(cache);
   for (int step = 0; lengths[0] < TEXT || lengths[1] < TEXT || lengths[2] < TEXT; step++) {
@@ -87,6 +98,10 @@ TEST(steps_have_the_bits_of_one_run) {
   attn_kv_cache_destroy(cache);
   for (int i = 0; i < LAYERS; i++) attn_mha_destroy(mha[i]);
 }
+
+TEST(steps_have_the_bits_of_one_run) { steps_have_the_bits(false); }
+
+TEST(biased_steps_have_the_bits_of_one_run) { steps_have_the_bits(true); }
 
 TEST(a_memory_is_projected_once) {
   enum { QUERIES = 3 };
