@@ -10,39 +10,60 @@
 
 #include "attn/product.h"
 
+/* Finished rows of Y in bf16: sums + bias, through a function, rounded to the nearest; values below 2^-126 may become 0. */
+typedef struct attn_product_y {
+  uint16_t *at;
+  int64_t stride;
+  const float *bias;          /* or NULL */
+  attn_row_function activate; /* or NULL */
+} attn_product_y;
+
 /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are
  * written. The sum is one chain of multiply-adds from `start` on, in the order of k. What is said of rows, depth and panel
  * is that of run(); run_few() says its own. */
 typedef struct attn_product_block {
-  int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block */
-  const float *x, *start;       /* start may be out */
+  int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block, or the form's extent */
+  const void *x;                /* float32, or bf16 for a form that takes it */
+  const float *start;           /* may be out */
   const void *panel;            /* float32, [depth][panel_columns]; or steps of the kernel's form */
   float *out;
-  int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows have the same start */
+  int64_t x_stride, start_stride, out_stride; /* elements from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
 
   /* For kernels with a form. */
-  attn_dtype weights; /* type of W before it was packed */
-  void *memory;       /* this thread's, memory_bytes() of it */
+  attn_dtype weights, x_dtype; /* types of W before it was packed, and of x */
+  const attn_product_y *y; /* with x of bf16: where `columns` of each row of Y go; out may then be written or not. Or NULL */
+  void *memory;            /* this thread's, memory_bytes() of it */
 } attn_product_block;
+
+typedef struct attn_product_extent {
+  int64_t rows, depth;
+} attn_product_extent;
 
 /* The form that a tier gives to W when it packs it, and to X before it multiplies: in parts, say. */
 typedef struct attn_product_form {
-  int64_t block_rows; /* rows of one call at most, a multiple of tile_rows: W is read once for these */
-  int64_t depth_step; /* W is packed in steps of so many elements of depth, the last filled with 0; divides depth_block */
+  /* Rows of one call at most, a multiple of tile_rows, for X of this type and depth: W is read once for these. And depth of
+   * one call at most. */
+  attn_product_extent (*extent)(attn_dtype x, int64_t depth);
+  int64_t depth_step; /* W is packed in steps of so many elements of depth, the last filled with 0; divides extent().depth */
+  bool takes_bf16;    /* rows of bf16 by W of bf16 come as bf16; all others come as float32; one that packs X
+                         then stores Y of bf16 */
+  bool only_bf16;     /* it takes these alone */
   int64_t (*step_bytes)(attn_dtype weights);                              /* bytes of one panel's step */
   void (*pack_step)(const float *step, attn_dtype weights, void *packed); /* step: [depth_step][panel_columns] */
-  int64_t (*memory_bytes)(int64_t rows, int64_t depth);                   /* for blocks up to this size */
-  void (*pack_x)(const attn_product_block *block); /* into its memory; run() then meets this X with several panels */
+  int64_t (*memory_bytes)(attn_dtype x, int64_t rows, int64_t depth);     /* for blocks up to this size */
+  /* Packs X into its memory; run() then meets this X with several panels. NULL: X comes in rows, to which 0 is added up to
+   * a whole step, and in whole tiles. */
+  void (*pack_x)(const attn_product_block *block);
 } attn_product_form;
 
 enum { ATTN_PRODUCT_FEW_ROWS = 8 }; /* most rows of run_few() */
 
 typedef struct attn_product_kernel {
   const char *name, *isa;        /* "product_avx2", "avx2" */
-  int64_t tile_rows;             /* rows come in multiples of this; with a form, only the last block's do not */
+  int64_t tile_rows;             /* rows come in multiples of this; where the form packs X, only the last block's do not */
   int64_t panel_columns;         /* columns of W side by side in a packed panel, [depth][panel_columns] */
-  int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1 */
+  int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1; unused with a form */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
   /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is

@@ -53,6 +53,9 @@ typedef struct attn_product_weights {
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
   attn_row_function activate; /**< Applied to finished elements of rows, in parts of any length; not together with these; or
                                  NULL. */
+  attn_dtype dtype_x; /**< Type of x in all calls: f32, f16 or bf16. Both bf16, x and W take the CPU's products of bf16
+                         where it has them. */
+  attn_dtype dtype_y; /**< Type of y in all calls: sums, bias and activation are float32, rounded at last. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
@@ -61,15 +64,15 @@ typedef struct attn_product_weights {
  *
  * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are
  * in elements and may have any value. X may lie transposed, as the gradient of W needs it: stride.s = 1 with any stride.d is
- * as fast as stride.d = 1. Y must overlap neither itself nor X. */
+ * as fast as stride.d = 1, but for bf16. Y must overlap neither itself nor X. */
 typedef struct attn_product_args {
   size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t batch;         /**< >= 0 */
   int64_t rows;          /**< Rows of each batch, >= 0. */
-  const float *x;        /**< [batch][rows][depth] by x_stride. */
+  const void *x;         /**< [batch][rows][depth] by x_stride, of dtype_x. */
   attn_strides x_stride; /**< Strides of x. */
   int64_t x_head_dim;    /**< Columns of a head of x; 0 = all. */
-  float *y;              /**< [batch][rows][columns] by y_stride. */
+  void *y;               /**< [batch][rows][columns] by y_stride, of dtype_y. */
   attn_strides y_stride; /**< Strides of y. */
   int64_t y_head_dim;    /**< Columns of a head of y; 0 = all. */
 } attn_product_args;
@@ -77,8 +80,9 @@ typedef struct attn_product_args {
 /** Packs W. options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name()), or
  * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and
  * ATTN_MAX_ISA allow, never another library's. product_amx packs bf16 weights into 2 bytes each, others into 6: with these
- * it is slower for few rows, and taken by name only. ATTN_KERNEL is about attention and not read. On failure *product is
- * NULL. */
+ * it is slower for few rows, and taken by name only. product_avx512bf16 takes bf16 rows and weights alone, and is taken
+ * where its instructions are quicker than those for float32. ATTN_KERNEL is about attention and not read. On failure
+ * *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
@@ -87,9 +91,9 @@ ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows
 
 /** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is
  * one chain of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other
- * rows or threads. Exceptions: product_amx adds in an order of its own, the same for every row, and takes parts of values
- * below 2^-126 for 0 (docs/numerics.md); product_openblas does so in one that depends on the row's place in its sequence,
- * and so do its bits.
+ * rows or threads. Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for every row, and
+ * take values, or parts of them, below 2^-126 for 0 (docs/numerics.md); product_openblas does so in one that depends on the
+ * row's place in its sequence, and so do its bits.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -16,7 +16,7 @@ enum { ROWS = 4, FOURS = 2, COLUMNS = 4 * FOURS, DEPTH = 256 };
 /* sum += rows first .. of the block's X times its panel. */
 static void product_tile(const attn_product_block *b, int64_t first, four sum[ROWS][FOURS]) {
   const int64_t x_row = b->x_transposed ? 1 : b->x_stride, x_step = b->x_transposed ? b->x_stride : 1;
-  const float *x = b->x + first * x_row;
+  const float *x = (const float *)b->x + first * x_row;
   for (int64_t k = 0; k < b->depth; k++) {
     four row[FOURS];
     memcpy(row, (const float *)b->panel + k * COLUMNS, sizeof row);

@@ -98,9 +98,10 @@ static const attn_kernel *flash_of(const char *isa) {
 
 /* A dense layer reads its weights and multiplies rows with them as flash does K and V: as many elements, as many
  * multiply-adds. */
-static double layer_ns(const attn_kernel *flash, int64_t rows, int64_t depth, int64_t columns) {
+static double layer_ns(const attn_kernel *flash, attn_dtype dtype, int64_t rows, int64_t depth, int64_t columns) {
   attn_problem p;
   attn_problem_init(&p, 1, 1, 1, rows, columns, (depth + 1) / 2, (depth + 1) / 2);
+  p.dtype_q = p.dtype_kv = dtype;
   return attn_call_ns(NULL, flash, &p);
 }
 
@@ -110,16 +111,28 @@ int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns)
   const uint64_t mode = attn_float_mode_enter();
   const double needed = 2 * least_ns(NULL);
   int64_t few = 0, enough = 1;
-  while (flash && enough < INT64_C(1) << 40 && layer_ns(flash, enough, depth, columns) < needed) few = enough, enough *= 2;
+  while (flash && enough < INT64_C(1) << 40 && layer_ns(flash, ATTN_F32, enough, depth, columns) < needed)
+    few = enough, enough *= 2;
   while (enough - few > 1) {
     const int64_t middle = few + (enough - few) / 2;
-    if (layer_ns(flash, middle, depth, columns) < needed)
+    if (layer_ns(flash, ATTN_F32, middle, depth, columns) < needed)
       few = middle;
     else
       enough = middle;
   }
   attn_float_mode_leave(mode);
   return enough;
+}
+
+bool attn_bf16_products_pay(const char *isa, const char *other) {
+  enum { ROWS = 128, SIZE = 1024 }; /* so many that products take all of the time */
+  const attn_kernel *pairs = flash_of(isa), *floats = flash_of(other);
+  if (!pairs || !floats) return pairs != NULL;
+  const uint64_t mode = attn_float_mode_enter();
+  const double pairs_ns = layer_ns(pairs, ATTN_BF16, ROWS, SIZE, SIZE),
+               floats_ns = layer_ns(floats, ATTN_BF16, ROWS, SIZE, SIZE);
+  attn_float_mode_leave(mode);
+  return pairs_ns <= floats_ns;
 }
 
 /* ---- Loops ---- */

@@ -3,6 +3,8 @@
 #ifndef ATTN_PAYING_THREADS_H
 #define ATTN_PAYING_THREADS_H
 
+#include <stdbool.h>
+
 #include "attn/extend.h"
 #include "attn/kernel.h"
 
@@ -26,5 +28,9 @@ double attn_element_ns(void);
 
 /* From how many rows on a dense layer of that tier is faster on several threads. */
 int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns);
+
+/* Whether products of bf16 by that tier's instructions for them take less time here than those of another tier, which widens
+ * bf16 to float32: one CPU adds twice as many in a cycle, another half as many. */
+bool attn_bf16_products_pay(const char *isa, const char *other);
 
 #endif

@@ -8,6 +8,8 @@
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
+ * X and Y of 16 bits are converted there by the tier's row writer (kernels/kv_rows.h), unless the kernel multiplies bf16.
+ *
  * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few),
  * because W comes from memory. Kernels with a form of their own read rows of X and sum rows of Y where they lie, if
  * those are dense and evenly apart.
@@ -40,8 +42,9 @@
 #include "src/registry/cpu.h"
 #include "src/registry/plugin.h"
 #include "src/registry/registry.h"
+#include "src/registry/tier_parts.h"
 
-static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, activate);
+static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, dtype_y);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
@@ -60,18 +63,18 @@ struct attn_product {
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
   bool has_bias;
-  attn_row_function activate; /* NULL = none */
-  attn_dtype dtype;           /* type of W as it was given */
-  char *packed;               /* [panels][steps], a step as the kernel's form has it */
-  int64_t steps;              /* in a panel; without a form a step is one element of depth */
+  attn_row_function activate;         /* NULL = none */
+  attn_dtype dtype, dtype_x, dtype_y; /* types of W, X and Y as they are given */
+  attn_dtype x_kept;                  /* type of X as the kernel has it: float32 or bf16 */
+  const attn_kv_rows_kernel *rows;    /* converts rows of X and Y */
+  attn_product_extent block;          /* rows of a block, in whole tiles, and depth */
+  bool by_panel;                      /* the whole depth is one block of packed X: sums of a panel are finished at once */
+  int64_t strip_panels;               /* panels of a strip at most */
+  char *packed;                       /* [panels][steps], a step as the kernel's form has it */
+  int64_t steps;                      /* in a panel; without a form a step is one element of depth */
   int64_t step_bytes;
   float *bias; /* [columns] */
 };
-
-/* Whole tiles. */
-static int64_t most_rows(const attn_product_kernel *kernel) {
-  return kernel->form ? kernel->form->block_rows : BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows;
-}
 
 /* ---- Which product ---- */
 
@@ -81,6 +84,12 @@ static const char *unusable_below(const attn_product_kernel *kernel, const char 
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
 }
 
+static bool all_bf16(const attn_product_weights *w) { return w->dtype == ATTN_BF16 && w->dtype_x == ATTN_BF16; }
+
+static bool takes_types(const attn_product_kernel *kernel, const attn_product_weights *w) {
+  return !kernel->form || !kernel->form->only_bf16 || all_bf16(w);
+}
+
 /* For the sentence: a product that a plug-in of libattn brings is called product_<plug-in>. */
 static const char *hint_for(const char *name) {
   const size_t prefix = strlen("product_");
@@ -88,11 +97,13 @@ static const char *hint_for(const char *name) {
   return of_plugin ? ", unless its plug-in is loaded (attn_load_kernels)" : "";
 }
 
-static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
+static attn_status choose_named(const char *name, const char *cap, const attn_product_weights *w,
+                                const attn_product_kernel **kernel) {
   char names[200] = "";
   const attn_product_kernel *k;
   for (int i = 0; (k = attn_registry_product(i)); i++) {
     const char *unusable = unusable_below(k, cap);
+    if (!unusable && !takes_types(k, w)) unusable = "dtype and dtype_x of attn_product_weights must both be ATTN_BF16";
     if (strcmp(k->name, name) == 0) {
       if (!unusable) unusable = attn_tier_claim(attn_tier_find(k->isa));
       if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
@@ -109,6 +120,9 @@ static int64_t depth_step(const attn_product_kernel *kernel) { return kernel->fo
 /* Panels keep the type of W, and are widened when they are read. */
 static bool is_narrow(const attn_product_kernel *kernel, attn_dtype weights) { return kernel->widen && weights != ATTN_F32; }
 
+/* X comes in any number of rows, and in any order that it lies in. */
+static bool packs_x(const attn_product_kernel *kernel) { return kernel->form && kernel->form->pack_x; }
+
 /* Bytes of a step of one panel. */
 static int64_t step_bytes(const attn_product_kernel *kernel, attn_dtype weights) {
   if (kernel->form) return kernel->form->step_bytes(weights);
@@ -123,21 +137,29 @@ static bool takes_more_bytes(const attn_product_kernel *kernel, attn_dtype weigh
 
 /* Our own product of the highest tier: libraries' products come after those of the tiers and are only taken by name. The c
  * tier always runs. */
-static const attn_product_kernel *best_of_tiers(const char *cap, attn_dtype weights) {
-  const attn_product_kernel *best;
-  for (int i = 0; (best = attn_registry_product(i)); i++)
-    if (!unusable_below(best, cap) && !takes_more_bytes(best, weights) && !attn_tier_claim(attn_tier_find(best->isa))) break;
-  return best;
+static const attn_product_kernel *best_of_tiers(const char *cap, const attn_product_weights *w) {
+  const attn_product_kernel *k, *pairs = NULL; /* pairs: of a tier that takes bf16 alone, whose rate is to be compared */
+  for (int i = 0; (k = attn_registry_product(i)); i++) {
+    if (unusable_below(k, cap) || !takes_types(k, w) || takes_more_bytes(k, w->dtype) ||
+        attn_tier_claim(attn_tier_find(k->isa)))
+      continue;
+    const bool only_bf16 = k->form && k->form->only_bf16;
+    if (!only_bf16) break;
+    if (!pairs) pairs = k;
+  }
+  return pairs && attn_bf16_products_pay(pairs->isa, k->isa) ? pairs : k;
 }
 
-static attn_status choose(const attn_options *options, attn_dtype weights, const attn_product_kernel **kernel,
-                          const attn_product_kernel **best) {
+/* The kernel, and what the tiers have beside it: their row writer, and `best` of them with its activations. */
+static attn_status choose(const attn_options *options, const attn_product_weights *w, const attn_product_kernel **kernel,
+                          const attn_product_kernel **best, const attn_kv_rows_kernel **rows) {
   const char *cap;
   attn_status status = attn_plugins_check_named();
   if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
-  *kernel = *best = best_of_tiers(cap, weights);
-  return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
+  *kernel = *best = best_of_tiers(cap, w);
+  *rows = attn_tier_parts_below(cap).kv_rows;
+  return options->kernel ? choose_named(options->kernel, cap, w, kernel) : ATTN_OK;
 }
 
 attn_row_function attn_activation_function(attn_activation activation, const attn_options *options) {
@@ -149,7 +171,7 @@ attn_row_function attn_activation_function(attn_activation activation, const att
     return NULL;
   }
   if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
-  return best_of_tiers(cap, ATTN_F32)->activations[activation];
+  return best_of_tiers(cap, &(attn_product_weights){.dtype = ATTN_F32})->activations[activation];
 }
 
 /* ---- Packing ---- */
@@ -178,9 +200,14 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
     if (sizes[i].value < 1 || sizes[i].value > ATTN_SIZE_LIMIT)
       return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %" PRId64 "; it must be in 1..2^31",
                        sizes[i].field, sizes[i].value);
-  if (!attn_dtype_is_float(w->dtype))
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
-                     (int)w->dtype);
+  const struct {
+    const char *field;
+    attn_dtype value;
+  } types[] = {{"dtype", w->dtype}, {"dtype_x", w->dtype_x}, {"dtype_y", w->dtype_y}};
+  for (int i = 0; i < 3; i++)
+    if (!attn_dtype_is_float(types[i].value))
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %d; it must be " ATTN_FLOAT_CONSTANTS,
+                       types[i].field, (int)types[i].value);
   if (!w->weight || (uintptr_t)w->weight % attn_dtype_alignment(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
                      w->weight);
@@ -254,12 +281,24 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
                             .panels = panels,
                             .has_bias = w->bias,
                             .dtype = w->dtype,
+                            .dtype_x = w->dtype_x,
+                            .dtype_y = w->dtype_y,
+                            .x_kept = kernel->form && kernel->form->takes_bf16 && all_bf16(w) ? ATTN_BF16 : ATTN_F32,
                             .steps = steps,
                             .step_bytes = bytes};
   product->bias = (float *)(void *)((char *)product + head);
   product->packed = (char *)product + head + bias;
   *result = product;
   return ATTN_OK;
+}
+
+/* How rows, depth and columns are cut. */
+static void set_blocks(attn_product *product) {
+  const attn_product_kernel *kernel = product->kernel;
+  const attn_product_extent usual = {BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows, kernel->depth_block};
+  product->block = kernel->form ? kernel->form->extent(product->x_kept, product->depth) : usual;
+  product->by_panel = packs_x(kernel) && product->depth <= product->block.depth;
+  product->strip_panels = product->by_panel ? product->panels : max64(STRIP_COLUMNS / kernel->panel_columns, 1);
 }
 
 attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options, attn_product **product) {
@@ -269,15 +308,18 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   attn_product_weights own;
   attn_options wanted, resolved;
   const attn_product_kernel *kernel, *best;
+  const attn_kv_rows_kernel *rows;
   const attn_class *class;
   attn_status status = read_weights(weights, &own);
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
-  if (status == ATTN_OK) status = choose(&wanted, own.dtype, &kernel, &best);
+  if (status == ATTN_OK) status = choose(&wanted, &own, &kernel, &best, &rows);
   if (status == ATTN_OK && wanted.threads == 0) status = attn_class_here(&class); /* whose costs say how many threads pay */
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
+  (*product)->rows = rows;
+  set_blocks(*product);
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
   const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
   (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
@@ -309,14 +351,16 @@ typedef struct thread_memory {
 
 static thread_memory memory_of(const attn_product *product, int64_t rows, int64_t columns) {
   const attn_product_form *form = product->kernel->form;
-  const int64_t depth = min64(product->depth, product->kernel->depth_block);
-  thread_memory m = {
-      .x_stride = depth + PAD, .few_stride = min64(product->depth, FEW_DEPTH) + PAD, .sum_stride = columns + PAD};
+  const int64_t step = depth_step(product->kernel), depth = min64(product->depth, product->block.depth);
+  thread_memory m = {.x_stride = round_up(depth, step) + PAD,
+                     .few_stride = round_up(min64(product->depth, FEW_DEPTH), step) + PAD,
+                     .sum_stride = (product->by_panel ? product->kernel->panel_columns : columns) + PAD};
   const int64_t few = product->kernel->run_few ? ATTN_PRODUCT_FEW_ROWS * m.few_stride : 0;
   const int64_t panel = is_narrow(product->kernel, product->dtype) ? float_bytes(depth * product->kernel->panel_columns) : 0;
-  const memory_part parts[] = {{&m.x_at, 1, float_bytes(max64(rows * m.x_stride, few))},
-                               {&m.sum_at, rows, float_bytes(m.sum_stride)},
-                               {&m.own_at, 1, form ? form->memory_bytes(rows, depth) : panel}};
+  const memory_part parts[] = {
+      {&m.x_at, 1, float_bytes(max64(rows * m.x_stride, few))},
+      {&m.sum_at, rows, float_bytes(m.sum_stride)},
+      {&m.own_at, 1, form && form->pack_x ? form->memory_bytes(product->x_kept, rows, depth) : panel}};
   const bool fits = LAY_OUT(parts, &m.bytes);
   assert(fits); /* blocks and strips are small */
   (void)fits;
@@ -337,13 +381,12 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   const int64_t rows =
       by_place ? rows_each
                : batch * rows_each; /* rows that are cut into blocks together; with `by_place` each sequence by itself */
-  layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
+  layout l = {.blocks = max64(ceil_div(rows, product->block.rows), 1)};
   l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
   l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);
   l.rows = rows;
-  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1);
   const int64_t wanted = threads > 1 ? ceil_div(2 * threads, max64(l.blocks, 1)) : 1;
-  l.strips = min64(max64(ceil_div(product->panels, most), wanted), product->panels);
+  l.strips = min64(max64(ceil_div(product->panels, product->strip_panels), wanted), product->panels);
   l.panels_per_strip = ceil_div(product->panels, l.strips);
   l.strips = ceil_div(product->panels, l.panels_per_strip);
   l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
@@ -360,9 +403,8 @@ static int paying_threads(const attn_product *product, int64_t rows) {
 size_t attn_product_workspace(const attn_product *product, int64_t rows) {
   if (!product || rows <= 0) return 0;
   const attn_product_kernel *kernel = product->kernel;
-  const int64_t block = round_up(min64(rows, most_rows(kernel)), kernel->tile_rows);
-  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1) * kernel->panel_columns;
-  const int64_t strip = min64(most, product->panels * kernel->panel_columns);
+  const int64_t block = round_up(min64(rows, product->block.rows), kernel->tile_rows);
+  const int64_t strip = min64(product->strip_panels, product->panels) * kernel->panel_columns;
   const bool one_task = product->panels == 1 && rows <= (kernel->rows_by_place ? 1 : block); /* run serially */
   const int64_t threads = one_task ? 1 : product->options.threads;
   return (size_t)(threads * memory_of(product, block, strip).bytes);
@@ -393,25 +435,59 @@ static segment segment_at(const attn_strides *stride, int64_t head_dim, int64_t 
   return (segment){column / head_dim * stride->h + within * stride->d, min64(end - column, head_dim - within)};
 }
 
-static void gather_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, float *to) {
-  const float *x = args->x + row_offset(args, &args->x_stride, row);
-  for (segment s; begin < end; begin += s.count, to += s.count) {
-    s = segment_at(&args->x_stride, args->x_head_dim, begin, end);
-    if (args->x_stride.d == 1)
-      memcpy(to, x + s.offset, (size_t)s.count * sizeof *to);
-    else
-      for (int64_t c = 0; c < s.count; c++) to[c] = x[s.offset + c * args->x_stride.d];
+/* Elements that are `stride` apart. */
+typedef struct elements {
+  attn_storage in;
+  int64_t at, stride;
+} elements;
+
+static elements dense(const void *data, attn_dtype dtype) { return (elements){{data, dtype}, 0, 1}; }
+
+/* The address of the first one. */
+static char *address_of(const elements *e) {
+  return (char *)(uintptr_t)e->in.data + attn_elements_bytes(e->in.dtype, e->at);
+}
+
+static void copy(const attn_product *product, elements from, elements to, int64_t count) {
+  if (from.in.dtype == to.in.dtype && from.stride == 1 && to.stride == 1)
+    memcpy(address_of(&to), address_of(&from), (size_t)attn_elements_bytes(to.in.dtype, count));
+  else
+    product->rows->write(&(attn_kv_rows){.tokens = 1,
+                                         .heads = 1,
+                                         .dim = count,
+                                         .from = from.in,
+                                         .from_at = &from.at,
+                                         .from_element = from.stride,
+                                         .to = (void *)(uintptr_t)to.in.data,
+                                         .to_dtype = to.in.dtype,
+                                         .to_at = &to.at,
+                                         .to_element = to.stride});
+}
+
+/* Element `column` of a row of X, and those that follow it. */
+static elements x_elements(const run_context *c, int64_t row, const segment *s) {
+  const attn_product_args *args = c->args;
+  return (elements){{args->x, c->product->dtype_x}, row_offset(args, &args->x_stride, row) + s->offset, args->x_stride.d};
+}
+
+static elements y_elements(const run_context *c, int64_t row, const segment *s) {
+  const attn_product_args *args = c->args;
+  return (elements){{args->y, c->product->dtype_y}, row_offset(args, &args->y_stride, row) + s->offset, args->y_stride.d};
+}
+
+static void gather_row(const run_context *c, int64_t row, int64_t begin, int64_t end, void *to) {
+  elements out = dense(to, c->product->x_kept);
+  for (segment s; begin < end; begin += s.count, out.at += s.count) {
+    s = segment_at(&c->args->x_stride, c->args->x_head_dim, begin, end);
+    copy(c->product, x_elements(c, row, &s), out, s.count);
   }
 }
 
-static void scatter_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, const float *from) {
-  float *y = args->y + row_offset(args, &args->y_stride, row);
-  for (segment s; begin < end; begin += s.count, from += s.count) {
-    s = segment_at(&args->y_stride, args->y_head_dim, begin, end);
-    if (args->y_stride.d == 1)
-      memcpy(y + s.offset, from, (size_t)s.count * sizeof *from);
-    else
-      for (int64_t c = 0; c < s.count; c++) y[s.offset + c * args->y_stride.d] = from[c];
+static void scatter_row(const run_context *c, int64_t row, int64_t begin, int64_t end, const float *sums) {
+  elements from = dense(sums, ATTN_F32);
+  for (segment s; begin < end; begin += s.count, from.at += s.count) {
+    s = segment_at(&c->args->y_stride, c->args->y_head_dim, begin, end);
+    copy(c->product, from, y_elements(c, row, &s), s.count);
   }
 }
 
@@ -425,10 +501,11 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
 /* The work of a task: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
 typedef struct strip {
   int64_t first_row, rows, first_panel, panels, begin, end;
-  int64_t capacity; /* rows up to whole tiles; of few rows as run_few() takes them */
-  int64_t x_stride; /* floats from row to row of x, if that is not transposed */
-  bool few;         /* for run_few() */
-  float *x, *sum;   /* [capacity][stride]: X of the depth block, and the sums; X transposed is [depth][capacity] */
+  int64_t capacity;            /* rows up to whole tiles; of few rows as run_few() takes them */
+  int64_t x_stride;            /* elements from row to row of x, if that is not transposed */
+  bool few;                    /* for run_few() */
+  char *x;                     /* [capacity][stride]: X of the depth block; transposed [depth][capacity] */
+  float *sum;                  /* [capacity][stride] */
   bool x_in_place, y_in_place; /* not in this memory but where the caller has them */
   void *own;                   /* memory of the kernel's form, or a widened panel */
 } strip;
@@ -439,12 +516,12 @@ static bool even_rows(const attn_product_args *args, const attn_strides *stride,
   return s->first_row / args->rows == (s->first_row + s->rows - 1) / args->rows || stride->b == args->rows * *step;
 }
 
-/* X of the depth block serves where it lies: whole tiles of dense rows. */
+/* X of the depth block serves where it lies, for a kernel that packs it: dense rows. */
 static bool x_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->x_stride;
   int64_t step;
-  return c->product->kernel->form && !c->args->x_head_dim && stride->d == 1 && s->capacity == s->rows &&
-         even_rows(c->args, stride, s, &step);
+  return packs_x(c->product->kernel) && c->product->dtype_x == c->product->x_kept && !c->args->x_head_dim &&
+         stride->d == 1 && s->capacity == s->rows && even_rows(c->args, stride, s, &step);
 }
 
 /* So does Y: the columns of every panel are dense and all there. */
@@ -452,32 +529,40 @@ static bool y_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->y_stride;
   const int64_t width = c->product->kernel->panel_columns;
   int64_t step;
-  return c->product->kernel->form && c->args->y_head_dim % width == 0 &&
+  return c->product->kernel->form && !s->few && c->product->dtype_y == ATTN_F32 && c->args->y_head_dim % width == 0 &&
          (s->first_panel + s->panels) * width <= c->product->columns && stride->d == 1 && s->capacity == s->rows &&
          even_rows(c->args, stride, s, &step);
 }
 
-/* Column k of X at `to`. Rows of one sequence follow each other. */
-static void gather_column(const run_context *c, const strip *s, int64_t k, float *to) {
-  const attn_product_args *args = c->args;
-  const float *column = args->x + segment_at(&args->x_stride, args->x_head_dim, k, k + 1).offset;
-  for (int64_t i = 0, count; i < s->rows; i += count) {
-    const int64_t row = s->first_row + i;
-    count = min64(s->rows - i, args->rows - row % args->rows);
-    memcpy(to + i, column + row_offset(args, &args->x_stride, row), (size_t)count * sizeof *to);
-  }
-  memset(to + s->rows, 0, (size_t)(s->capacity - s->rows) * sizeof *to);
+static size_t kept_bytes(const run_context *c, int64_t count) {
+  return (size_t)attn_elements_bytes(c->product->x_kept, count);
 }
 
-/* X of the depth block; rows up to the next whole tile are 0. */
+/* Column k of X at `to`. Rows of one sequence follow each other. */
+static void gather_column(const run_context *c, const strip *s, int64_t k, char *to) {
+  const attn_product_args *args = c->args;
+  const segment column = segment_at(&args->x_stride, args->x_head_dim, k, k + 1);
+  elements out = dense(to, c->product->x_kept);
+  for (int64_t count; out.at < s->rows; out.at += count) {
+    const int64_t row = s->first_row + out.at;
+    elements from = x_elements(c, row, &column);
+    from.stride = 1;
+    count = min64(s->rows - out.at, args->rows - row % args->rows);
+    copy(c->product, from, out, count);
+  }
+  memset(address_of(&out), 0, kept_bytes(c, s->capacity - s->rows));
+}
+
+/* X of the depth block; rows up to the next whole tile are 0, and depth is up to the next whole step. */
 static void gather(const run_context *c, const strip *s) {
-  for (int64_t k = s->begin; c->x_transposed && k < s->end; k++) gather_column(c, s, k, s->x + (k - s->begin) * s->capacity);
+  for (int64_t k = s->begin; c->x_transposed && k < s->end; k++)
+    gather_column(c, s, k, s->x + kept_bytes(c, (k - s->begin) * s->capacity));
+  const int64_t depth = s->end - s->begin, whole = round_up(depth, depth_step(c->product->kernel));
   for (int64_t i = 0; !c->x_transposed && i < s->capacity; i++) {
-    float *row = s->x + i * s->x_stride;
-    if (i < s->rows)
-      gather_row(c->args, s->first_row + i, s->begin, s->end, row);
-    else
-      memset(row, 0, (size_t)(s->end - s->begin) * sizeof *row);
+    char *row = s->x + kept_bytes(c, i * s->x_stride);
+    const int64_t there = i < s->rows ? depth : 0;
+    if (there) gather_row(c, s->first_row + i, s->begin, s->end, row);
+    memset(row + kept_bytes(c, there), 0, kept_bytes(c, whole - there));
   }
 }
 
@@ -486,50 +571,16 @@ static void set_x(const run_context *c, const strip *s, attn_product_block *bloc
   block->x = s->x;
   block->x_stride = c->x_transposed ? s->capacity : s->x_stride;
   if (!s->x_in_place) return gather(c, s);
-  block->x = c->args->x + row_offset(c->args, &c->args->x_stride, s->first_row) + s->begin;
+  const elements first = x_elements(c, s->first_row, &(segment){.offset = s->begin});
+  block->x = address_of(&first);
   (void)even_rows(c->args, &c->args->x_stride, s, &block->x_stride);
 }
 
+/* In a Y of float32. */
 static float *y_at(const run_context *c, int64_t row, int64_t column) {
-  const attn_product_args *args = c->args;
-  return args->y + row_offset(args, &args->y_stride, row) +
-         segment_at(&args->y_stride, args->y_head_dim, column, column + 1).offset;
-}
-
-/* sum += X W over the depth block; the first one starts from 0. */
-static void multiply(const run_context *c, const strip *s) {
-  static const float zeros[MOST_COLUMNS];
-  const attn_product *product = c->product;
-  const int64_t width = product->kernel->panel_columns;
-  attn_product_block block = {.rows = s->capacity,
-                              .depth = s->end - s->begin,
-                              .x_transposed = c->x_transposed,
-                              .out_stride = c->at.memory.sum_stride,
-                              .weights = product->dtype,
-                              .memory = s->own};
-  set_x(c, s, &block);
-  if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
-  block.start_stride = s->begin == 0 ? 0 : block.out_stride;
-  if (product->kernel->form) product->kernel->form->pack_x(&block);
-  if (s->few) {
-    block.panel = packed_at(product, s->first_panel, s->begin);
-    block.out = s->sum;
-    block.start = s->begin == 0 ? zeros : block.out;
-    product->kernel->run_few(&block, s->panels, product->steps * product->step_bytes);
-    return;
-  }
-  for (int64_t p = 0; p < s->panels; p++) {
-    const int64_t column = (s->first_panel + p) * width;
-    block.columns = min64(product->columns - column, width);
-    block.panel = packed_at(product, s->first_panel + p, s->begin / depth_step(product->kernel));
-    if (is_narrow(product->kernel, product->dtype)) {
-      product->kernel->widen(block.panel, product->dtype, block.depth * width, s->own);
-      block.panel = s->own;
-    }
-    block.out = s->y_in_place ? y_at(c, s->first_row, column) : s->sum + p * width;
-    block.start = s->begin == 0 ? zeros : block.out;
-    product->kernel->run(&block);
-  }
+  const segment s = segment_at(&c->args->y_stride, c->args->y_head_dim, column, column + 1);
+  const elements y = y_elements(c, row, &s);
+  return (float *)(void *)address_of(&y);
 }
 
 /* Rows of Y that were summed in place. */
@@ -543,14 +594,69 @@ static void finish_rows(const run_context *c, const strip *s, int64_t begin, int
     }
 }
 
-static void scatter(const run_context *c, const strip *s) {
-  const int64_t width = c->product->kernel->panel_columns, begin = s->first_panel * width;
-  const int64_t end = min64((s->first_panel + s->panels) * width, c->product->columns);
+/* Panels first .. of the strip, whose sums are all there. */
+static void scatter(const run_context *c, const strip *s, int64_t first, int64_t panels) {
+  const int64_t width = c->product->kernel->panel_columns, begin = (s->first_panel + first) * width;
+  const int64_t end = min64(begin + panels * width, c->product->columns);
   if (s->y_in_place) return finish_rows(c, s, begin, end);
   for (int64_t i = 0; i < s->rows; i++) {
     float *row = s->sum + i * c->at.memory.sum_stride;
     finish_row(c->product, begin, end - begin, row);
-    scatter_row(c->args, s->first_row + i, begin, end, row);
+    scatter_row(c, s->first_row + i, begin, end, row);
+  }
+}
+
+/* The kernel stores finished columns itself, where the form can: as bf16, dense, in rows evenly apart. */
+static bool y_of_kernel(const run_context *c, const strip *s, int64_t column, int64_t count, attn_product_y *y) {
+  const attn_product *product = c->product;
+  const segment columns = segment_at(&c->args->y_stride, c->args->y_head_dim, column, column + count);
+  const elements first = y_elements(c, s->first_row, &columns);
+  if (product->x_kept != ATTN_BF16 || !product->by_panel || first.in.dtype != ATTN_BF16 || first.stride != 1 ||
+      columns.count != count || !even_rows(c->args, &c->args->y_stride, s, &y->stride))
+    return false;
+  y->at = (uint16_t *)(void *)address_of(&first);
+  y->bias = product->has_bias ? product->bias + column : NULL;
+  y->activate = product->activate;
+  return true;
+}
+
+/* sum += X W over the depth block; the first one starts from 0. */
+static void multiply(const run_context *c, const strip *s) {
+  static const float zeros[MOST_COLUMNS];
+  const attn_product *product = c->product;
+  const int64_t width = product->kernel->panel_columns;
+  attn_product_block block = {.rows = s->capacity,
+                              .depth = s->end - s->begin,
+                              .x_transposed = c->x_transposed,
+                              .out_stride = c->at.memory.sum_stride,
+                              .weights = product->dtype,
+                              .x_dtype = product->x_kept,
+                              .memory = s->own};
+  set_x(c, s, &block);
+  if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
+  block.start_stride = s->begin == 0 ? 0 : block.out_stride;
+  if (packs_x(product->kernel)) product->kernel->form->pack_x(&block);
+  if (s->few) {
+    block.panel = packed_at(product, s->first_panel, s->begin / depth_step(product->kernel));
+    block.out = s->sum;
+    block.start = s->begin == 0 ? zeros : block.out;
+    product->kernel->run_few(&block, s->panels, product->steps * product->step_bytes);
+    return;
+  }
+  for (int64_t p = 0; p < s->panels; p++) {
+    const int64_t column = (s->first_panel + p) * width;
+    block.columns = min64(product->columns - column, width);
+    block.panel = packed_at(product, s->first_panel + p, s->begin / depth_step(product->kernel));
+    if (is_narrow(product->kernel, product->dtype)) {
+      product->kernel->widen(block.panel, product->dtype, block.depth * width, s->own);
+      block.panel = s->own;
+    }
+    block.out = s->y_in_place ? y_at(c, s->first_row, column) : s->sum + (product->by_panel ? 0 : p * width);
+    block.start = s->begin == 0 ? zeros : block.out;
+    attn_product_y y;
+    block.y = y_of_kernel(c, s, column, block.columns, &y) ? &y : NULL;
+    product->kernel->run(&block);
+    if (product->by_panel && !block.y) scatter(c, s, p, 1);
   }
 }
 
@@ -574,28 +680,29 @@ static void run_task(void *pointer, int64_t task, int worker) {
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
   s.few = product->kernel->run_few && s.rows <= ATTN_PRODUCT_FEW_ROWS && !c->x_transposed;
-  s.capacity = product->kernel->form ? s.rows : round_up(s.rows, product->kernel->tile_rows);
+  s.capacity = packs_x(product->kernel) ? s.rows : round_up(s.rows, product->kernel->tile_rows);
   if (s.few) s.capacity = s.rows + (s.rows % 4 == 3); /* 3 as 4, 7 as 8 */
   assert(s.capacity <= c->at.rows_per_block);
   s.x_stride = s.few ? c->at.memory.few_stride : c->at.memory.x_stride;
-  s.x = floats_at(memory, c->at.memory.x_at);
+  s.x = memory + c->at.memory.x_at;
   s.sum = floats_at(memory, c->at.memory.sum_at);
   s.own = memory + c->at.memory.own_at;
   s.x_in_place = x_in_place(c, &s);
   s.y_in_place = y_in_place(c, &s);
   const uint64_t mode = attn_float_mode_enter();
   for (; s.begin < product->depth; s.begin = s.end) {
-    s.end = s.begin + min64(s.few ? FEW_DEPTH : product->kernel->depth_block, product->depth - s.begin);
+    s.end = s.begin + min64(s.few ? FEW_DEPTH : product->block.depth, product->depth - s.begin);
     multiply(c, &s);
   }
-  scatter(c, &s);
+  if (!product->by_panel) scatter(c, &s, 0, s.panels);
   attn_float_mode_leave(mode);
 }
 
 /* X or Y as the arguments give it. */
 typedef struct side {
   const char *name, *stride_name;
-  const float *data;
+  const void *data;
+  attn_dtype dtype;
   attn_strides stride;
   int64_t head_dim, columns;
   bool output;
@@ -606,9 +713,9 @@ static attn_status check_side(const attn_product_args *args, const side *s) {
     return attn_fail(ATTN_INVALID_ARGUMENT,
                      "attn_product_args.%s_head_dim is %" PRId64 "; it must be 0 or a divisor of the %" PRId64 " columns",
                      s->name, s->head_dim, s->columns);
-  if (!s->data || (uintptr_t)s->data % sizeof(float))
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned floats", s->name,
-                     (const void *)s->data);
+  if (!s->data || (uintptr_t)s->data % attn_dtype_alignment(s->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned elements", s->name,
+                     s->data);
   const int64_t width = s->head_dim ? s->head_dim : s->columns;
   const attn_tensor tensor = {.field = s->stride_name,
                               .axes = {{'b', args->batch, s->stride.b},
@@ -636,12 +743,14 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
   const side x = {.name = "x",
                   .stride_name = "attn_product_args.x_stride",
                   .data = args->x,
+                  .dtype = product->dtype_x,
                   .stride = args->x_stride,
                   .head_dim = args->x_head_dim,
                   .columns = product->depth};
   const side y = {.name = "y",
                   .stride_name = "attn_product_args.y_stride",
                   .data = args->y,
+                  .dtype = product->dtype_y,
                   .stride = args->y_stride,
                   .head_dim = args->y_head_dim,
                   .columns = product->columns,
@@ -653,10 +762,10 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
 }
 
 /* Columns shorter than a cache line are gathered as quickly by rows. A library always gets rows, so that its bits do not
- * depend on how X lies. */
+ * depend on how X lies. So do forms of several elements of depth that leave X to the gathering. */
 static bool lies_transposed(const attn_product_kernel *kernel, const attn_product_args *args) {
   const int64_t line_floats = ATTN_MEMORY_ALIGN / sizeof(float);
-  return args->x_stride.s == 1 && args->rows >= line_floats && !kernel->rows_by_place;
+  return args->x_stride.s == 1 && args->rows >= line_floats && !kernel->rows_by_place && (!kernel->form || packs_x(kernel));
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

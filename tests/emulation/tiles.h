@@ -13,6 +13,7 @@
 enum { EMULATED_TILES = 8, EMULATED_ROWS = 16, EMULATED_PAIRS = 16 };
 
 static __thread uint32_t emulated_tile[EMULATED_TILES][EMULATED_ROWS][EMULATED_PAIRS] __attribute__((unused));
+static __thread uint8_t emulated_rows[EMULATED_TILES] __attribute__((unused)); /* LDTILECFG says it */
 
 /* Denormals become 0 with their sign. */
 static inline __m256 emulated_flush(__m256 x) {
@@ -33,7 +34,7 @@ static inline void emulated_tile_dpbf16ps(int c, int a, int b) {
     for (int k = 0; k < EMULATED_PAIRS; k++)
       for (int odd = 0; odd < 2; odd++)
         y[k][odd] = emulated_values(_mm256_loadu_si256((const __m256i *)(const void *)&emulated_tile[b][k][n]), odd);
-    for (int m = 0; m < EMULATED_ROWS; m++) {
+    for (int m = 0; m < emulated_rows[c]; m++) {
       __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
       for (int k = 0; k < EMULATED_PAIRS; k++)
         for (int odd = 0; odd < 2; odd++) {
@@ -48,15 +49,19 @@ static inline void emulated_tile_dpbf16ps(int c, int a, int b) {
 }
 
 static inline void emulated_tile_loadd(int t, const void *from, long stride) {
-  for (int row = 0; row < EMULATED_ROWS; row++)
+  for (int row = 0; row < emulated_rows[t]; row++)
     memcpy(emulated_tile[t][row], (const char *)from + row * stride, sizeof emulated_tile[t][row]);
 }
 static inline void emulated_tile_stored(int t, void *to, long stride) {
-  for (int row = 0; row < EMULATED_ROWS; row++)
+  for (int row = 0; row < emulated_rows[t]; row++)
     memcpy((char *)to + row * stride, emulated_tile[t][row], sizeof emulated_tile[t][row]);
 }
 static inline void emulated_tile_zero(int t) { memset(emulated_tile[t], 0, sizeof emulated_tile[t]); }
-static inline void emulated_tile_loadconfig(const void *config) { (void)config; }
+/* Byte 48 of LDTILECFG's memory on: rows. */
+static inline void emulated_tile_loadconfig(const void *config) {
+  memset(emulated_tile, 0, sizeof emulated_tile);
+  memcpy(emulated_rows, (const char *)config + 48, sizeof emulated_rows);
+}
 static inline void emulated_tile_release(void) { memset(emulated_tile, 0xff, sizeof emulated_tile); } /* NaN */
 
 #undef _tile_dpbf16ps

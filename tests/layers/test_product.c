@@ -10,8 +10,8 @@
 #include "tests/support/failing_malloc.h"
 #include "tests/support/pool.h"
 
-static const char *const names[] = {"product_c",   "product_avx2", "product_avx512",
-                                    "product_amx", "product_neon", "product_openblas"};
+static const char *const names[] = {"product_c",    "product_avx2",     "product_avx512",    "product_amx",
+                                    "product_neon", "product_openblas", "product_avx512bf16"};
 enum { NAMES = COUNT(names) };
 
 /* ---- One layer ---- */
@@ -22,6 +22,7 @@ typedef struct shape {
   attn_dtype dtype;
   int64_t x_heads, y_heads; /* 0 = rows are not split into heads */
   int64_t x_step;           /* stride.d of x and y; 0: x is transposed, its rows lie side by side */
+  attn_dtype dtype_x, dtype_y;
 } shape;
 
 typedef struct layer {
@@ -39,9 +40,9 @@ static float *random_floats(int64_t count, unsigned seed) {
   return data;
 }
 
-static void *random_weight(const shape *s) {
-  float *data = random_floats(s->depth * s->columns, 7);
-  for (int64_t i = 0; i < s->depth * s->columns; i++) attn_store_f32(data, s->dtype, i, data[i]); /* narrower: in place */
+static void *random_elements(attn_dtype dtype, int64_t count, unsigned seed) {
+  float *data = random_floats(count, seed);
+  for (int64_t i = 0; i < count; i++) attn_store_f32(data, dtype, i, data[i]); /* narrower: in place */
   return data;
 }
 
@@ -61,13 +62,14 @@ static layer make_layer(shape s) {
   const attn_strides x = strides_of(s.rows, s.depth, s.x_heads, s.x_step),
                      y = strides_of(s.rows, s.columns, s.y_heads, s.x_step ? s.x_step : 1);
   l.y_floats = s.batch * y.b + 1;
-  l.x = random_floats(s.batch * x.b + 1, 1);
+  l.x = random_elements(s.dtype_x, s.batch * x.b + 1, 1);
   l.y = random_floats(l.y_floats, 2);
   l.bias = random_floats(s.columns, 3);
-  l.weight = random_weight(&s);
+  l.weight = random_elements(s.dtype, s.depth * s.columns, 7);
   l.weights = ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
                           .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
-                          .dtype = s.dtype, .bias = s.bias ? l.bias : NULL, .relu = s.relu, .gelu = s.gelu);
+                          .dtype = s.dtype, .dtype_x = s.dtype_x, .dtype_y = s.dtype_y, .bias = s.bias ? l.bias : NULL,
+                          .relu = s.relu, .gelu = s.gelu);
   l.args = ATTN_STRUCT(attn_product_args, .batch = s.batch, .rows = s.rows, .x = l.x, .x_stride = x,
                        .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0, .y = l.y, .y_stride = y,
                        .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0);
@@ -108,7 +110,8 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   const shape *s = &l->shape;
   double sum = 0, terms = 0;
   for (int64_t k = 0; k < s->depth; k++) {
-    const double x = l->x[offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k)];
+    const int64_t from = offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k);
+    const double x = (double)attn_load_f32((attn_storage){l->x, s->dtype_x}, from);
     const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
     const double term = k == skip ? 0 : x * (double)attn_load_f32((attn_storage){l->weight, s->dtype}, at);
     sum += term;
@@ -121,7 +124,10 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
     limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
     sum *= 0.5 * erfc(-sum * sqrt(0.5));
   }
-  return fabs((double)l->y[offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column)] - sum) / limit;
+  if (s->dtype_y == ATTN_BF16) limit += 0x1p-8 * fabs(sum);
+  if (s->dtype_y == ATTN_F16) limit += 0x1p-11 * fabs(sum) + 0x1p-25;
+  const int64_t to = offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column);
+  return fabs((double)attn_load_f32((attn_storage){l->y, s->dtype_y}, to) - sum) / limit;
 }
 
 static double worst_ratio(const layer *l, int64_t skip) {
@@ -149,6 +155,16 @@ static const shape shapes[] = {
     {.batch = 2, .rows = 33, .depth = 530, .columns = 130, .dtype = ATTN_BF16, .gelu = true},
     {.batch = 3, .rows = 1, .depth = 65, .columns = 128, .y_heads = 2, .bias = true, .x_step = 1},
     {.batch = 3, .rows = 37, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8},
+#define BF16 .dtype = ATTN_BF16, .dtype_x = ATTN_BF16
+    {.batch = 1, .rows = 5, .depth = 33, .columns = 45, .bias = true, .x_step = 1, BF16},
+    {.batch = 2, .rows = 70, .depth = 300, .columns = 40, .relu = true, .x_step = 1, BF16, .dtype_y = ATTN_BF16},
+    {.batch = 1, .rows = 77, .depth = 531, .columns = 130, .bias = true, .x_step = 1, BF16, .dtype_y = ATTN_BF16},
+    {.batch = 1, .rows = 40, .depth = 2060, .columns = 70, .bias = true, .x_step = 1, BF16, .dtype_y = ATTN_BF16},
+    {.batch = 2, .rows = 33, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .x_step = 2, BF16, .gelu = true},
+    {.batch = 2, .rows = 33, .depth = 61, .columns = 130, .bias = true, BF16, .dtype_y = ATTN_F16},
+    {.batch = 1, .rows = 7, .depth = 300, .columns = 40, .x_step = 1, .dtype_x = ATTN_F16, .dtype_y = ATTN_BF16},
+    {.batch = 2, .rows = 70, .depth = 30, .columns = 45, .x_step = 1, .dtype = ATTN_F16, .dtype_x = ATTN_BF16},
+    {.batch = 1, .rows = 70, .depth = 300, .columns = 45, .dtype_x = ATTN_BF16, .dtype_y = ATTN_F16},
 };
 enum { SHAPES = COUNT(shapes) };
 
@@ -190,8 +206,9 @@ TEST(test_writes_only_its_elements) {
       for (int64_t row = 0; row < l.shape.rows; row++)
         for (int64_t c = 0; c < l.shape.columns; c++)
           written[offset_of(&l.args.y_stride, l.args.y_head_dim, b, row, c)] = true;
-    for (int64_t at = 0; at < l.y_floats; at++)
-      if (!written[at]) assert_memory_equal(&l.y[at], &before[at], sizeof *before);
+    const size_t element = attn_dtype_of(l.shape.dtype_y).bytes;
+    for (size_t at = 0; at < (size_t)l.y_floats; at++)
+      if (!written[at]) assert_memory_equal((char *)l.y + at * element, (char *)before + at * element, element);
     attn_product_destroy(product);
     free(written);
     free(before);
@@ -221,9 +238,9 @@ TEST(test_transposed_x_has_the_same_bits) {
 }
 
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
-static void check_bits_of_rows(const char *name, attn_dtype dtype) {
-  layer l =
-      make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .dtype = dtype, .bias = true, .x_step = 1});
+static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x) {
+  layer l = make_layer((shape){
+      .batch = 1, .rows = 230, .depth = 300, .columns = 130, .dtype = dtype, .dtype_x = x, .bias = true, .x_step = 1});
   attn_product *alone;
   if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name, .threads = 1), &alone) != ATTN_OK) {
     free_layer(&l);
@@ -249,8 +266,8 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype) {
   for (int i = 0; i < 5; i++) {
     attn_product_args args = l.args;
     args.rows = parts[i];
-    args.x += args.x_stride.s; /* from row 1 on */
-    args.y += args.y_stride.s;
+    args.x = (char *)l.x + attn_elements_bytes(x, args.x_stride.s); /* from row 1 on */
+    args.y = l.y + args.y_stride.s;
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
     run(alone, &args);
     for (int64_t row = 1; row <= parts[i]; row++)
@@ -262,9 +279,10 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype) {
 }
 
 /* Few rows are computed in another order of panels: alone, in two sequences, deeper than what is gathered at once. */
-static void check_few_rows(const char *name, attn_dtype dtype) {
+static void check_few_rows(const char *name, attn_dtype dtype, attn_dtype x) {
   enum { ROWS = 20, COLUMNS = 333 };
-  layer l = make_layer((shape){.batch = 1, .rows = ROWS, .depth = 4200, .columns = COLUMNS, .dtype = dtype, .bias = true});
+  layer l = make_layer(
+      (shape){.batch = 1, .rows = ROWS, .depth = 4200, .columns = COLUMNS, .dtype = dtype, .dtype_x = x, .bias = true});
   attn_product *product;
   if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name), &product) != ATTN_OK) {
     free_layer(&l);
@@ -293,7 +311,7 @@ static void check_few_rows(const char *name, attn_dtype dtype) {
 TEST(test_few_rows_have_the_bits_of_many) {
   for (int n = 0; n < NAMES; n++)
     for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
-      check_few_rows(names[n], (attn_dtype)dtype);
+      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_few_rows(names[n], (attn_dtype)dtype, (attn_dtype)x);
 }
 
 /* Weights of 16 bits take 2 bytes an element where the tier's vectors read them. */
@@ -324,7 +342,7 @@ TEST(test_memory_of_narrow_weights) {
 TEST(test_bits_depend_on_the_row_alone) {
   for (int n = 0; n < NAMES; n++)
     for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
-      check_bits_of_rows(names[n], (attn_dtype)dtype);
+      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_bits_of_rows(names[n], (attn_dtype)dtype, (attn_dtype)x);
 }
 
 /* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
@@ -347,8 +365,8 @@ TEST(test_sequences_keep_their_bits_in_a_library) {
   for (int64_t b = 0; b < 5; b++) {
     attn_product_args alone = l.args;
     alone.batch = b == 0 ? 5 : 1; /* first all sequences, by several threads */
-    alone.x += b * l.args.x_stride.b;
-    alone.y += b * l.args.y_stride.b;
+    alone.x = l.x + b * l.args.x_stride.b;
+    alone.y = l.y + b * l.args.y_stride.b;
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
     run(product, &alone);
     for (int64_t n = 0; n < alone.batch; n++)
@@ -456,6 +474,8 @@ TEST(test_refuses_bad_weights) {
   REFUSED(columns = (int64_t)1 << 40, "columns is 1099511627776");
   REFUSED(weight = NULL, "weight is");
   REFUSED(dtype = (attn_dtype)9, "dtype is 9");
+  REFUSED(dtype_x = ATTN_I8, "dtype_x is");
+  REFUSED(dtype_y = (attn_dtype)-1, "dtype_y is -1");
   REFUSED(bias = (const float *)(const void *)((const char *)l.x + 2), "bias is");
   REFUSED(stride_depth = INT64_MAX, "stride");
 #define REFUSED_OPTIONS(status, part, ...)                                                                        \

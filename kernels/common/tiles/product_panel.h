@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* A tier's product (kernels/product.h) made from its register tile: rows of X against one packed panel of W.
  *
- * Parameters: those of register_tile.h. PRODUCT_KERNEL(isa) defines the tier's attn_product_<isa>. */
+ * Parameters: those of register_tile.h, and PRODUCT_PAIRS, optional: elements are pairs of bf16 in the place of floats,
+ * which vec_fma_factor() multiplies; tested: avx512bf16. PRODUCT_KERNEL(isa) defines the tier's attn_product_<isa> of
+ * floats. */
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
@@ -19,7 +21,8 @@ enum {
 
 /* Rows first .. of the block. */
 static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed, const int vecs) {
-  const float_rows x = {b.x + first * (transposed ? 1 : b.x_stride), b.x_stride}, panel = {b.panel, PRODUCT_COLUMNS};
+  const float_rows x = {(const float *)b.x + first * (transposed ? 1 : b.x_stride), b.x_stride};
+  const float_rows panel = {b.panel, PRODUCT_COLUMNS};
   const float *start = b.start + first * b.start_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
@@ -81,7 +84,7 @@ static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *pa
   for (int64_t k = 0; k < b->depth; k++) {
     vec_factor x[FEW_TILE];
     UNROLL
-    for (int i = 0; i < rows; i++) x[i] = vec_factor_at(b->x + i * b->x_stride + k);
+    for (int i = 0; i < rows; i++) x[i] = vec_factor_at((const float *)b->x + i * b->x_stride + k);
     UNROLL
     for (int p = 0; p < panels; p++) {
       UNROLL
@@ -130,7 +133,7 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels,
         attn_product_block part = *b;
         part.rows = min64(b->rows - i, FEW_TILE);
         part.depth = min64(b->depth - k, PRODUCT_DEPTH);
-        part.x += i * b->x_stride + k;
+        part.x = (const float *)b->x + i * b->x_stride + k;
         part.panel = (const char *)b->panel + p * panel_bytes + k * step;
         part.out += i * b->out_stride + p * PRODUCT_COLUMNS;
         if (k > 0 || b->start == b->out) {
@@ -150,13 +153,19 @@ static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panel
 }
 
 static void product_few(const attn_product_block *block, int64_t panels, int64_t panel_bytes) {
+#ifdef PRODUCT_PAIRS
+  few_of_type(block, panels, panel_bytes, ATTN_F32);
+#else
   if (block->weights == ATTN_F32)
     few_of_type(block, panels, panel_bytes, ATTN_F32);
   else if (block->weights == ATTN_F16)
     few_of_type(block, panels, panel_bytes, ATTN_F16);
   else
     few_of_type(block, panels, panel_bytes, ATTN_BF16);
+#endif
 }
+
+#ifndef PRODUCT_PAIRS
 
 /* ---- Weights of 16 bits ---- */
 
@@ -181,5 +190,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .run_few = product_few,           \
                                                    .widen = widen_panel,             \
                                                    .activations = activation_rows}
+
+#endif
 
 #endif
