@@ -9,6 +9,7 @@
  * --beams N              beam search: N texts for each prompt, of which the best is printed
  * --kv f32|bf16|q8_0|q4_0, --page-tokens N    how keys and values are kept
  * --threads N            default: OpenMP's
+ * --bf16-rows 1          with bf16 weights: rows are rounded to bf16 before dense layers, as transformers does; faster
  *
  * llm.py does the same with text. config.c reads config.json, weights.c the tensors, model.c runs the blocks, generate.c
  * chooses tokens. */
@@ -22,7 +23,7 @@
 
 typedef struct options {
   const char *folder, *prompts, *kv;
-  double tokens, temperature, top_k, top_p, seed, beams, page_tokens, threads;
+  double tokens, temperature, top_k, top_p, seed, beams, page_tokens, threads, bf16_rows;
 } options;
 
 static const struct {
@@ -39,6 +40,7 @@ static const struct {
     {"--beams", offsetof(options, beams), 1, 1024, true},
     {"--page-tokens", offsetof(options, page_tokens), 16, 1024, true},
     {"--threads", offsetof(options, threads), 1, 4096, true},
+    {"--bf16-rows", offsetof(options, bf16_rows), 0, 1, true},
 };
 
 static const struct {
@@ -169,7 +171,7 @@ static void print_texts(const llm_task *t) {
 
 static bool run(const options *o, char **prompts, int count, llm_model *m, llm_task *task) {
   llm_cache cache;
-  if (!llm_model_open(o->folder, (int)o->threads, m)) return false;
+  if (!llm_model_open(o->folder, (int)o->threads, o->bf16_rows != 0, m)) return false;
   fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
           (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.count, m->weights.count == 1 ? "" : "s",
           resident_mb());

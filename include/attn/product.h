@@ -56,6 +56,8 @@ typedef struct attn_product_weights {
   attn_dtype dtype_x; /**< Type of x in all calls: f32, f16 or bf16. Both bf16, x and W take the CPU's products of bf16
                          where it has them. */
   attn_dtype dtype_y; /**< Type of y in all calls: sums, bias and activation are float32, rounded at last. */
+  bool bf16_rows;     /**< With dtype bf16: x is rounded to bf16 before it is multiplied, so that it takes these products
+                         though it is given as float32. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at

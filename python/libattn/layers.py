@@ -195,7 +195,7 @@ class _AnyShape(_Layer):
 # ---- Multi-head attention ------------------------------------------------------------------------------------------------
 
 
-def _mha_weights(arrays, problem, layout, weights):
+def _mha_weights(arrays, problem, layout, weights, bf16_rows):
     """attn_mha_weights of arrays [out][in] ("out_in") or [in][out] ("in_out")."""
     a = problem.attention
     columns_q, columns_k, columns_v = a.heads_q * a.dim_qk, a.heads_kv * a.dim_qk, a.heads_kv * a.dim_v
@@ -228,6 +228,7 @@ def _mha_weights(arrays, problem, layout, weights):
     if len(dtypes) > 1:
         raise TypeError(f"weights are {' and '.join(sorted(dtypes))}; they must have one dtype")
     struct.dtype = getattr(C, DTYPES[dtypes.pop()]) if dtypes else 0
+    struct.bf16_rows = bf16_rows
     return struct
 
 
@@ -300,7 +301,8 @@ class MultiHeadAttention(_AnyShape):
     The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
     nn.Linear, "in_out" its transpose. qk_norm_epsilon: each head of Q and K is divided by its root mean square, and
     multiplied by q_norm_gain and k_norm_gain [dim_qk], if given (Qwen 3, Gemma 3). product: the kernel of the projections
-    ("product_amx"); the error of an unknown name lists those that run here.
+    ("product_amx"); the error of an unknown name lists those that run here. bf16_rows: with bfloat16 weights, rows are
+    rounded to it before they are projected, which is faster.
     """
 
     _kind = "mha"
@@ -310,7 +312,7 @@ class MultiHeadAttention(_AnyShape):
                  heads_kv: int | None = None, dim_qk: int | None = None, dim_v: int | None = None, causal: bool = False,
                  align: str = "top_left", window: tuple[int | None, int | None] | None = None, scale: float | None = None,
                  softcap: float = 0, uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
-                 threads: int | None = None, product: str | None = None, **weights: Any) -> None:
+                 threads: int | None = None, product: str | None = None, bf16_rows: bool = False, **weights: Any) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
@@ -340,7 +342,7 @@ class MultiHeadAttention(_AnyShape):
         arrays, problem = _Arrays(), self._problem
         inner = _options(kernel, threads)
         options = S.attn_mha_options(attention=ctypes.addressof(inner), product=_text(product))
-        packed = _mha_weights(arrays, problem, layout, _named(weights))
+        packed = _mha_weights(arrays, problem, layout, _named(weights), bf16_rows)
         self._handle, self._memory = ctypes.c_void_p(), threading.local()
         check(F.attn_mha_create(ctypes.byref(problem), ctypes.byref(packed), ctypes.byref(options),
                                 ctypes.byref(self._handle)))
@@ -415,15 +417,18 @@ def _activation(name):
 class FeedForward(_Layer):
     """y = activation(x w1^T + b1) w2^T + b2, or with w_gate y = (activation(x w_gate^T + b_gate) (x w1^T + b1)) w2^T + b2
     (Shazeer 2020): w1 and w_gate [hidden][width], w2 [width][hidden], as PyTorch stores them. activation: "relu", "gelu"
-    (exact), "gelu_tanh" or "silu". Weights are float32, float16 or bfloat16, all alike. product: the kernel of the maps."""
+    (exact), "gelu_tanh" or "silu". Weights are float32, float16 or bfloat16, all alike. product: the kernel of the maps.
+    bf16_rows: with bfloat16 weights, rows are rounded to it before they are multiplied, which is faster."""
 
     _kind = "feed_forward"
 
     def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, w_gate: Any = None, b_gate: Any = None,
-                 activation: str = "relu", threads: int | None = None, product: str | None = None) -> None:
+                 activation: str = "relu", threads: int | None = None, product: str | None = None,
+                 bf16_rows: bool = False) -> None:
         arrays = _Arrays()
         self.hidden, self.width = _shape(w1, "w1", 2)
-        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product))
+        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product),
+                                            bf16_rows=bf16_rows)
         _set_network(config, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         self._make(config, _options(None, threads))
 
@@ -482,7 +487,8 @@ class Block(_AnyShape):
     output: the block is then a decoder's, and causal, as it is with causal=True. batch and seq, that of the memory too:
     None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense
     layers. dim_qk, scale, softcap and window are those of the self-attention, as MultiHeadAttention takes them; dim_qk and
-    scale also of the cross-attention. Steps take scale, softcap and window from the cache.
+    scale also of the cross-attention. Steps take scale, softcap and window from the cache. bf16_rows: of all dense layers,
+    as MultiHeadAttention takes it.
     """
 
     _kind = "block"
@@ -495,7 +501,8 @@ class Block(_AnyShape):
                  cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
                  pre_norm: bool = False, post_norms: Any = None, activation: str = "relu", causal: bool = False,
                  uses: tuple[str, ...] = (), cross_uses: tuple[str, ...] = (), layout: str = "out_in",
-                 kernel: str | None = None, threads: int | None = None, product: str | None = None) -> None:
+                 kernel: str | None = None, threads: int | None = None, product: str | None = None,
+                 bf16_rows: bool = False) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
@@ -525,10 +532,11 @@ class Block(_AnyShape):
         self._config_of = config_of
         self._config = config = config_of(*(1 if size is None else size for size in (batch, seq, keys)))
         arrays = _Arrays()
-        config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
+        config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights), bf16_rows)
         if memory:
-            config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
+            config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}), bf16_rows)
         _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
+        config.feed_forward.bf16_rows = bf16_rows
         _set_norms(config, arrays, "norm", norms, epsilon)
         _set_norms(config, arrays, "post_norm", post_norms or (None, None, None), epsilon)
         config.pre_norm, config.rms_norm, config.post_norms = pre_norm, rms_norm, post_norms is not None

@@ -133,6 +133,19 @@ def test_dense_layers_run_by_the_product_that_is_named():
     assert "product_c" in makers[0]("product_c").describe()
 
 
+def test_rows_rounded_to_bfloat16():
+    torch = pytest.importorskip("torch")
+    x, w1, w2 = (torch.from_numpy(draw(*shape)) for shape in ((5, 16), (32, 16), (16, 32)))
+    w1, w2 = w1.bfloat16(), w2.bfloat16()
+    layer, plain = layers.FeedForward(w1, w2, bf16_rows=True), layers.FeedForward(w1, w2)
+    assert torch.equal(layer(x), layer(x.bfloat16().float()))
+    assert not torch.equal(plain(x), plain(x.bfloat16().float()))
+    for make in (lambda: layers.FeedForward(w1.float(), w2.float(), bf16_rows=True),
+                 lambda: layers.MultiHeadAttention(heads=2, width=16, bf16_rows=True, **weights_of(16, 16, 16))):
+        with pytest.raises(ValueError, match="bf16_rows is true with dtype 0"):
+            make()
+
+
 def test_additive():
     q, k, v = draw(2, 4, 12), draw(2, 6, 10), draw(2, 6, 5)
     w_q, w_k, w = draw(8, 12), draw(8, 10), draw(8)

@@ -76,6 +76,7 @@ static attn_status pack_projection(const projection *part, const attn_mha_weight
       .stride_column = in_out ? 1 : part->depth,
       .dtype = w->dtype,
       .bias = part->bias,
+      .bf16_rows = w->bf16_rows,
   };
   return attn_product_create(&weights, options, product);
 }

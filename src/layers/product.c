@@ -44,7 +44,7 @@
 #include "src/registry/registry.h"
 #include "src/registry/tier_parts.h"
 
-static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, dtype_y);
+static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, activate);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
@@ -66,6 +66,7 @@ struct attn_product {
   attn_row_function activate;         /* NULL = none */
   attn_dtype dtype, dtype_x, dtype_y; /* types of W, X and Y as they are given */
   attn_dtype x_kept;                  /* type of X as the kernel has it: float32 or bf16 */
+  bool rounds_x;                      /* to bf16 */
   const attn_kv_rows_kernel *rows;    /* converts rows of X and Y */
   attn_product_extent block;          /* rows of a block, in whole tiles, and depth */
   bool by_panel;                      /* the whole depth is one block of packed X: sums of a panel are finished at once */
@@ -84,7 +85,9 @@ static const char *unusable_below(const attn_product_kernel *kernel, const char 
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
 }
 
-static bool all_bf16(const attn_product_weights *w) { return w->dtype == ATTN_BF16 && w->dtype_x == ATTN_BF16; }
+static bool all_bf16(const attn_product_weights *w) {
+  return w->dtype == ATTN_BF16 && (w->dtype_x == ATTN_BF16 || w->bf16_rows);
+}
 
 static bool takes_types(const attn_product_kernel *kernel, const attn_product_weights *w) {
   return !kernel->form || !kernel->form->only_bf16 || all_bf16(w);
@@ -103,7 +106,8 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   const attn_product_kernel *k;
   for (int i = 0; (k = attn_registry_product(i)); i++) {
     const char *unusable = unusable_below(k, cap);
-    if (!unusable && !takes_types(k, w)) unusable = "dtype and dtype_x of attn_product_weights must both be ATTN_BF16";
+    if (!unusable && !takes_types(k, w))
+      unusable = "it takes ATTN_BF16 alone: dtype, and dtype_x or bf16_rows, of attn_product_weights";
     if (strcmp(k->name, name) == 0) {
       if (!unusable) unusable = attn_tier_claim(attn_tier_find(k->isa));
       if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
@@ -208,6 +212,10 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
     if (!attn_dtype_is_float(types[i].value))
       return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %d; it must be " ATTN_FLOAT_CONSTANTS,
                        types[i].field, (int)types[i].value);
+  if (w->bf16_rows && w->dtype != ATTN_BF16)
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "attn_product_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
+                     (int)w->dtype, (int)ATTN_BF16);
   if (!w->weight || (uintptr_t)w->weight % attn_dtype_alignment(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
                      w->weight);
@@ -284,6 +292,7 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
                             .dtype_x = w->dtype_x,
                             .dtype_y = w->dtype_y,
                             .x_kept = kernel->form && kernel->form->takes_bf16 && all_bf16(w) ? ATTN_BF16 : ATTN_F32,
+                            .rounds_x = w->bf16_rows,
                             .steps = steps,
                             .step_bytes = bytes};
   product->bias = (float *)(void *)((char *)product + head);
@@ -475,11 +484,19 @@ static elements y_elements(const run_context *c, int64_t row, const segment *s) 
   return (elements){{args->y, c->product->dtype_y}, row_offset(args, &args->y_stride, row) + s->offset, args->y_stride.d};
 }
 
+/* The same of X, which a kernel that multiplies float32 gets rounded. */
+static void copy_x(const attn_product *product, elements from, elements to, int64_t count) {
+  copy(product, from, to, count);
+  if (!product->rounds_x || to.in.dtype == ATTN_BF16) return;
+  float *x = (float *)(void *)address_of(&to);
+  for (int64_t i = 0; i < count; i++) x[i] = attn_f32_of_bf16(attn_bf16_of_f32(x[i]));
+}
+
 static void gather_row(const run_context *c, int64_t row, int64_t begin, int64_t end, void *to) {
   elements out = dense(to, c->product->x_kept);
   for (segment s; begin < end; begin += s.count, out.at += s.count) {
     s = segment_at(&c->args->x_stride, c->args->x_head_dim, begin, end);
-    copy(c->product, x_elements(c, row, &s), out, s.count);
+    copy_x(c->product, x_elements(c, row, &s), out, s.count);
   }
 }
 
@@ -520,8 +537,9 @@ static bool even_rows(const attn_product_args *args, const attn_strides *stride,
 static bool x_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->x_stride;
   int64_t step;
-  return packs_x(c->product->kernel) && c->product->dtype_x == c->product->x_kept && !c->args->x_head_dim &&
-         stride->d == 1 && s->capacity == s->rows && even_rows(c->args, stride, s, &step);
+  return packs_x(c->product->kernel) && c->product->dtype_x == c->product->x_kept &&
+         (!c->product->rounds_x || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim && stride->d == 1 &&
+         s->capacity == s->rows && even_rows(c->args, stride, s, &step);
 }
 
 /* So does Y: the columns of every panel are dense and all there. */
@@ -548,7 +566,7 @@ static void gather_column(const run_context *c, const strip *s, int64_t k, char 
     elements from = x_elements(c, row, &column);
     from.stride = 1;
     count = min64(s->rows - out.at, args->rows - row % args->rows);
-    copy(c->product, from, out, count);
+    copy_x(c->product, from, out, count);
   }
   memset(address_of(&out), 0, kept_bytes(c, s->capacity - s->rows));
 }

@@ -27,6 +27,9 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
           "attn_feed_forward_config.gate.bias is given without gate.weight; it must be NULL without a gate");
   REQUIRE(attn_dtype_is_float(c->dtype), "attn_feed_forward_config.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
           (int)c->dtype);
+  REQUIRE(!c->bf16_rows || c->dtype == ATTN_BF16,
+          "attn_feed_forward_config.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
+          (int)c->dtype, (int)ATTN_BF16);
   return ATTN_OK;
 }
 
@@ -37,9 +40,9 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   const attn_row_function activation = attn_activation_function(c->activation, options);
   const attn_nn_linear maps[] = {
       {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype, c->gate.weight ? NULL : activation,
-       &layer->first},
-      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second},
-      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate}};
+       &layer->first, c->bf16_rows},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, c->bf16_rows},
+      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, c->bf16_rows}};
   attn_status status = attn_nn_keep_options(options, &layer->options);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;

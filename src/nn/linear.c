@@ -18,7 +18,8 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .stride_column = given->transposed ? map->in : 1,
                                         .dtype = map->dtype,
                                         .bias = given->bias,
-                                        .activate = map->after};
+                                        .activate = map->after,
+                                        .bf16_rows = map->bf16_rows};
   return attn_product_create(&weights, options, map->product);
 }
 

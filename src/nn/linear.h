@@ -21,6 +21,7 @@ typedef struct attn_nn_linear {
   attn_dtype dtype;        /* type of its weights */
   attn_row_function after; /* applied to its output; NULL = nothing */
   attn_product **product;  /* receives the map, its W and b packed */
+  bool bf16_rows;          /* see attn_product_weights */
 } attn_nn_linear;
 
 /* product: the kernel's name; NULL = automatic. */

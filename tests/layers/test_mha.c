@@ -563,6 +563,37 @@ TEST(test_weight_layouts_agree) {
   free_layer(&l);
 }
 
+/* All four projections round their rows, if asked. */
+TEST(test_rows_rounded_to_bf16) {
+  enum { ROWS = 6, WIDTH = 32 };
+  uint16_t matrix[WIDTH * WIDTH];
+  float x[ROWS * WIDTH], rounded[ROWS * WIDTH], y[4][ROWS * WIDTH];
+  test_fill(x, COUNT(x), 3);
+  for (size_t i = 0; i < COUNT(x); i++) rounded[i] = attn_f32_of_bf16(attn_bf16_of_f32(x[i]));
+  for (int i = 0; i < WIDTH * WIDTH; i++) matrix[i] = attn_bf16_of_f32(x[i % (ROWS * WIDTH - 5)]);
+  attn_mha_problem problem;
+  attn_mha_problem_init(&problem, 1, 4, ROWS, ROWS, WIDTH);
+  attn_mha_weights weights =
+      ATTN_STRUCT(attn_mha_weights, .dtype = ATTN_BF16, .w_q = matrix, .w_k = matrix, .w_v = matrix, .w_o = matrix);
+  for (int rounds = 0; rounds < 2; rounds++) {
+    attn_mha *mha;
+    weights.bf16_rows = rounds;
+    test_ok(attn_mha_create(&problem, &weights, NULL, &mha));
+    const size_t bytes = attn_mha_rows_workspace(mha, ROWS);
+    void *workspace = test_allocate(bytes);
+    for (int repeat = 0; repeat < 2; repeat++) { /* then of rows that are rounded already */
+      float before[4][ROWS * WIDTH];
+      memcpy(before, y, sizeof before);
+      const float *rows = repeat ? rounded : x;
+      test_ok(attn_mha_project_rows(mha, ROWS, rows, y[0], y[1], y[2], workspace, bytes));
+      test_ok(attn_mha_project_output(mha, ROWS, rows, y[3], workspace, bytes));
+      for (int i = 0; repeat && i < 4; i++) assert_int_equal(memcmp(before[i], y[i], sizeof before[i]) == 0, rounds);
+    }
+    free(workspace);
+    attn_mha_destroy(mha);
+  }
+}
+
 /* Several threads run one layer, each with its own workspace and output. */
 typedef struct concurrent {
   const attn_mha *mha;
@@ -697,6 +728,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_k = NULL), "attn_mha_weights.w_qkv is given beside");
   REFUSES(weights.b_qkv = l.bias, "attn_mha_weights.b_qkv is given without w_qkv");
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
+  REFUSES(weights.bf16_rows = true, "attn_mha_weights.bf16_rows is true with dtype 0");
   REFUSES(weights.k_norm_gain = l.gains, "attn_mha_weights.k_norm_gain is given without qk_norm");
   REFUSES((weights.qk_norm = true, weights.qk_norm_epsilon = -1), "attn_mha_weights.qk_norm_epsilon is -1");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");

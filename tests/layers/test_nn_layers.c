@@ -75,6 +75,31 @@ static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_ac
   }
 }
 
+/* Rows that are rounded, and the same rows rounded before: the first map's and the gate's, not the second's. */
+TEST(feed_forward_rounds_rows) {
+  enum { ROWS = 5, WIDTH = 16, HIDDEN = 24 };
+  attn_feed_forward_config config =
+      ATTN_STRUCT(attn_feed_forward_config, .width = WIDTH, .hidden = HIDDEN, .dtype = ATTN_BF16,
+                  .first = nn_random_linear(WIDTH, HIDDEN, true, 1), .second = nn_random_linear(HIDDEN, WIDTH, true, 2),
+                  .gate = nn_random_linear(WIDTH, HIDDEN, true, 3));
+  attn_linear *const maps[] = {&config.first, &config.second, &config.gate};
+  for (int i = 0; i < 3; i++) narrow(maps[i], WIDTH * HIDDEN, ATTN_BF16);
+  float *x = nn_random(ROWS * WIDTH, 5), y[4][ROWS * WIDTH]; /* rows as they are, rounded; bf16_rows false, true */
+  float *rounded = nn_random(ROWS * WIDTH, 5);
+  for (int i = 0; i < ROWS * WIDTH; i++) rounded[i] = attn_f32_of_bf16(attn_bf16_of_f32(x[i]));
+  for (int i = 0; i < 4; i++) {
+    attn_feed_forward *layer;
+    config.bf16_rows = i & 1;
+    test_ok(attn_feed_forward_create(&config, NULL, &layer));
+    const size_t bytes = attn_feed_forward_workspace(layer, ROWS);
+    test_ok(attn_feed_forward_run(layer, ROWS, i < 2 ? x : rounded, y[i], test_allocate(bytes), bytes));
+    attn_feed_forward_destroy(layer);
+  }
+  assert_memory_equal(y[1], y[3], sizeof y[1]);
+  assert_memory_not_equal(y[2], y[3], sizeof y[2]); /* the hidden rows are rounded too */
+  assert_memory_not_equal(y[0], y[1], sizeof y[0]);
+}
+
 /* Where the error may change the sign, a rectified value has the error of the other side. */
 TEST(rectified_values_keep_their_error) {
   double value[] = {3, -3, 0.3, -0.3, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
@@ -150,6 +175,7 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(hidden, -1, "hidden is -1");
   REFUSED(activation, (attn_activation)7, "activation is 7");
   REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(bf16_rows, true, "bf16_rows is true with dtype 0");
   REFUSED(gate.bias, w, "gate.bias is given without gate.weight");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");

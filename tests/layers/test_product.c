@@ -237,6 +237,53 @@ TEST(test_transposed_x_has_the_same_bits) {
   free_layer(&turned);
 }
 
+/* Rows that are to be rounded have the bits of rows that were, and not those of the others. */
+static void check_rounded_rows(const char *name, bool transposed) {
+  enum { ROWS = 40, DEPTH = 300, COLUMNS = 70 };
+  layer l = make_layer((shape){
+      .batch = 1, .rows = ROWS, .depth = DEPTH, .columns = COLUMNS, .dtype = ATTN_BF16, .x_step = transposed ? 0 : 1});
+  const int64_t x_count = l.args.x_stride.b;
+  uint16_t *rounded = test_allocate((size_t)x_count * sizeof *rounded);
+  for (int64_t i = 0; i < x_count; i++) rounded[i] = attn_bf16_of_f32(l.x[i]);
+  float *unrounded = test_allocate((size_t)l.y_floats * sizeof *unrounded);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  const struct {
+    attn_dtype x;
+    bool bf16_rows;
+    float *y;
+  } ways[] = {{ATTN_F32, false, unrounded}, {ATTN_BF16, false, expected}, {ATTN_F32, true, l.y}};
+  for (int64_t rows = 3; rows <= ROWS; rows += ROWS - 3) { /* few and many */
+    for (int i = 0; i < 3; i++) {
+      l.weights.dtype_x = ways[i].x;
+      l.weights.bf16_rows = ways[i].bf16_rows;
+      attn_product *product;
+      if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name), &product) != ATTN_OK) continue;
+      attn_product_args args = l.args;
+      args.rows = rows;
+      args.x = ways[i].x == ATTN_BF16 ? (void *)rounded : l.x;
+      args.y = ways[i].y;
+      run(product, &args);
+      attn_product_destroy(product);
+      for (int64_t row = 0; i == 2 && row < rows; row++) {
+        const int64_t at = row * args.y_stride.s;
+        assert_memory_equal(l.y + at, expected + at, COLUMNS * sizeof(float));
+        assert_memory_not_equal(l.y + at, unrounded + at, COLUMNS * sizeof(float));
+      }
+    }
+  }
+  free(expected);
+  free(unrounded);
+  free(rounded);
+  free_layer(&l);
+}
+
+TEST(test_rows_rounded_to_bf16) {
+  for (int n = 0; n < NAMES; n++) {
+    check_rounded_rows(names[n], false);
+    check_rounded_rows(names[n], true);
+  }
+}
+
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
 static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x) {
   layer l = make_layer((shape){
@@ -475,6 +522,7 @@ TEST(test_refuses_bad_weights) {
   REFUSED(weight = NULL, "weight is");
   REFUSED(dtype = (attn_dtype)9, "dtype is 9");
   REFUSED(dtype_x = ATTN_I8, "dtype_x is");
+  REFUSED(bf16_rows = true, "bf16_rows is true with dtype 0");
   REFUSED(dtype_y = (attn_dtype)-1, "dtype_y is -1");
   REFUSED(bias = (const float *)(const void *)((const char *)l.x + 2), "bias is");
   REFUSED(stride_depth = INT64_MAX, "stride");
