@@ -48,7 +48,7 @@ def make_model(o, folder):
 def ours(o, folder, prompts):
     """(prompt tokens/s, new tokens/s, texts)"""
     words = [o.program, folder, "--tokens", str(o.tokens), "--threads", str(o.threads)]
-    words += ["--bf16-rows", "1"] * (o.dtype == "bfloat16")  # as theirs
+    words += ["--bf16-rows", "1"] * (o.dtype == "bfloat16")  # theirs does
     result = subprocess.run([*words, *[",".join(map(str, prompt)) for prompt in prompts]], capture_output=True, text=True,
                             check=True)
     rates = re.search(r"read, ([\d.]+)/s; \d+ made after them, ([\d.]+)/s", result.stderr)

@@ -117,12 +117,11 @@ ATTN_API attn_status attn_pool_rows(const attn_pooling *pooling);
 /** How a token is drawn from logits. The fields apply in this order. */
 typedef struct attn_sampling {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  float
-      temperature; /**< Logits are divided by it, >= 0 and finite; 0 = greedy: the largest logit, of equal ones the first. */
-  int64_t top_k;   /**< Tokens that stay: all whose logit is at least the k-th largest; 0 = all. */
-  float top_p;     /**< Then stay the fewest most probable tokens whose probabilities add up to at least this, at least
-                      one; of equal ones the first. In 0..1; 0 = 1 = all (Holtzman et al. 2020,
-                      https://arxiv.org/abs/1904.09751, section 3.1). */
+  float temperature;  /**< Divides the logits; >= 0 and finite; 0 = greedy: the largest logit, of equal ones the first. */
+  int64_t top_k;      /**< Tokens that stay: all whose logit is at least the k-th largest; 0 = all. */
+  float top_p;        /**< Then stay the fewest most probable tokens whose probabilities add up to at least this, at least
+                         one; of equal ones the first. In 0..1; 0 = 1 = all (Holtzman et al. 2020,
+                         https://arxiv.org/abs/1904.09751, section 3.1). */
 } attn_sampling;
 
 /** Draws a token from logits[vocabulary]: with probability softmax(logits / temperature) over the tokens that stay. The

@@ -504,7 +504,7 @@ class Block(_AnyShape):
                  kernel: str | None = None, threads: int | None = None, product: str | None = None,
                  bf16_rows: bool = False) -> None:
         _whole(heads=heads, width=width)
-        _positive(heads=heads, heads_kv=heads_kv)
+        _positive(heads=heads, heads_kv=heads_kv, dim_qk=dim_qk)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
         hidden = _shape(w1, "w1", 2)[0]
 
@@ -538,7 +538,7 @@ class Block(_AnyShape):
         _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         config.feed_forward.bf16_rows = bf16_rows
         _set_norms(config, arrays, "norm", norms, epsilon)
-        _set_norms(config, arrays, "post_norm", post_norms or (None, None, None), epsilon)
+        _set_norms(config, arrays, "post_norm", (None,) * 3 if post_norms is None else post_norms, epsilon)
         config.pre_norm, config.rms_norm, config.post_norms = pre_norm, rms_norm, post_norms is not None
         config.product = _text(product)
         self._make(config, _options(kernel, threads))

@@ -473,6 +473,10 @@ def test_norms_after_sublayers():
     close(block(x), y + rms(np.maximum(rms(y, gains[1][0]) @ w1.T, 0) @ w2.T, gains[3][0]), 1e-4)
     with pytest.raises(ValueError, match="post_norms is true without pre_norm"):
         layers.Block(**options, post_norms=gains[2:])
+    with pytest.raises(ValueError, match="post_norms has 0 pairs; it must have 3"):
+        layers.Block(**options, post_norms=(), pre_norm=True)
+    with pytest.raises(ValueError, match="dim_qk is 0; it must be at least 1"):
+        layers.Block(**options, dim_qk=0)
     with pytest.raises(ValueError, match="post_norms has 1 pairs; it must have 3"):
         layers.Block(**options, post_norms=gains[:1], pre_norm=True)
 

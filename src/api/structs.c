@@ -26,6 +26,14 @@ static attn_status check_size(const attn_struct_layout *layout, size_t bytes) {
                    layout->name, bytes, layout->name, layout->bytes, layout->maker);
 }
 
+/* Bytes of a part in a struct of theirs. Without a size it means the fields of version 0.1, as everywhere; but in a struct
+ * of the present size it has room for all. */
+static size_t room_of(const attn_struct_layout *part, const attn_struct_layout *whole, const char *theirs, size_t at) {
+  size_t bytes;
+  memcpy(&bytes, theirs + at, sizeof bytes);
+  return bytes || size_of(whole, theirs) != whole->bytes ? size_of(part, theirs + at) : part->bytes;
+}
+
 /* How far theirs and ours have been walked. */
 typedef struct place {
   size_t theirs, ours;
@@ -67,7 +75,7 @@ attn_status attn_struct_read(const attn_struct_layout *layout, const void *their
     at.ours = part->at;
     status = check_part(part->layout, from, at.theirs, size_of(layout, from));
     if (status == ATTN_OK) status = attn_struct_read(part->layout, from + at.theirs, to + at.ours);
-    at.theirs += size_of(part->layout, from + at.theirs);
+    at.theirs += room_of(part->layout, layout, from, at.theirs);
     at.ours += part->layout->bytes;
   }
   return status == ATTN_OK ? read_end(layout, from, to, at) : status;
@@ -90,7 +98,7 @@ void attn_struct_write(const attn_struct_layout *layout, const void *ours, void 
     at.ours = part->at;
     attn_struct_write(part->layout, from + at.ours, to + at.theirs);
     if (!is_size(part->layout, size_of(part->layout, to + at.theirs))) return;
-    at.theirs += size_of(part->layout, to + at.theirs);
+    at.theirs += room_of(part->layout, layout, to, at.theirs);
     at.ours += part->layout->bytes;
   }
   if (at.theirs > size_of(layout, to)) return;

@@ -112,7 +112,7 @@ static attn_status make_bias(attn_kv_cache *cache, int64_t tokens, const float *
     float *to = (float *)cache->bias + r * row;
     const int64_t first = cache->past[r / s->heads_q] + tokens - 1; /* its elements behind are of keys to come */
     for (int64_t x = 0; x <= first; x++) to[x] = by_distance[min64(first - x, last)];
-    for (int64_t x = first + 1; x < first + tokens; x++) to[x] = 0;
+    for (int64_t x = first + 1; x < min64(first + tokens, row); x++) to[x] = 0;
   }
   *bias = (float *)cache->bias + tokens - 1;
   return ATTN_OK;

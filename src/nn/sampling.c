@@ -73,12 +73,14 @@ static uint32_t last_key(const distribution *d, bool weighted, double wanted, do
       present[bin] = true;
     }
     uint32_t last = 0;
-    for (uint32_t bin = bins; bin-- > 0;) {
+    double before = *above; /* sum of the bins above `last`: no bin may reach `wanted`, where sums are rounded */
+    for (uint32_t bin = bins; bin-- > 0 && *above < wanted;) {
       if (!present[bin]) continue;
       last = bin;
-      if (*above + sums[bin] >= wanted) break;
+      before = *above;
       *above += sums[bin];
     }
+    *above = before;
     found |= last << shifts[digit];
     known |= (bins - 1) << shifts[digit];
   }
@@ -160,28 +162,31 @@ static attn_status check_sampling(const attn_sampling *s, int64_t vocabulary, co
   return ATTN_OK;
 }
 
+static int32_t choose_token(const attn_sampling *s, int64_t vocabulary, const float *logits, int64_t largest,
+                            uint64_t *state, float *probabilities) {
+  if (s->temperature == 0) {
+    for (int64_t i = 0; probabilities && i < vocabulary; i++) probabilities[i] = i == largest;
+    return (int32_t)largest;
+  }
+  distribution d = {.logits = logits,
+                    .count = vocabulary,
+                    .largest = (double)logits[largest],
+                    .temperature = (double)s->temperature,
+                    .ties = vocabulary};
+  keep_top_k(&d, s->top_k);
+  keep_top_p(&d, (double)s->top_p);
+  return draw(&d, next_uniform(state), probabilities);
+}
+
 attn_status attn_sample_token(const attn_sampling *sampling, int64_t vocabulary, const float *logits, uint64_t *state,
                               float *probabilities, int32_t *token) {
   attn_sampling s;
   int64_t largest = 0;
   attn_status status = attn_nn_read(&sampling_layout, "sampling", sampling, &s);
+  const uint64_t mode = attn_float_mode_enter(); /* a caller may take denormals for 0 */
   if (status == ATTN_OK) status = check_sampling(&s, vocabulary, logits, state, token);
   if (status == ATTN_OK) status = find_largest(vocabulary, logits, &largest);
-  if (status != ATTN_OK) return status;
-  *token = (int32_t)largest;
-  if (s.temperature == 0) {
-    for (int64_t i = 0; probabilities && i < vocabulary; i++) probabilities[i] = i == largest;
-    return ATTN_OK;
-  }
-  const uint64_t mode = attn_float_mode_enter();
-  distribution d = {.logits = logits,
-                    .count = vocabulary,
-                    .largest = (double)logits[largest],
-                    .temperature = (double)s.temperature,
-                    .ties = vocabulary};
-  keep_top_k(&d, s.top_k);
-  keep_top_p(&d, (double)s.top_p);
-  *token = draw(&d, next_uniform(state), probabilities);
+  if (status == ATTN_OK) *token = choose_token(&s, vocabulary, logits, largest, state, probabilities);
   attn_float_mode_leave(mode);
-  return ATTN_OK;
+  return status;
 }

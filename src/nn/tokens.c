@@ -36,10 +36,11 @@ attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width
 static const attn_struct_layout embedding_layout = ATTN_LAYOUT(attn_embedding, stride);
 
 static attn_status check_embedding(const attn_embedding *e, int64_t count) {
-  const attn_nn_size table[] = {{"attn_embedding.vocabulary", e->vocabulary, 1}, {"attn_embedding.width", e->width, 1}};
+  const attn_nn_size table[] = {{"attn_embedding.vocabulary", e->vocabulary, 1},
+                                {"attn_embedding.stride", e->stride > e->width ? e->stride : e->width, 1}};
   const attn_nn_size rows[] = {{"count", count, 0}, {"attn_embedding.width", e->width, 1}};
-  attn_status status = attn_nn_check_sizes(table, NN_COUNT(table));
-  if (status == ATTN_OK) status = attn_nn_check_sizes(rows, NN_COUNT(rows));
+  attn_status status = attn_nn_check_sizes(rows, NN_COUNT(rows));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(table, NN_COUNT(table));
   if (status != ATTN_OK) return status;
   REQUIRE(e->dtype == ATTN_F32 || e->dtype == ATTN_F16 || e->dtype == ATTN_BF16,
           "attn_embedding.dtype is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16", (int)e->dtype);
@@ -61,7 +62,7 @@ static void embed_row(const attn_embedding *e, int64_t first, float factor, floa
 }
 
 attn_status attn_embed(const attn_embedding *embedding, int64_t count, const int32_t *tokens, float *rows) {
-  attn_embedding e;
+  attn_embedding e = {0};
   attn_status status = attn_nn_read(&embedding_layout, "embedding", embedding, &e);
   if (status == ATTN_OK) status = check_embedding(&e, count);
   const attn_nn_pointer pointers[] = {{"attn_embedding.table", e.table}, {"tokens", tokens}, {"rows", rows}};
@@ -98,12 +99,12 @@ static attn_status check_pooling(const attn_pooling *p) {
   const attn_nn_size sizes[] = {{"attn_pooling.batch", p->batch, 0},
                                 {"attn_pooling.seq", p->cu_seqlens ? 1 : p->seq, 0},
                                 {"attn_pooling.width", p->width, 1}};
-  const attn_nn_pointer pointers[] = {{"attn_pooling.x", p->x}, {"attn_pooling.y", p->y}};
+  const attn_nn_pointer pointers[] = {{"attn_pooling.y", p->y}, {"attn_pooling.x", p->x}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
   REQUIRE(p->kind == ATTN_POOL_MEAN || p->kind == ATTN_POOL_FIRST,
           "attn_pooling.kind is %d; it must be ATTN_POOL_MEAN or ATTN_POOL_FIRST", (int)p->kind);
-  if (p->batch > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  if (p->batch > 0) status = attn_nn_check_pointers(pointers, p->cu_seqlens || p->seq > 0 ? 2 : 1);
   return status == ATTN_OK ? check_pooling_lengths(p) : status;
 }
 

@@ -148,7 +148,7 @@ TEST(tuning_files_mean_the_same_in_every_mode) {
 /* Results of the functions that run no kernel, in one mode: the default scale, a merge with one row without keys, a dense
  * layer, layer norm, positions, embeddings, pooling and sampling. */
 typedef struct results {
-  float scale[9], merged[4], lse[2], product[6], norm[6], positions[8], embedded[4], pooled[2], sampled[6];
+  float scale[9], merged[4], lse[2], product[6], norm[6], positions[8], embedded[4], pooled[2], sampled[6], greedy[2];
 } results;
 
 static results compute(unsigned mode) {
@@ -184,6 +184,8 @@ static results compute(unsigned mode) {
   IN_MODE(mode, test_ok(attn_embed(&embedding, 2, (const int32_t[]){2, 0}, r.embedded)));
   IN_MODE(mode, test_ok(attn_pool_rows(&pooling)));
   IN_MODE(mode, test_ok(attn_sample_token(&sampling, 6, x, &seed, r.sampled, &token)));
+  const attn_sampling greedy = ATTN_STRUCT(attn_sampling, .temperature = 0);
+  IN_MODE(mode, test_ok(attn_sample_token(&greedy, 2, (const float[]){0, 1e-40f}, NULL, r.greedy, &token)));
   attn_product_destroy(product);
   free(workspace);
   return r;

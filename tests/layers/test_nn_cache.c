@@ -164,6 +164,15 @@ static void biased_steps_are_the_whole(const char *kernel) {
   while (attn_kv_cache_lengths(cache)[0] < LONG) step(cache, 5, NULL, k, o);
   spread_bias(table, 0, bias);
   assert_true(worst_with(true, bias, k, o) <= 1);
+  attn_kv_cache_destroy(
+      cache); /* and with no room from larger steps: the largest is beside a sequence that is almost full */
+  memset(o, 0, sizeof o);
+  test_ok(attn_kv_cache_create(&biased, &options, &cache));
+  const int32_t one[B] = {8, 0}, last[B] = {2, 16}; /* 16 tokens: as many as decode kernels take */
+  while (attn_kv_cache_lengths(cache)[0] < LONG - 2) step(cache, 8, one, k, o);
+  step(cache, 16, last, k, o);
+  while (attn_kv_cache_lengths(cache)[1] < LONG) step(cache, 1, (const int32_t[B]){0, 1}, k, o);
+  assert_true(worst_with(true, bias, k, o) <= 1);
   spread_bias(table, 1, bias);
   assert_true(worst_with(true, bias, k, o) > 4);
   assert_true(worst_against(true, k, o) > 4);

@@ -62,6 +62,7 @@ TEST(embeddings_check_arguments) {
   REFUSED(width, 0, "width is 0");
   REFUSED(table, NULL, "table is NULL");
   REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(stride, INT64_MAX / 2, "stride is 4611686018427387903");
   REFUSED(stride, WIDTH - 1, "stride is 6; it must be at least 7");
   REFUSED(factor, NAN, "factor is nan");
 #undef REFUSED
