@@ -414,6 +414,56 @@ def _activation(name):
     return getattr(C, _ACTIVATIONS[name])
 
 
+def _float_dtype(name, dtype):
+    if dtype not in DTYPES:
+        raise TypeError(f"{name} is {dtype!r}; it must be one of {', '.join(map(repr, DTYPES))}")
+    return getattr(C, DTYPES[dtype])
+
+
+class Linear(_Layer):
+    """y = activation(x weight^T + bias): a weight [out][in] as PyTorch's nn.Linear stores it, float32, float16 or bfloat16.
+
+    dtype and out_dtype: of x and y in all calls. Where weight and x are bfloat16, the CPU's products of bfloat16 take them,
+    with bf16_rows also x of another dtype, rounded. activation: as FeedForward takes it. product: the kernel.
+    """
+
+    _kind = "product"
+
+    def __init__(self, weight: Any, bias: Any = None, *, dtype: str = "float32", out_dtype: str = "float32",
+                 activation: str | None = None, bf16_rows: bool = False, threads: int | None = None,
+                 product: str | None = None) -> None:
+        arrays, options = _Arrays(), _options(product, threads)
+        address, kept, (self.out, self.width) = arrays.read(weight, "weight", _shape(weight, "weight", 2), tuple(DTYPES))
+        self._dtype, self._out_dtype = dtype, out_dtype
+        config = S.attn_product_weights(depth=self.width, columns=self.out, weight=address, stride_depth=1,
+                                        stride_column=self.width, dtype=getattr(C, DTYPES[kept]),
+                                        dtype_x=_float_dtype("dtype", dtype), dtype_y=_float_dtype("out_dtype", out_dtype),
+                                        bias=arrays.floats(bias, "bias", (self.out,)), bf16_rows=bf16_rows)
+        if activation is not None:
+            config.activate = F.attn_activation_function(_activation(activation), ctypes.byref(options))
+        self._make(config, options)
+
+    @property
+    def kernel(self) -> str:
+        """The name of the product that runs."""
+        return F.attn_product_name(self._handle).decode()
+
+    def __call__(self, x: Any, out: Any = None) -> Any:
+        """y [..., out] of x [..., in]. out: an array of out_dtype for it, which is needed unless that is float32."""
+        arrays = _Arrays()
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
+        if not shape or shape[-1] != self.width:
+            raise ValueError(f"x has shape {shape}; its last dimension must be {self.width}")
+        right, rows = (*shape[:-1], self.out), math.prod(shape[:-1])
+        if out is None and self._out_dtype != "float32":
+            raise TypeError(f"out is None; it must be an array of {self._out_dtype}, which is out_dtype")
+        y, to = _new(x, *right) if out is None else (out, arrays.read(out, "out", right, (self._out_dtype,))[0])
+        args = S.attn_product_args(batch=1, rows=rows, x=address, x_stride=S.attn_strides(s=self.width, d=1), y=to,
+                                   y_stride=S.attn_strides(s=self.out, d=1))
+        check(F.attn_product_run(self._handle, ctypes.byref(args), *self._workspace(rows)))
+        return y
+
+
 class FeedForward(_Layer):
     """y = activation(x w1^T + b1) w2^T + b2, or with w_gate y = (activation(x w_gate^T + b_gate) (x w1^T + b1)) w2^T + b2
     (Shazeer 2020): w1 and w_gate [hidden][width], w2 [width][hidden], as PyTorch stores them. activation: "relu", "gelu"

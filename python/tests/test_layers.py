@@ -133,6 +133,26 @@ def test_dense_layers_run_by_the_product_that_is_named():
     assert "product_c" in makers[0]("product_c").describe()
 
 
+def test_linear():
+    x, w, b = draw(2, 5, 16), draw(24, 16), draw(24)
+    x64 = x.astype(float)
+    layer = layers.Linear(w, b)
+    close(layer(x), x64 @ w.T + b)
+    close(layers.Linear(w, activation="relu", product="product_c")(x), np.maximum(x64 @ w.T, 0))
+    assert layers.Linear(w, product="product_c").kernel == "product_c"
+    half, out = layers.Linear(w, b, out_dtype="float16"), np.empty((2, 5, 24), np.float16)
+    assert half(x, out) is out
+    assert np.abs(out - layer(x)).max() <= 2.0**-11 * np.abs(layer(x)).max()
+    with pytest.raises(TypeError, match="out is None; it must be an array of float16"):
+        half(x)
+    with pytest.raises(ValueError, match=r"out has shape \(5, 24\); it must have \(2, 5, 24\)"):
+        half(x, out[0])
+    with pytest.raises(TypeError, match="dtype is 'int8'; it must be one of 'float32', "):
+        layers.Linear(w, dtype="int8")
+    with pytest.raises(ValueError, match="x has shape .*; its last dimension must be 16"):
+        layer(x[..., :3].copy())
+
+
 def test_rows_rounded_to_bfloat16():
     torch = pytest.importorskip("torch")
     x, w1, w2 = (torch.from_numpy(draw(*shape)) for shape in ((5, 16), (32, 16), (16, 32)))

@@ -35,9 +35,10 @@ def compiler():
     return found or pytest.skip("no C compiler")
 
 
-def run_script(script, *arguments, folder, modules=None, interpreter=sys.executable, **environment):
+def run_script(script, *arguments, folder, modules=None, interpreter=sys.executable, library=("--libattn", LIBRARY),
+               **environment):
     """Runs the script of a peer. modules: name -> source of a module that hides the real one, written into `folder`."""
     for name, source in (modules or {}).items():
         (folder / f"{name}.py").write_text(source)
-    return runs.run([interpreter, PEERS_FOLDER / script, "--libattn", LIBRARY, *arguments], PYTHONDONTWRITEBYTECODE="1",
+    return runs.run([interpreter, PEERS_FOLDER / script, *library, *arguments], PYTHONDONTWRITEBYTECODE="1",
                     PYTHONPATH=str(folder), **environment)

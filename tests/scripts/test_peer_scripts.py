@@ -22,6 +22,16 @@ from pairing.cases import title as title_of
 from pairing.implementation import Refused
 from pairing.peers import PEERS, WORDS, Peer
 
+# The part of PyTorch that torch_linear.py uses. FAKE_TORCH=wrong: a product is 1 % too large.
+LINEAR_TORCH = '''
+import contextlib, os, types
+import numpy as np
+float32, inference_mode, set_num_threads = np.float32, contextlib.nullcontext, lambda threads: None
+randn = lambda *shape, dtype: np.random.default_rng(1).standard_normal(shape).astype(dtype)
+factor = np.float32(1.01 if os.environ.get("FAKE_TORCH") == "wrong" else 1)
+nn = types.SimpleNamespace(functional=types.SimpleNamespace(linear=lambda x, w: x @ w.T * factor))
+'''
+
 KERNELS = [name for peer in PEERS.values() for name in peer.kernels]
 
 
@@ -309,3 +319,17 @@ def test_the_figure_shows_every_library_and_every_gap(tmp_path):
                   "FAIL", "SKIP", "no peak", "decode 8×4096×64",
                   "SKIP OpenVINO ScaledDotProductAttention (every case): no OpenVINO"):
         assert f">{words}</text>" in drawn, words
+
+
+@needs_library
+def test_dense_layers_beside_pytorchs(tmp_path):
+    arguments = ["--rows", "1,9", "--sizes", "32x48", "--rounds", "6", "--product", "product_c"]
+    done = run_script("torch_linear.py", *arguments, folder=tmp_path, library=(), modules={"torch": LINEAR_TORCH})
+    assert done.returncode == 0, done.stderr
+    assert "1 x 32 x 48" in done.stdout and "9 x 32 x 48" in done.stdout
+    assert "float32, 1 threads, 2 shapes: geometric mean" in done.stdout
+    done = run_script("torch_linear.py", *arguments, folder=tmp_path, library=(), modules={"torch": LINEAR_TORCH},
+                      FAKE_TORCH="wrong")
+    assert done.returncode == 1 and "FAIL: differs from the baseline by" in done.stdout
+    done = run_script("torch_linear.py", folder=tmp_path, library=(), modules={"torch": ABSENT.format("torch")})
+    assert done.returncode == 77 and "scripts/peers/setup.sh torch" in done.stdout
