@@ -92,7 +92,9 @@ TEST(feed_forward_rounds_rows) {
     config.bf16_rows = i & 1;
     test_ok(attn_feed_forward_create(&config, NULL, &layer));
     const size_t bytes = attn_feed_forward_workspace(layer, ROWS);
-    test_ok(attn_feed_forward_run(layer, ROWS, i < 2 ? x : rounded, y[i], test_allocate(bytes), bytes));
+    void *workspace = test_allocate(bytes);
+    test_ok(attn_feed_forward_run(layer, ROWS, i < 2 ? x : rounded, y[i], workspace, bytes));
+    free(workspace);
     attn_feed_forward_destroy(layer);
   }
   assert_memory_equal(y[1], y[3], sizeof y[1]);
