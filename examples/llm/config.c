@@ -71,8 +71,9 @@ static int64_t size_of(object *o, const char *name, int64_t missing) { /* missin
   return (int64_t)size;
 }
 
-static bool flag(const object *o, const char *name, bool missing) {
+static bool flag(object *o, const char *name, bool missing) {
   const cJSON *found = field(o, name);
+  if (found && !cJSON_IsBool(found)) wrong(o, name, "true or false");
   return found ? cJSON_IsTrue(found) : missing;
 }
 
@@ -113,17 +114,17 @@ static const name_value activations[] = {
 static void read_windows(object *o, int layers_with_window, llm_config *c) {
   c->window = size_of(o, "sliding_window", 0);
   const cJSON *types = field(o, "layer_types");
-  const int64_t first = size_of(o, "max_window_layers", 1);
+  const double first = number(o, "max_window_layers", 0, INT32_MAX, 28); /* Qwen2Config has 28 */
   if (types && (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->layers))
     wrong(o, "layer_types", "a list of one word for each of num_hidden_layers");
   for (int64_t layer = 0; layer < c->layers && !o->failed; layer++) {
     const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, (int)layer));
-    if (type && strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0)
+    if (types && (!type || (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0)))
       wrong(o, "layer_types", "a list of full_attention and sliding_attention");
     c->windowed[layer] =
         c->window > 0 && (type ? strcmp(type, "sliding_attention") == 0
                                : layers_with_window == ALL || (layers_with_window == EVEN && layer % 2 == 0) ||
-                                     (layers_with_window == FROM_MAX_WINDOW_LAYERS && layer >= first &&
+                                     (layers_with_window == FROM_MAX_WINDOW_LAYERS && (double)layer >= first &&
                                       flag(o, "use_sliding_window", false)));
   }
 }
@@ -137,6 +138,10 @@ static const name_value scalings[] = {{"default", ATTN_ROPE_UNSCALED},
 static void read_rope(object *o, llm_config *c) {
   object r = {.path = o->path, .json = field(o, "rope_parameters")}; /* rope_scaling before transformers 5 */
   if (!r.json) r.json = field(o, "rope_scaling");
+  if (r.json && !cJSON_IsObject(r.json)) {
+    wrong(o, field(o, "rope_parameters") ? "rope_parameters" : "rope_scaling", "an object, or null");
+    r.json = NULL;
+  }
   const char *name = r.json && field(&r, "type") ? "type" : "rope_type";
   const attn_rope_scaling scaling = (attn_rope_scaling)look_up(&r, name, text(&r, name, "default"), scalings)->value;
   const double base = number(o, "rope_theta", 1, 1e12, 10000), length = (double)c->positions;
@@ -151,6 +156,9 @@ static void read_rope(object *o, llm_config *c) {
   c->rope.low_freq_factor = number(&r, "low_freq_factor", 0, 1e6, 0);
   c->rope.high_freq_factor = number(&r, "high_freq_factor", 0, 1e6, 0);
   number(&r, "partial_rotary_factor", 1, 1, 1);
+  number(o, "partial_rotary_factor", 1, 1, 1);
+  number(&r, "mscale", 1, 1, 1);
+  number(&r, "mscale_all_dim", 1, 1, 1);
   o->failed |= r.failed;
 }
 
@@ -161,7 +169,8 @@ static void read_stops(object *o, llm_config *c) {
   if (count > LLM_MOST_STOPS) wrong(o, "eos_token_id", "at most 16 tokens");
   for (c->stops = 0; c->stops < count && !o->failed; c->stops++) {
     const cJSON *one = cJSON_IsArray(found) ? cJSON_GetArrayItem(found, c->stops) : found;
-    if (!cJSON_IsNumber(one)) wrong(o, "eos_token_id", "a token or a list of tokens");
+    if (!cJSON_IsNumber(one) || one->valuedouble < 0 || one->valuedouble != one->valueint)
+      wrong(o, "eos_token_id", "a token or a list of tokens: whole numbers from 0 on");
     c->stop[c->stops] = one->valueint;
   }
 }

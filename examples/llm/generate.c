@@ -78,6 +78,7 @@ static int insert(candidate *list, int count, int most, candidate added) {
   return count;
 }
 
+/* -1, after a message, if no logit is finite or one is NaN. */
 static int best_candidates(const run *r, const search *s, const float *logits) {
   const int64_t vocabulary = r->model->config.vocabulary;
   int count = 0;
@@ -85,6 +86,7 @@ static int best_candidates(const run *r, const search *s, const float *logits) {
     double largest = -INFINITY, sum = 0;
     for (int64_t t = 0; t < vocabulary; t++) largest = fmax(largest, (double)logits[t]);
     for (int64_t t = 0; t < vocabulary; t++) sum += exp((double)logits[t] - largest);
+    if (!isfinite(sum)) return llm_fail("the logits of a text are not finite"), -1;
     const double base = s->running[beam].score - largest - log(sum);
     for (int64_t t = 0; t < vocabulary; t++)
       count = insert(r->list, count, r->most, (candidate){base + (double)logits[t], beam, (int32_t)t});
@@ -121,8 +123,9 @@ static void move_texts(run *r, const search *s, int64_t first) {
 
 /* Beam search as in transformers with early_stopping=False and length_penalty=1: a text that stops is a result only among
  * the first `beams` candidates; the search ends when no running text has more than the worst result. */
-static void advance_beams(run *r, int64_t prompt, const float *logits) {
+static bool advance_beams(run *r, int64_t prompt, const float *logits) {
   const int beams = (int)r->task->beams, count = best_candidates(r, &r->searches[prompt], logits);
+  if (count < 0) return false;
   search *s = &r->searches[prompt];
   const llm_text *texts = r->texts + prompt * beams;
   const int64_t length = texts[0].count + 1 - texts[0].prompt;
@@ -136,6 +139,7 @@ static void advance_beams(run *r, int64_t prompt, const float *logits) {
   }
   move_texts(r, s, prompt * beams);
   if (s->ended == beams && s->running[0].score / (double)length <= s->ends[beams - 1].score) s->live = 0;
+  return true;
 }
 
 /* ---- Steps ---- */
@@ -169,10 +173,7 @@ static bool advance(run *r, int64_t *made) {
     llm_text *text = &r->texts[p * r->task->beams];
     const int live = s->live;
     if (live && text->fed == text->count) {
-      if (r->task->beams > 1)
-        advance_beams(r, p, logits);
-      else if (!advance_text(r, s, text, logits))
-        return false;
+      if (!(r->task->beams > 1 ? advance_beams(r, p, logits) : advance_text(r, s, text, logits))) return false;
       ++*made;
     }
     moved |= live && !s->live;

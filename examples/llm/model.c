@@ -13,7 +13,7 @@ static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL
 /* A norm's gains, which must be there. */
 static float *gains(llm_weights *w, const char *name, int64_t count) {
   float *gain = llm_weights_vector(w, name, count);
-  if (!gain)
+  if (!gain && !w->failed)
     w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)count);
   return gain;
 }
@@ -78,8 +78,7 @@ static bool create_ends(llm_model *m) {
   llm_weights *w = &m->weights;
   llm_weights_begin(w, "");
   const void *table = llm_weights_matrix(w, "model.embed_tokens.weight", c->vocabulary, c->width);
-  const bool tied = c->tied || !llm_weights_has(w, "lm_head.weight");
-  const void *head = tied ? table : llm_weights_matrix(w, "lm_head.weight", c->vocabulary, c->width);
+  const void *head = c->tied ? table : llm_weights_matrix(w, "lm_head.weight", c->vocabulary, c->width);
   const attn_norm norm = norm_of(w, "model.norm.weight", c);
   if (w->failed) return false;
   m->embedding = ATTN_STRUCT(attn_embedding, .vocabulary = c->vocabulary, .width = c->width, .table = table,

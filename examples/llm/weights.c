@@ -69,8 +69,6 @@ static const safetensor *find(const llm_weights *w, const char *name) {
   return found;
 }
 
-bool llm_weights_has(const llm_weights *w, const char *name) { return find(w, name) != NULL; }
-
 /* The tensor, if it has this shape. */
 static const safetensor *fitting(llm_weights *w, const char *name, int64_t rows, int64_t columns) {
   const safetensor *found = find(w, name);
@@ -98,8 +96,9 @@ const void *llm_weights_matrix(llm_weights *w, const char *name, int64_t rows, i
 
 float *llm_weights_vector(llm_weights *w, const char *name, int64_t count) {
   const safetensor *found = find(w, name) ? fitting(w, name, 0, count) : NULL;
-  float *vector = found && w->vectors < LLM_MOST_VECTORS ? malloc((size_t)count * sizeof *vector) : NULL;
-  if (!vector) return NULL;
+  if (!found) return NULL;
+  float *vector = w->vectors < LLM_MOST_VECTORS ? malloc((size_t)count * sizeof *vector) : NULL;
+  if (!vector) return w->failed = !llm_fail("tensor %s%s: out of memory", w->prefix, name), NULL;
   w->vector[w->vectors++] = vector;
   const attn_embedding row = ATTN_STRUCT(attn_embedding, .vocabulary = 1, .width = count, .table = found->data,
                                          .dtype = found->dtype); /* any type to float32 */

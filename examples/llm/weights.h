@@ -27,8 +27,6 @@ bool llm_weights_open(const char *folder, llm_weights *weights);
  * files leaves memory. */
 void llm_weights_begin(llm_weights *weights, const char *prefix);
 
-bool llm_weights_has(const llm_weights *weights, const char *name);
-
 /* The elements of a matrix [rows][columns], of weights->dtype, where the file has them. After a message NULL, and `failed`
  * is set. */
 const void *llm_weights_matrix(llm_weights *weights, const char *name, int64_t rows, int64_t columns);

@@ -93,7 +93,7 @@ static void steps_have_the_bits(bool biased) {
   attn_kv_cache_destroy(cache);
   attn_kv_cache_shape other = shape;
   other.heads_q = 2 * HEADS;
-  other.bias_by_distance = NULL; /* its table has HEADS rows */
+  other.bias_by_distance = NULL, other.bias_distances = 0; /* the table has HEADS rows */
   test_ok(attn_kv_cache_create(&other, NULL, &cache));
   test_invalid(attn_mha_step(mha[0], cache, 0, x, whole), "the layer's heads_q is 4; it must be 8");
   attn_kv_cache_destroy(cache);

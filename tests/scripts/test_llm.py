@@ -250,6 +250,12 @@ WRONG = [
     ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
     ({"quantization_config": {"bits": 4}}, "quantization_config is"),
     ({"eos_token_id": "end"}, 'eos_token_id is "end"; it must be a token or a list of tokens'),
+    ({"eos_token_id": [3, -1.5]}, "it must be a token or a list of tokens: whole numbers from 0 on"),
+    ({"rope_scaling": "yarn"}, 'rope_scaling is "yarn"; it must be an object, or null'),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": 0.7}}, "mscale is 0.7"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"tie_word_embeddings": "no"}, 'tie_word_embeddings is "no"; it must be true or false'),
+    ({"layer_types": [1, 2]}, "layer_types is [1,2]; it must be a list of full_attention and sliding_attention"),
     ({"intermediate_size": 41}, "tensor model.layers.0.mlp.gate_proj.weight is 40 x 32; by config.json it must be 41 x 32"),
     ({"num_hidden_layers": 3}, "tensor model.layers.2.input_layernorm.weight is missing"),
     ({"max_position_embeddings": 20}, "prompt 0 and --tokens are 33 tokens; max_position_embeddings is 20"),
@@ -262,6 +268,18 @@ def test_wrong_models_are_refused(tmp_path, change, message):
     save(tmp_path / "m", {**config, **change}, weights_of("llama", config))
     result = run(tmp_path / "m", 5)
     assert result.returncode == 1 and message in result.stderr and not result.stdout
+
+
+def test_logits_that_are_no_numbers_end_it(tmp_path):
+    config = {"model_type": "llama", **SIZES}
+    weights = weights_of("llama", config)
+    weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], np.nan)
+    folder = save(tmp_path / "m", config, weights)
+    for beams in (1, 2):
+        result = run(folder, "5,3", "--beams", beams)
+        assert result.returncode == 1 and "logits" in result.stderr and not result.stdout
+    del weights["lm_head.weight"]
+    assert "tensor lm_head.weight is missing" in run(save(folder, config, weights), 5).stderr
 
 
 def test_wrong_files_and_options_are_refused(tmp_path):
