@@ -457,6 +457,10 @@ class Linear(_Layer):
         right, rows = (*shape[:-1], self.out), math.prod(shape[:-1])
         if out is None and self._out_dtype != "float32":
             raise TypeError(f"out is None; it must be an array of {self._out_dtype}, which is out_dtype")
+        if not getattr(getattr(out, "flags", None), "writeable", True):
+            raise ValueError("out is read-only; it must be an array to write to")
+        if getattr(out, "is_neg", bool)():
+            raise ValueError("out is a lazy negative view of PyTorch; it must be resolved, by resolve_neg()")
         y, to = _new(x, *right) if out is None else (out, arrays.read(out, "out", right, (self._out_dtype,))[0])
         args = S.attn_product_args(batch=1, rows=rows, x=address, x_stride=S.attn_strides(s=self.width, d=1), y=to,
                                    y_stride=S.attn_strides(s=self.out, d=1))

@@ -143,6 +143,10 @@ def test_linear():
     half, out = layers.Linear(w, b, out_dtype="float16"), np.empty((2, 5, 24), np.float16)
     assert half(x, out) is out
     assert np.abs(out - layer(x)).max() <= 2.0**-11 * np.abs(layer(x)).max()
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        half(x, out)
+    out.flags.writeable = True
     with pytest.raises(TypeError, match="out is None; it must be an array of float16"):
         half(x)
     with pytest.raises(ValueError, match=r"out has shape \(5, 24\); it must have \(2, 5, 24\)"):

@@ -63,7 +63,8 @@ struct attn_product {
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
   bool has_bias;
-  attn_row_function activate;         /* NULL = none */
+  attn_row_function activate; /* NULL = none */
+  bool calls_back;            /* it is the caller\'s, who may run anything in it: not while a kernel has tiles in use */
   attn_dtype dtype, dtype_x, dtype_y; /* types of W, X and Y as they are given */
   attn_dtype x_kept;                  /* type of X as the kernel has it: float32 or bf16 */
   bool rounds_x;                      /* to bf16 */
@@ -331,6 +332,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   set_blocks(*product);
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
   const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
+  (*product)->calls_back = own.activate != NULL;
   (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
@@ -629,8 +631,8 @@ static bool y_of_kernel(const run_context *c, const strip *s, int64_t column, in
   const attn_product *product = c->product;
   const segment columns = segment_at(&c->args->y_stride, c->args->y_head_dim, column, column + count);
   const elements first = y_elements(c, s->first_row, &columns);
-  if (product->x_kept != ATTN_BF16 || !product->by_panel || first.in.dtype != ATTN_BF16 || first.stride != 1 ||
-      columns.count != count || !even_rows(c->args, &c->args->y_stride, s, &y->stride))
+  if (product->x_kept != ATTN_BF16 || !product->by_panel || product->calls_back || first.in.dtype != ATTN_BF16 ||
+      first.stride != 1 || columns.count != count || !even_rows(c->args, &c->args->y_stride, s, &y->stride))
     return false;
   y->at = (uint16_t *)(void *)address_of(&first);
   y->bias = product->has_bias ? product->bias + column : NULL;

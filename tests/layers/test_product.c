@@ -237,6 +237,37 @@ TEST(test_transposed_x_has_the_same_bits) {
   free_layer(&turned);
 }
 
+/* A caller's function may run products itself: no kernel has tiles in use then. */
+static attn_product *inner_product;
+static void run_inner(float *x, int64_t count) {
+  static const uint16_t zeros[8];
+  float y[8];
+  const size_t bytes = attn_product_workspace(inner_product, 1);
+  void *workspace = aligned_alloc(64, bytes);
+  assert_true(count <= 40); /* columns of Y */
+  test_ok(attn_product_run(inner_product,
+                           &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = 1, .x = zeros, .x_stride = {.s = 8, .d = 1},
+                                        .y = y, .y_stride = {.s = 8, .d = 1}),
+                           workspace, bytes));
+  for (int64_t i = 0; i < count; i++) x[i] += y[0];
+  free(workspace);
+}
+
+TEST(test_functions_that_run_products) {
+  const shape s = {.batch = 1, .rows = 64, .depth = 96, .columns = 40, .x_step = 1, BF16, .dtype_y = ATTN_BF16};
+  layer l = make_layer(s), inner = make_layer((shape){.batch = 1, .rows = 1, .depth = 8, .columns = 8, .x_step = 1, BF16});
+  const attn_options one = ATTN_STRUCT(attn_options, .threads = 1);
+  inner_product = create(&inner, &one);
+  l.weights.activate = run_inner;
+  attn_product *product = create(&l, &one);
+  run(product, &l.args);
+  assert_true(worst_ratio(&l, -1) <= 1); /* the inner rows are 0 */
+  attn_product_destroy(product);
+  attn_product_destroy(inner_product);
+  free_layer(&inner);
+  free_layer(&l);
+}
+
 /* Rows that are to be rounded have the bits of rows that were, and not those of the others. */
 static void check_rounded_rows(const char *name, bool transposed) {
   enum { ROWS = 40, DEPTH = 300, COLUMNS = 70 };
