@@ -15,7 +15,7 @@ typedef struct attn_product_y {
   uint16_t *at;
   int64_t stride;
   const float *bias;          /* or NULL */
-  attn_row_function activate; /* or NULL */
+  attn_row_function activate; /* a tier's own, which uses no tiles; or NULL */
 } attn_product_y;
 
 /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are

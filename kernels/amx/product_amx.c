@@ -4,16 +4,16 @@
  * split when it is packed, X once for each depth block:
  *
  *   X  [16 rows][step][part][16 rows][32 values]
- *   W  [panel of 32 columns][step][part][16 columns][16 pairs][16 columns][2 values]
+ *   W  [panel of 64 columns][step][part][16 columns][16 pairs][16 columns][2 values]
  *
  * A step is 32 elements of depth, what one tile product sums over. The unit multiplies 32 rows x 32 columns at a time: each
  * tile that it loads takes part in two products. Tiles have as many rows as there are: the unit then takes as long as W
  * takes to come.
  *
- * Of parts, the sums of a depth block start from 0 in the unit; then the vectors add those of the blocks before. Outputs
- * that are not finite are computed once more by a chain of multiply-adds, because an infinity has parts that are NaN: so
- * they are as in the other tiers, and reach only their own rows and columns. Rows of bf16 have no parts, and their sums stay
- * in the unit. */
+ * Where there are parts, the sums of a depth block start from 0 in the unit; then the vectors add those of the blocks
+ * before. Outputs that are not finite are computed once more by a chain of multiply-adds, because an infinity has parts that
+ * are NaN: so they are as in the other tiers, and reach only their own rows and columns. Rows of bf16 have no parts, and
+ * their sums stay in the unit. */
 #define PARTS 3
 #include "parts_amx.h"
 
@@ -28,7 +28,7 @@
 
 enum {
   SIDE = 16, /* rows, or columns, of a tile of sums */
-  COLUMNS = 32,
+  COLUMNS = 64,
   MOST_ROWS = 192,   /* tested: 96 to 512 */
   DEPTH = 512,       /* each depth block reads and writes all sums; its parts of X and of a panel stay in level 2 */
   BF16_DEPTH = 2048, /* one block, in most layers: X is packed once */
@@ -230,12 +230,6 @@ static ALWAYS_INLINE void multiply_step(const uint16_t *x, int64_t x_below, cons
   }
 }
 
-static ALWAYS_INLINE void multiply_steps(const tile_group *g, const int x_parts, const int w_parts, const bool two) {
-  const uint16_t *x = g->x, *w = g->w;
-  for (int64_t step = 0; step < g->steps; step++, x += x_parts * TILE_VALUES, w += w_parts * PANEL_TILES * TILE_VALUES)
-    multiply_step(x, g->x_below, w, x_parts, w_parts, two);
-}
-
 static ALWAYS_INLINE void store_sums(float *to, int64_t stride, const bool two) {
   const int64_t bytes = stride * (int64_t)sizeof(float);
   _tile_stored(0, to, bytes);
@@ -244,18 +238,6 @@ static ALWAYS_INLINE void store_sums(float *to, int64_t stride, const bool two) 
     _tile_stored(2, to + SIDE * stride, bytes);
     _tile_stored(3, to + SIDE * stride + SIDE, bytes);
   }
-}
-
-static ALWAYS_INLINE void multiply_parts(const tile_group *g, const int w_parts, const bool two) {
-  float *sums = g->block->memory;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  tiles_see_stores();
-  multiply_steps(g, PARTS, w_parts, two);
-  store_sums(sums, 2 * SIDE, two);
-  add_sums(g, sums);
 }
 
 /* Finished sums of a group, of which rows from `row` on are not in Y yet. */
@@ -294,7 +276,29 @@ static NO_INLINE void finish(finished_sums *f) {
   if (f->row < f->rows) store_rows(f, f->rows);
 }
 
-/* The vectors store the sums of the group before while the unit multiplies. */
+/* The vectors store the sums of the group before, if there are such, while the unit multiplies. */
+static ALWAYS_INLINE void multiply_steps(const tile_group *g, finished_sums *before, const int x_parts, const int w_parts,
+                                         const bool two) {
+  const uint16_t *x = g->x, *w = g->w;
+  const int64_t rows = ceil_div(2 * SIDE, g->steps);
+  for (int64_t step = 0; step < g->steps; step++, x += x_parts * TILE_VALUES, w += w_parts * PANEL_TILES * TILE_VALUES) {
+    multiply_step(x, g->x_below, w, x_parts, w_parts, two);
+    if (before && before->row < before->rows) store_rows(before, rows);
+  }
+}
+
+static ALWAYS_INLINE void multiply_parts(const tile_group *g, const int w_parts, const bool two) {
+  float *sums = g->block->memory;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  tiles_see_stores();
+  multiply_steps(g, NULL, PARTS, w_parts, two);
+  store_sums(sums, 2 * SIDE, two);
+  add_sums(g, sums);
+}
+
 static ALWAYS_INLINE void multiply_bf16(const tile_group *g, finished_sums *before, const bool two) {
   const attn_product_block *b = g->block;
   const int64_t stride = g->begins ? b->start_stride : b->out_stride;
@@ -307,12 +311,7 @@ static ALWAYS_INLINE void multiply_bf16(const tile_group *g, finished_sums *befo
     _tile_loadd(2, start + below, bytes);
     _tile_loadd(3, start + below + SIDE, bytes);
   }
-  const uint16_t *x = g->x, *w = g->w;
-  const int64_t rows = ceil_div(2 * SIDE, g->steps);
-  for (int64_t step = 0; step < g->steps; step++, x += TILE_VALUES, w += PANEL_TILES * TILE_VALUES) {
-    multiply_step(x, g->x_below, w, 1, 1, two);
-    if (before->row < before->rows) store_rows(before, rows);
-  }
+  multiply_steps(g, before, 1, 1, two);
   if (b->y && g->ends) {
     float *sums = (float *)b->memory + (before->sums == b->memory ? GROUP_SUMS : 0);
     store_sums(sums, 2 * SIDE, two);
