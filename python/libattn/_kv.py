@@ -68,10 +68,10 @@ class _Call:
     def __init__(self):
         self.kept = []
 
-    def tensor(self, array, name, layout, dtypes=DTYPES):
+    def tensor(self, array, name, layout, dtypes=DTYPES, written=False):
         """(address, dtype, sizes, strides) as b, h, s, d of an array [batch, heads, tokens, dim] ("bhsd"), [batch, tokens,
-        heads, dim] ("bshd"), or packed [tokens, heads, dim] ("thd")."""
-        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+        heads, dim] ("bshd"), or packed [tokens, heads, dim] ("thd"). written: the call writes to it."""
+        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name, written)
         self.kept.append((array, keeper))
         if dtype not in dtypes:
             raise TypeError(f"{name} is {dtype}; it must be one of {', '.join(dtypes)}")
@@ -80,8 +80,9 @@ class _Call:
         return address, getattr(C, dtypes[dtype]), *self._in_order(shape, strides, layout)
 
     def blocks(self, array, name, layout, kv_format):
-        """The same of uint8 [batch, heads, tokens, blocks, bytes of a block]; a row has all elements of its blocks."""
-        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+        """The same of uint8 [batch, heads, tokens, blocks, bytes of a block], which is written to; a row has all elements of
+        its blocks."""
+        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name, True)
         self.kept.append((array, keeper))
         size = BYTES[kv_format]
         if dtype != "uint8":
@@ -120,7 +121,7 @@ class _Call:
         if isinstance(array, (int, float)) and not written:
             self.kept.append(ctypes.c_float(array))
             return ctypes.addressof(self.kept[-1]), S.attn_strides()
-        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+        address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name, written)
         self.kept.append((array, keeper))
         if dtype != "float32":
             raise TypeError(f"{name} is {dtype}; it must be float32")
@@ -152,7 +153,7 @@ def rope(x: Any, rotation: Rope, *, positions: Any = None, past: Any = None, lay
     address, dtype, sizes, strides = call.tensor(x, "x", layout)
     if out is None:
         out = allocate(x, tuple(FUNCTIONS["view"](x, "x")[3]), FUNCTIONS["view"](x, "x")[2])
-    to, out_dtype, out_sizes, out_strides = call.tensor(out, "out", layout)
+    to, out_dtype, out_sizes, out_strides = call.tensor(out, "out", layout, written=True)
     if out_sizes != sizes:
         raise ValueError("out has another shape than x; it must have the same")
     args = S.attn_rope_args(batch=sizes[0], tokens=sizes[2], heads=sizes[1], dim=sizes[3], dtype=dtype, out_dtype=out_dtype,
@@ -169,7 +170,7 @@ def _read_rows(call, args, layout, tensors):
     for name, array in tensors.items():
         if array is None:
             continue
-        address, dtype, sizes, strides = call.tensor(array, name, layout)
+        address, dtype, sizes, strides = call.tensor(array, name, layout, written=name == "q_out")
         for what, size in (("batch", sizes[0]), ("tokens", sizes[2])):
             if seen.setdefault(what, size) != size:
                 raise ValueError(f"{name} has {what} {size}; the others have {seen[what]}")
@@ -229,7 +230,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     outer = []
     for name, array, heads, dim in (("k_cache", k_cache, "heads_kv", "dim_qk"), ("v_cache", v_cache, "heads_kv", "dim_v")):
         address, dtype, sizes, strides = (call.blocks(array, name, cache_layout, kv_format) if kv_format else
-                                          call.tensor(array, name, cache_layout, CACHE_DTYPES))
+                                          call.tensor(array, name, cache_layout, CACHE_DTYPES, True))
         row = seen[dim] + -seen[dim] % VALUES if kv_format else seen[dim]
         if (sizes[1], sizes[3]) != (seen[heads], row):
             raise ValueError(f"{name} has {sizes[1]} heads of {sizes[3]} elements; new tokens have {seen[heads]} of "

@@ -201,9 +201,9 @@ def new_state(q: Any, v: Any, *, layout: str = "bhsd", kv_format: str | None = N
     return state
 
 
-def read_dense(array, name, dtypes=("float32",)):
-    """(address, what keeps it, dtype, shape) of a dense array."""
-    address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+def read_dense(array, name, dtypes=("float32",), written=False):
+    """(address, what keeps it, dtype, shape) of a dense array; written: one that may be written to."""
+    address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name, written)
     if dtype not in dtypes:
         raise TypeError(f"{name} is {dtype}; it must be {' or '.join(dtypes)}")
     if all(shape) and any(a != b for a, b, size in zip(strides, dense_strides(shape), shape) if size > 1):

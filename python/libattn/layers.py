@@ -73,11 +73,11 @@ class _Arrays:
     def __init__(self):
         self.kept = []
 
-    def read(self, array, name, shape=None, dtypes=("float32",)):
+    def read(self, array, name, shape=None, dtypes=("float32",), written=False):
         """(address, dtype, shape); the address is None for None."""
         if array is None:
             return None, None, None
-        address, keeper, dtype, given = read_dense(array, name, dtypes)
+        address, keeper, dtype, given = read_dense(array, name, dtypes, written)
         self.kept.append((array, keeper))
         if shape is not None and given != tuple(shape):
             raise ValueError(f"{name} has shape {given}; it must have {tuple(shape)}")
@@ -457,11 +457,7 @@ class Linear(_Layer):
         right, rows = (*shape[:-1], self.out), math.prod(shape[:-1])
         if out is None and self._out_dtype != "float32":
             raise TypeError(f"out is None; it must be an array of {self._out_dtype}, which is out_dtype")
-        if not getattr(getattr(out, "flags", None), "writeable", True):
-            raise ValueError("out is read-only; it must be an array to write to")
-        if getattr(out, "is_neg", bool)():
-            raise ValueError("out is a lazy negative view of PyTorch; it must be resolved, by resolve_neg()")
-        y, to = _new(x, *right) if out is None else (out, arrays.read(out, "out", right, (self._out_dtype,))[0])
+        y, to = _new(x, *right) if out is None else (out, arrays.read(out, "out", right, (self._out_dtype,), True)[0])
         args = S.attn_product_args(batch=1, rows=rows, x=address, x_stride=S.attn_strides(s=self.width, d=1), y=to,
                                    y_stride=S.attn_strides(s=self.out, d=1))
         check(F.attn_product_run(self._handle, ctypes.byref(args), *self._workspace(rows)))

@@ -292,13 +292,15 @@ static PyObject *new_held(PyObject *self, holdings **held) {
 }
 
 /* (address, what keeps it, dtype, shape, strides in elements) of an array, for the functions that ctypes calls.
- * view(array, name) */
+ * view(array, name), or view(array, name, True) of an array that is written to. */
 static PyObject *view(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   tensor t;
   holdings *held;
   PyObject *result = NULL, *keeper = new_held(self, &held);
-  const char *name = count == 2 ? PyUnicode_AsUTF8AndSize(args[1], NULL) : "the array";
-  if (keeper && name && tensor_read(args[0], name, held, &t) && (result = PyTuple_New(5))) {
+  const char *name = count >= 2 ? PyUnicode_AsUTF8AndSize(args[1], NULL) : "the array";
+  const bool written = count == 3 && PyObject_IsTrue(args[2]) > 0;
+  if (keeper && name && tensor_read(args[0], name, held, &t) && (!written || tensor_writable(&t, name)) &&
+      (result = PyTuple_New(5))) {
     PyTuple_SetItem(result, 0, PyLong_FromVoidPtr(t.data));
     Py_IncRef(keeper);
     PyTuple_SetItem(result, 1, keeper);

@@ -78,6 +78,26 @@ def test_rope_refuses():
         libattn.rope(draw(1, 1, 1, 8), libattn.Rope("halves", 64))
 
 
+def test_arrays_that_are_read_only_are_not_written_to():
+    def frozen(array):
+        array.flags.writeable = False
+        return array
+
+    k, rotation = draw(1, 2, 3, 8), libattn.Rope("halves", 8)
+    cache, factors = np.zeros((1, 2, 16, 8), np.float32), np.zeros((1, 2, 16), np.float32)
+    integers, blocks = np.zeros((1, 2, 16, 8), np.int8), np.zeros((1, 2, 16, 1, 34), np.uint8)
+    for name, call in {
+            "out": lambda: libattn.rope(k, rotation, out=frozen(k.copy())),
+            "k_cache": lambda: libattn.kv_append(k, k, frozen(cache.copy()), cache),
+            "v_cache": lambda: libattn.kv_append(k, k, blocks, frozen(blocks.copy()), kv_format="q8_0"),
+            "q_out": lambda: libattn.kv_append(k, k, cache, cache, q=k, q_out=frozen(k.copy()), rotation=rotation),
+            "k_scale_cache": lambda: libattn.kv_append(k, k, integers, integers, k_scale_cache=frozen(factors.copy()),
+                                                       v_scale=1.0)}.items():
+        with pytest.raises(ValueError, match=f"{name} is read-only"):
+            call()
+    assert (libattn.rope(frozen(k), rotation, past=[0])[:, :, 0] == k[:, :, 0]).all()  # an input may be
+
+
 def half_types():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     return np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8
