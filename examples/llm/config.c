@@ -121,6 +121,8 @@ static void read_windows(object *o, int layers_with_window, llm_config *c) {
     const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, (int)layer));
     if (types && (!type || (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0)))
       wrong(o, "layer_types", "a list of full_attention and sliding_attention");
+    if (type && strcmp(type, "sliding_attention") == 0 && c->window == 0)
+      wrong(o, "sliding_window", "a number of tokens, because layer_types has sliding_attention");
     c->windowed[layer] =
         c->window > 0 && (type ? strcmp(type, "sliding_attention") == 0
                                : layers_with_window == ALL || (layers_with_window == EVEN && layer % 2 == 0) ||
@@ -144,9 +146,9 @@ static void read_rope(object *o, llm_config *c) {
   }
   const char *name = r.json && field(&r, "type") ? "type" : "rope_type";
   const attn_rope_scaling scaling = (attn_rope_scaling)look_up(&r, name, text(&r, name, "default"), scalings)->value;
-  const double base = number(o, "rope_theta", 1, 1e12, 10000), length = (double)c->positions;
+  const double least = 1.001, base = number(o, "rope_theta", least, 1e12, 10000), length = (double)c->positions;
   c->rope = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = c->dim, .scaling = scaling,
-                        .base = number(&r, "rope_theta", 1, 1e12, base));
+                        .base = number(&r, "rope_theta", least, 1e12, base));
   if (scaling != ATTN_ROPE_UNSCALED) c->rope.factor = number(&r, "factor", 1, 1e6, (double)NAN);
   c->rope.original_length = number(&r, "original_max_position_embeddings", 1, 1e9, length);
   c->rope.beta_fast = number(&r, "beta_fast", 0, 1e6, 0);
@@ -157,8 +159,9 @@ static void read_rope(object *o, llm_config *c) {
   c->rope.high_freq_factor = number(&r, "high_freq_factor", 0, 1e6, 0);
   number(&r, "partial_rotary_factor", 1, 1, 1);
   number(o, "partial_rotary_factor", 1, 1, 1);
-  number(&r, "mscale", 1, 1, 1);
-  number(&r, "mscale_all_dim", 1, 1, 1);
+  static const char *const unknown[] = {"mscale", "mscale_all_dim"};
+  for (int i = 0; i < 2; i++)
+    if (field(&r, unknown[i])) wrong(&r, unknown[i], "missing; attention_factor says the like");
   o->failed |= r.failed;
 }
 
@@ -187,6 +190,10 @@ static void read_model(object *o, llm_config *c) {
   c->vocabulary = size_of(o, "vocab_size", -1);
   c->positions = size_of(o, "max_position_embeddings", INT32_MAX);
   c->epsilon = (float)number(o, "rms_norm_eps", 0, 1, 1e-6);
+  if (c->dim < 2) wrong(o, "head_dim", "at least 2; where it is missing it is hidden_size / num_attention_heads");
+  c->output_bias = flag(o, "attention_bias", false);
+  c->qkv_biases = c->output_bias || strcmp(c->type, "qwen2") == 0;
+  c->network_biases = flag(o, "mlp_bias", false);
   c->head_norms = strcmp(c->type, "qwen3") == 0;
   c->gemma = strcmp(c->type, "gemma2") == 0;
   c->tied = flag(o, "tie_word_embeddings", c->gemma);

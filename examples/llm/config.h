@@ -16,9 +16,10 @@ typedef struct llm_config {
   float scale, softcap, final_softcap; /* 0: 1 / sqrt(dim), none, none */
   attn_activation activation;
   attn_rope_config rope;
-  bool head_norms; /* heads of queries and keys are normed (Qwen3) */
-  bool gemma;      /* gains lack 1, embeddings are times sqrt(width), norms stand after the sublayers, too */
-  bool tied;       /* the embeddings are the last layer's matrix too */
+  bool qkv_biases, output_bias, network_biases; /* which must be there; others may */
+  bool head_norms;                              /* heads of queries and keys are normed (Qwen3) */
+  bool gemma; /* gains lack 1, embeddings are times sqrt(width), norms stand after the sublayers, too */
+  bool tied;  /* the embeddings are the last layer's matrix too */
   int stops;
   int32_t stop[LLM_MOST_STOPS]; /* tokens that end a text */
 } llm_config;

@@ -10,40 +10,35 @@ static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL
 
 /* ---- Weights ---- */
 
-/* A norm's gains, which must be there. */
-static float *gains(llm_weights *w, const char *name, int64_t count) {
-  float *gain = llm_weights_vector(w, name, count);
-  if (!gain && !w->failed)
-    w->failed = !llm_fail("tensor %s%s is missing or wrong; it must be %lld gains", w->prefix, name, (long long)count);
-  return gain;
-}
-
 static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
-  float *gain = gains(w, name, c->width);
+  float *gain = llm_weights_vector(w, name, c->width, true);
   for (int64_t i = 0; gain && c->gemma && i < c->width; i++) gain[i] += 1;
   return (attn_norm){.gain = gain, .epsilon = c->epsilon};
 }
 
 static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
   const int64_t q = c->heads * c->dim, kv = c->heads_kv * c->dim;
-  return ATTN_STRUCT(
-      attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = llm_weights_matrix(w, "self_attn.q_proj.weight", q, c->width),
-      .w_k = llm_weights_matrix(w, "self_attn.k_proj.weight", kv, c->width),
-      .w_v = llm_weights_matrix(w, "self_attn.v_proj.weight", kv, c->width),
-      .w_o = llm_weights_matrix(w, "self_attn.o_proj.weight", c->width, q),
-      .b_q = llm_weights_vector(w, "self_attn.q_proj.bias", q), .b_k = llm_weights_vector(w, "self_attn.k_proj.bias", kv),
-      .b_v = llm_weights_vector(w, "self_attn.v_proj.bias", kv),
-      .b_o = llm_weights_vector(w, "self_attn.o_proj.bias", c->width), .qk_norm = c->head_norms,
-      .qk_norm_epsilon = c->epsilon, .q_norm_gain = c->head_norms ? gains(w, "self_attn.q_norm.weight", c->dim) : NULL,
-      .k_norm_gain = c->head_norms ? gains(w, "self_attn.k_norm.weight", c->dim) : NULL);
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN,
+                     .w_q = llm_weights_matrix(w, "self_attn.q_proj.weight", q, c->width),
+                     .w_k = llm_weights_matrix(w, "self_attn.k_proj.weight", kv, c->width),
+                     .w_v = llm_weights_matrix(w, "self_attn.v_proj.weight", kv, c->width),
+                     .w_o = llm_weights_matrix(w, "self_attn.o_proj.weight", c->width, q),
+                     .b_q = llm_weights_vector(w, "self_attn.q_proj.bias", q, c->qkv_biases),
+                     .b_k = llm_weights_vector(w, "self_attn.k_proj.bias", kv, c->qkv_biases),
+                     .b_v = llm_weights_vector(w, "self_attn.v_proj.bias", kv, c->qkv_biases),
+                     .b_o = llm_weights_vector(w, "self_attn.o_proj.bias", c->width, c->output_bias),
+                     .qk_norm = c->head_norms, .qk_norm_epsilon = c->epsilon,
+                     .q_norm_gain = c->head_norms ? llm_weights_vector(w, "self_attn.q_norm.weight", c->dim, true) : NULL,
+                     .k_norm_gain = c->head_norms ? llm_weights_vector(w, "self_attn.k_norm.weight", c->dim, true) : NULL);
 }
 
-static attn_linear linear(llm_weights *w, const char *part, int64_t out, int64_t in) {
+static attn_linear linear(llm_weights *w, const char *part, int64_t out, int64_t in, bool has_bias) {
   char name[2][48];
   snprintf(name[0], sizeof name[0], "mlp.%s.weight", part);
   snprintf(name[1], sizeof name[1], "mlp.%s.bias", part);
-  return (attn_linear){
-      .weight = llm_weights_matrix(w, name[0], out, in), .bias = llm_weights_vector(w, name[1], out), .transposed = true};
+  return (attn_linear){.weight = llm_weights_matrix(w, name[0], out, in),
+                       .bias = llm_weights_vector(w, name[1], out, has_bias),
+                       .transposed = true};
 }
 
 static bool create_block(llm_model *m, int64_t layer) {
@@ -63,9 +58,9 @@ static bool create_block(llm_model *m, int64_t layer) {
   if (c->gemma) b.self_post_norm = norm_of(w, "post_attention_layernorm.weight", c);
   if (c->gemma) b.feed_forward_post_norm = norm_of(w, "post_feedforward_layernorm.weight", c);
   b.feed_forward.activation = c->activation;
-  b.feed_forward.gate = linear(w, "gate_proj", c->hidden, c->width);
-  b.feed_forward.first = linear(w, "up_proj", c->hidden, c->width);
-  b.feed_forward.second = linear(w, "down_proj", c->width, c->hidden);
+  b.feed_forward.gate = linear(w, "gate_proj", c->hidden, c->width, c->network_biases);
+  b.feed_forward.first = linear(w, "up_proj", c->hidden, c->width, c->network_biases);
+  b.feed_forward.second = linear(w, "down_proj", c->width, c->hidden, c->network_biases);
   b.self_weights.dtype = b.feed_forward.dtype = (attn_dtype)w->dtype;
   b.self_weights.bf16_rows = b.feed_forward.bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16;
   return !w->failed && done(attn_block_create(&b, &m->options, &m->blocks[layer]));

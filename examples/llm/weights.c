@@ -94,8 +94,8 @@ const void *llm_weights_matrix(llm_weights *w, const char *name, int64_t rows, i
   return NULL;
 }
 
-float *llm_weights_vector(llm_weights *w, const char *name, int64_t count) {
-  const safetensor *found = find(w, name) ? fitting(w, name, 0, count) : NULL;
+float *llm_weights_vector(llm_weights *w, const char *name, int64_t count, bool needed) {
+  const safetensor *found = needed || find(w, name) ? fitting(w, name, 0, count) : NULL;
   if (!found) return NULL;
   float *vector = w->vectors < LLM_MOST_VECTORS ? malloc((size_t)count * sizeof *vector) : NULL;
   if (!vector) return w->failed = !llm_fail("tensor %s%s: out of memory", w->prefix, name), NULL;

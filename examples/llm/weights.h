@@ -31,8 +31,8 @@ void llm_weights_begin(llm_weights *weights, const char *prefix);
  * is set. */
 const void *llm_weights_matrix(llm_weights *weights, const char *name, int64_t rows, int64_t columns);
 
-/* A vector as float32. NULL if there is none, and after a message if it is wrong. */
-float *llm_weights_vector(llm_weights *weights, const char *name, int64_t count);
+/* A vector as float32. NULL if there is none and none is needed; and after a message, with `failed` set. */
+float *llm_weights_vector(llm_weights *weights, const char *name, int64_t count, bool needed);
 
 void llm_weights_close(llm_weights *weights);
 

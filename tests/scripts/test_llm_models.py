@@ -90,7 +90,7 @@ def test_text(model):
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_rates(model):
+def test_rates():
     sizes = {"width": 64, "hidden": 96, "layers": 2, "heads": 4, "heads-kv": 2, "vocabulary": 50, "prompt": 20, "texts": 3,
              "tokens": 4, "rounds": 2}
     result = subprocess.run([sys.executable, ROOT / "examples" / "llm" / "compare.py", PROGRAM,
