@@ -65,8 +65,8 @@ typedef struct attn_product_weights {
  *     b stride.b + s stride.s + (c / head_dim) stride.h + (c % head_dim) stride.d
  *
  * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are
- * in elements and may have any value. X may lie transposed, as the gradient of W needs it: stride.s = 1 with any stride.d is
- * as fast as stride.d = 1, but for bf16. Y must overlap neither itself nor X. */
+ * in elements and may have any value. X may lie transposed, as the gradient of W needs it: where x is float32, stride.s = 1
+ * with any stride.d is as fast as stride.d = 1. Y must overlap neither itself nor X. */
 typedef struct attn_product_args {
   size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t batch;         /**< >= 0 */

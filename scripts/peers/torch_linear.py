@@ -43,7 +43,7 @@ class Ours:
     """Weights are packed once for each copy of them."""
 
     def __init__(self, o):
-        self.o, self.layer, self.packed = o, None, {}
+        self.o, self.packed = o, {}
 
     def __call__(self, x, w, y):
         key, *_ = read_dense(w, "w", (self.o.dtype,))  # the address

@@ -26,8 +26,8 @@ static attn_status check_size(const attn_struct_layout *layout, size_t bytes) {
                    layout->name, bytes, layout->name, layout->bytes, layout->maker);
 }
 
-/* Bytes of a part in a struct of theirs. Without a size it means the fields of version 0.1, as everywhere; but in a struct
- * of the present size it has room for all. */
+/* Bytes of a part in a struct of theirs. A part without a size means the fields of version 0.1, as everywhere; but it has
+ * room for all fields where the struct around it has the present size. */
 static size_t room_of(const attn_struct_layout *part, const attn_struct_layout *whole, const char *theirs, size_t at) {
   size_t bytes;
   memcpy(&bytes, theirs + at, sizeof bytes);

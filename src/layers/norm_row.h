@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* The norm of one row: layer norm, or root mean square norm.
  *
- * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The mean
- * of the centred row is the rounding error of the first mean, and is subtracted as well. Sums run in NORM_LANES independent
- * chains. This lets the compiler use vectors and keeps the rounding error of a chain small. */
+ * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The
+ * centred row has a mean too: the rounding error of the first one, which is subtracted as well. Sums run in NORM_LANES
+ * independent chains. This lets the compiler use vectors and keeps the rounding error of a chain small. */
 #ifndef ATTN_NORM_ROW_H
 #define ATTN_NORM_ROW_H
 

@@ -64,7 +64,7 @@ struct attn_product {
   int64_t depth, columns, panels;
   bool has_bias;
   attn_row_function activate; /* NULL = none */
-  bool calls_back;            /* it is the caller\'s, who may run anything in it: not while a kernel has tiles in use */
+  bool calls_back;            /* it is the caller's, who may run anything in it: not while a kernel has tiles in use */
   attn_dtype dtype, dtype_x, dtype_y; /* types of W, X and Y as they are given */
   attn_dtype x_kept;                  /* type of X as the kernel has it: float32 or bf16 */
   bool rounds_x;                      /* to bf16 */

@@ -95,7 +95,8 @@ TEST(pooling_follows_the_formula) {
   test_fill(x, BATCH * SEQ * MOST_WIDTH, 4);
   for (int kind = ATTN_POOL_MEAN; kind <= ATTN_POOL_FIRST; kind++)
     for (int unit = 0; unit < 2; unit++)
-      for (int64_t width = 1; width <= MOST_WIDTH; width += 299 - 43 * (width == 1)) {
+      for (int w = 0; w < 2; w++) {
+        const int64_t width = (const int64_t[]){1, 257}[w]; /* one element, and more than are summed at a time */
         attn_pooling p = ATTN_STRUCT(attn_pooling, .kind = (attn_pooling_kind)kind, .unit = unit, .batch = BATCH, .seq = SEQ,
                                      .width = width, .x = x, .y = y);
         test_ok(attn_pool_rows(&p));
