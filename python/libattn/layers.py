@@ -180,6 +180,8 @@ class _AnyShape(_Layer):
         check(self._function("reshape")(self._handle, *what(), ctypes.byref(handle)))
         kept = _Reshaped(handle, self._function("destroy"))
         with self._lock:
+            if key in self._shapes:  # another thread has made it meanwhile
+                return self._shapes[key]
             while len(self._shapes) >= self.MOST_SHAPES:
                 del self._shapes[next(iter(self._shapes))]
             self._shapes[key] = kept

@@ -342,6 +342,22 @@ def test_threads_call_one_layer_with_more_shapes_than_it_keeps():
     assert len(layer._shapes) == 2
 
 
+def test_a_shape_that_two_threads_make_at_once_is_kept_once():
+    layer = layers.MultiHeadAttention(heads=4, width=32, **weights_of(32, 32, 32))
+    layer.MOST_SHAPES = 2
+    x = draw(1, 3, 32)
+    layer(x[:, :2])
+    reshape, made = layer._reshape, []
+
+    def reshape_beside_another(key, what):
+        made.append(reshape(key, what))
+        return reshape(key, what)
+
+    layer._reshape = reshape_beside_another
+    layer(x)
+    assert len(layer._shapes) == 2 and layer._newest is made[0]
+
+
 def test_blocks_refuse_what_they_would_ignore():
     w = weights_of(16, 16, 16)
     network = {"self_weights": w, "w1": draw(24, 16), "w2": draw(16, 24)}
