@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/choice/probe.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +75,7 @@ static double factor_of_tier(const attn_tuning *costs, const attn_probe_time *ti
 bool attn_probe_adjust(attn_tuning *costs, const attn_probe_time *times, int count, const char *highest) {
   const double before = attn_probe_distance(costs, times, count);
   double factor[ATTN_CLASS_LINES];
-  if (costs->cost_count > ATTN_CLASS_LINES) return false;
+  assert(costs->cost_count <= ATTN_CLASS_LINES);
   for (int i = 0; i < costs->cost_count; i++)
     factor[i] = factor_of_tier(costs, times, count, costs->costs[i].kernel->info.isa, highest);
   for (int i = 0; i < costs->cost_count; i++)

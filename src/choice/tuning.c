@@ -79,7 +79,7 @@ static bool read_real(const char *at, double least, double most, double *value) 
     if (*at == '-' || *at == '+') sign = *at++ == '-' ? -1 : 1;
     if (!read_digits(&at, &exponent)) return false;
   }
-  *value *= pow(10, sign * fmin(exponent, 400) - fraction);
+  *value *= pow(10, sign * exponent - fraction);
   return whole + fraction > 0 && !*at && *value >= least && *value <= most;
 }
 

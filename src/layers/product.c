@@ -385,18 +385,18 @@ typedef struct layout {
   thread_memory memory;
 } layout;
 
-/* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
+/* Equal blocks of whole tiles, of at least one row. Where few rows leave threads idle, the columns are cut finer. */
 static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each, int64_t threads) {
   const attn_product_kernel *kernel = product->kernel;
   const bool by_place = kernel->rows_by_place;
   const int64_t rows =
       by_place ? rows_each
                : batch * rows_each; /* rows that are cut into blocks together; with `by_place` each sequence by itself */
-  layout l = {.blocks = max64(ceil_div(rows, product->block.rows), 1)};
-  l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
+  layout l = {.blocks = ceil_div(rows, product->block.rows)};
+  l.rows_per_block = round_up(ceil_div(rows, l.blocks), kernel->tile_rows);
   l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);
   l.rows = rows;
-  const int64_t wanted = threads > 1 ? ceil_div(2 * threads, max64(l.blocks, 1)) : 1;
+  const int64_t wanted = threads > 1 ? ceil_div(2 * threads, l.blocks) : 1;
   l.strips = min64(max64(ceil_div(product->panels, product->strip_panels), wanted), product->panels);
   l.panels_per_strip = ceil_div(product->panels, l.strips);
   l.strips = ceil_div(product->panels, l.panels_per_strip);

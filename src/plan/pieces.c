@@ -173,7 +173,6 @@ attn_status attn_pieces_create(const attn_problem *problem, const attn_choice *c
 }
 
 void attn_pieces_destroy(attn_pieces *pieces) {
-  if (!pieces) return;
   attn_plan_destroy(pieces->early);
   attn_plan_destroy(pieces->later);
   free(pieces);

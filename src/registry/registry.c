@@ -160,7 +160,7 @@ const char *attn_kernel_refusal(const attn_kernel *kernel, const attn_problem *p
 
 /* product_built.def goes from low to high. */
 const attn_product_kernel *attn_registry_product(int index) {
-  if (index < PRODUCT_COUNT) return index >= 0 ? products[PRODUCT_COUNT - 1 - index] : NULL;
+  if (index < PRODUCT_COUNT) return products[PRODUCT_COUNT - 1 - index];
   return index - PRODUCT_COUNT < added.products ? added.product[index - PRODUCT_COUNT] : NULL;
 }
 
