@@ -145,8 +145,7 @@ double attn_tier_flops(int index) {
   return tiers[index].flops;
 }
 
-/* Names of feature bits, for sentences. */
-static void append_feature_names(uint32_t features, char *text, size_t bytes) {
+void attn_append_features(uint32_t features, char *text, size_t bytes) {
   static const char *const names[] = {"AVX2",        "FMA",      "F16C", "AVX-512 F/BW/DQ/VL", "AVX512-VNNI",
                                       "AVX512-BF16", "AMX-BF16", "NEON", "BF16 on NEON"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -162,7 +161,7 @@ const char *attn_tier_unusable(int index, const char *cap) {
   const bool capped = cap && index > attn_tier_find(cap);
   if (missing) {
     char names[120] = "";
-    append_feature_names(missing, names, sizeof names);
+    attn_append_features(missing, names, sizeof names);
     snprintf(reason, sizeof reason, "this CPU or its operating system lacks %s", names);
     return reason;
   }

@@ -24,6 +24,9 @@ enum {
 /* Detected once per process, thread-safe. */
 uint32_t attn_cpu_features(void);
 
+/* Appends the names of feature bits, for sentences. */
+void attn_append_features(uint32_t features, char *text, size_t bytes);
+
 #if defined(__x86_64__)
 /* Answers of CPUID: ECX of leaf 1; EBX, ECX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says
  * nothing. */

@@ -3,8 +3,26 @@
 #include "src/registry/cpu.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
+#include "src/api/text.h"
 #include "tests/support/support.h"
+
+/* Each bit has a name of its own, and several are a list of them. */
+TEST(features_have_names) {
+  char all[200] = "", joined[200] = "";
+  for (uint32_t bit = 1; bit <= CPU_NEON_BF16; bit *= 2) {
+    char name[40] = "";
+    attn_append_features(bit, name, sizeof name);
+    assert_true(*name && !strstr(joined, name));
+    if (bit == CPU_AMX_BF16) assert_string_equal(name, "AMX-BF16");
+    attn_append(joined, sizeof joined, ", ", name);
+  }
+  attn_append_features(2 * CPU_NEON_BF16 - 1, all, sizeof all);
+  assert_string_equal(all, joined);
+}
 
 #if defined(__x86_64__)
 enum { LEAF_1_C, LEAF_7_B, LEAF_7_C, LEAF_7_D, LEAF_7_1_A, XCR0, REGISTERS };
@@ -92,6 +110,19 @@ TEST(models_are_read_from_signatures) {
     attn_x86_model(cpus[i].signature, text, sizeof text);
     assert_string_equal(text, cpus[i].model);
   }
+}
+
+/* Leaf 0 has the vendor in EBX, EDX and ECX, leaf 1 the model in EAX. */
+TEST(the_identity_begins_with_vendor_and_model) {
+  uint32_t a, b, c, d;
+  char vendor[13] = "", model[64], expected[80], text[256];
+  __cpuid(0, a, b, c, d);
+  memcpy(vendor, &b, 4), memcpy(vendor + 4, &d, 4), memcpy(vendor + 8, &c, 4);
+  __cpuid(1, a, b, c, d);
+  attn_x86_model(a, model, sizeof model);
+  const int length = snprintf(expected, sizeof expected, "%s %s, tiers ", vendor, model);
+  attn_cpu_identity(text, sizeof text);
+  assert_memory_equal(text, expected, (size_t)length);
 }
 #endif
 
