@@ -128,7 +128,7 @@ static const attn_kernel counting = {
 TEST(runs_begin_and_end) {
   static const attn_kernel *const kernels[] = {&counting};
   static const attn_plugin added = {.kernels = kernels, .kernel_count = 1},
-                           large = {.kernels = kernels, .kernel_count = 4096};
+                           large = {.kernels = kernels, .kernel_count = 256};
   static float x[8];
   assert_true(attn_registry_add(&added, "this program"));
   assert_false(attn_registry_add(&large, "this program"));

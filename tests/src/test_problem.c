@@ -160,7 +160,7 @@ TEST(legal_problems_are_accepted) {
   X(blocks_columns, (p->dtype_kv = ATTN_Q8_0, attn_problem_set_bshd(p), p->k_stride.d = 2), "k_stride.d", "2", "must be 1") \
   X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
   X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
-  X(operation, p->operation = (attn_operation)1, "operation", "is 1", "ATTN_FORWARD")                                       \
+  X(operation, p->operation = (attn_operation)1, "operation", "is 1", "in 0..0", "ATTN_FORWARD")                            \
   X(operation_negative, p->operation = (attn_operation)-1, "operation", "-1", "ATTN_FORWARD")                               \
   X(score, p->score = (attn_score)4, "score", "4", "ATTN_SCORE_DOT")                                                        \
   X(score_negative, p->score = (attn_score)-1, "score", "-1", "ATTN_SCORE_DOT")                                             \

@@ -171,11 +171,11 @@ TEST(rules_hold_for_what_was_measured) {
   for (size_t i = 0; i < COUNT(others); i++) others[i] = of_shape(40, 40, 1, i ? 32 : 36);
   others[1].softcap = 5;
   others[2].uses = ATTN_USE_BIAS;
-  others[3].window_left = 3;
+  others[3].window_left = 0;
   others[4].score = ATTN_SCORE_GAUSSIAN;
-  others[5].window_right = 3;
-  others[6].key_begin = 3;
-  others[7].key_end = 30;
+  others[5].window_right = 1;
+  others[6].key_begin = 1;
+  others[7].key_end = 1;
   for (size_t i = 0; i < COUNT(others); i++) expect_choice(&others[i], "flash_c", NOTHING_KNOWN, NULL);
 }
 
@@ -482,6 +482,48 @@ TEST(wrong_lines_are_named) {
   }
 }
 
+#define BOX(range)         "rule f32 full dim=" range " group=" range " seq_k=" range " seq_q=" range " kernel=a second=b "
+#define COST_OF(error, ns) "cost kernel=slow f32 error=" error " row=" ns
+
+/* The last number that a line may have, and one beyond. */
+TEST(borders_of_numbers_are_taken) {
+  static const char *const lines[][2] = {
+      {"threads least_ns=1", "threads least_ns=0.9999"},
+      {"threads least_ns=1e9", "threads least_ns=1000000001"},
+      {COST_OF("0", "0"), COST_OF("0", "-1")},
+      {COST_OF("1e9", "1e9"), COST_OF("1e9", "1000000001")},
+      {COST_OF("1e9", "1"), COST_OF("1000000001", "1")},
+      {BOX("0..0") "margin=0 low=0 high=0", BOX("1..0") "margin=0 low=0 high=0"},
+      {BOX("5..5") "margin=1e9 low=1e9 high=1e9", BOX("5..5") "margin=1e9 low=1e9 high=1000000001"},
+      {BOX("0..1152921504606846976") "margin=1 low=1 high=1e9", BOX("0..1152921504606846977") "margin=1 low=1 high=1"},
+      {BOX("1152921504606846976..*") "margin=1 low=1 high=1", BOX("0..1") "margin=1 low=1000000001 high=1"},
+      {"class cray-1 c\nprefetch none_up_to=0 twice_beyond=0", "class cray-1 c\nprefetch none_up_to=0 twice_beyond=1.1e18"},
+      {"class cray-1 c\nprefetch none_up_to=1e18 twice_beyond=1e18",
+       "class cray-1 c\nprefetch none_up_to=1.1e18 twice_beyond=1"},
+      {"class cray-1 c\ncaches level1=1 level2=1e12", "class cray-1 c\ncaches level1=0.9 level2=1e12"},
+      {"class cray-1 c\ncaches level1=1e12 level2=1", "class cray-1 c\ncaches level1=1e12 level2=0.9"}};
+  for (size_t i = 0; i < 2 * COUNT(lines); i++) {
+    snprintf(text, sizeof text, "%s%s\n", head, lines[i / 2][i % 2]);
+    if ((read_text() == ATTN_OK) == i % 2) fail_msg("%s: %s", lines[i / 2][i % 2], attn_last_error());
+    forget(NULL);
+  }
+}
+
+/* A file of 4 MiB is read, and one byte more is not; no call leaves it open. */
+TEST(large_files_are_read_to_the_border) {
+  static char large[(4 << 20) + 1], path[] = "/tmp/attn_tuning_XXXXXX";
+  const int descriptor = mkstemp(path), free_before = dup(descriptor);
+  close(free_before);
+  memset(large, '\n', sizeof large);
+  memcpy(large, head, strlen(head));
+  assert_int_equal(write(descriptor, large, sizeof large), sizeof large);
+  test_invalid(attn_tuning_load(path, &tuning), "File too large");
+  assert_int_equal(ftruncate(descriptor, sizeof large - 1), 0);
+  test_ok(attn_tuning_load(path, &tuning));
+  assert_int_equal(dup(descriptor), free_before);
+  close(free_before), close(descriptor), remove(path);
+}
+
 TEST(costs_of_a_kernel_stand_once) {
   char line[90];
   snprintf(text, sizeof text, "%s" COST("slow", "f32", "1", "1") COST("slow", "f16", "1", "1") COST("slow", "f32", "2", "1"),
@@ -514,7 +556,7 @@ TEST(wrong_files_are_refused) {
 }
 
 TEST(numbers_are_read_in_every_form) {
-  static const char *const forms[] = {"1.25", "1.25e0", "125e-2", "0.125e+1", "01.250"};
+  static const char *const forms[] = {"1.25", "1.25e0", "125e-2", "0.125e+1", "01.250", "1.25000000000000000000"};
   for (size_t i = 0; i < COUNT(forms); i++) {
     snprintf(text, sizeof text, "%srule f32 full " EVERYWHERE "kernel=a second=b margin=%s low=.5 high=2.", head, forms[i]);
     test_ok(read_text());
