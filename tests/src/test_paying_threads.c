@@ -327,12 +327,18 @@ TEST(one_thread_is_obeyed_by_layers) {
 }
 
 #ifdef _OPENMP
+static void count_task(void *counts, int64_t task, int worker) { ((int *)counts)[task] += 1 + worker; }
+
 /* Regions that are nested as deep as OpenMP allows have one thread each. The last test: children need their own threads. */
 TEST(threads_are_those_that_may_start) {
-  int least = 9, most = 0;
+  int least = 9, most = 0, counts[5] = {0};
   omp_set_max_active_levels(1);
 #pragma omp parallel num_threads(attn_parallel_available(2)) reduction(min : least) reduction(max : most)
   least = most = attn_parallel_available(2);
   assert_true(least == 1 && most == 1 && attn_parallel_available(2) == 2);
+#pragma omp parallel num_threads(2)
+#pragma omp single
+  attn_parallel_run(&ATTN_STRUCT(attn_options, .threads = 4), COUNT(counts), count_task, counts);
+  for (size_t i = 0; i < COUNT(counts); i++) assert_int_equal(counts[i], 1); /* each task once, by the only worker */
 }
 #endif

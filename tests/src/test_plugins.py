@@ -139,6 +139,13 @@ SENTENCES = {  # the fault of plugin_NAME.so
 }
 
 
+class ByTheLoader(unittest.TestCase):
+    def test_a_name_may_lie_where_the_loader_looks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = shutil.copy(FOLDER / "plugin_nothing.so", Path(folder) / "libattn_elsewhere.so")
+            self.assertIn(f"test_second {found}\n", client("load", "elsewhere", "kernels", LD_LIBRARY_PATH=folder))
+
+
 class Refused(unittest.TestCase):
     def test_each_by_a_sentence_and_none_of_its_kernels_stays(self):
         for name, sentence in SENTENCES.items():
