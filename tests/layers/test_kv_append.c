@@ -10,6 +10,7 @@
 #include "data/cached.h"
 #include "kernels/common/memory/quantise.h"
 #include "kernels/kv_rows.h"
+#include "src/layers/rope.h"
 #include "tests/support/failing_malloc.h"
 
 static uint64_t seed;
@@ -332,12 +333,27 @@ static void rotations_are_within_the_bound(const attn_rope_config *config, doubl
   attn_rope_destroy(rope);
 }
 
+/* The first part of a frequency has so few bits that its product with any position is exact; the second is all the rest. */
+static void expect_exact_turns(const attn_rope_config *config) {
+  const double turn = 6.283185307179586476925286766559, position = INT32_MAX;
+  attn_rope *rope;
+  test_ok(attn_rope_create(config, &rope));
+  for (int64_t i = 0; i < config->dim / 2; i++) {
+    const double high = rope->high[i], rest = rope->rest[i];
+    assert_true(fma(high, position, -(high * position)) == 0 && high + rest == rope->frequency[i] / turn);
+    assert_true(high > 0 && rest >= 0 && rest <= 0x1p-21 * high);
+  }
+  attn_rope_destroy(rope);
+}
+
 TEST(rotations_of_every_tier) {
   const attn_rope_config plain = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_INTERLEAVED, .dim = 128, .base = 1e4);
   attn_rope_config yarn = plain, partial = plain;
   yarn.pairing = ATTN_ROPE_HALVES, yarn.scaling = ATTN_ROPE_YARN, yarn.factor = 8, yarn.original_length = 4096;
   partial.pairing = ATTN_ROPE_HALVES, partial.dim = 34, partial.base = 500000;
   char names[16][16];
+  expect_exact_turns(&plain);
+  expect_exact_turns(&yarn);
   for (int i = 0, count = tiers(names); i < count; i++) {
     rotations_are_within_the_bound(&plain, 1, names[i]);
     rotations_are_within_the_bound(&yarn, 0.1 * log(8) + 1, names[i]);
@@ -748,6 +764,10 @@ TEST(refused_appends_write_nothing) {
   bad.rope = short_rope, bad.positions = positions;
   test_invalid(attn_kv_append(&bad, NULL), "positions[5] is -7");
   test_invalid(attn_kv_append(NULL, NULL), "args is NULL");
+  bad = good, bad.tokens = 0;
+  test_ok(attn_kv_append(&bad, NULL));
+  bad.tokens = T, bad.batch = 0;
+  test_ok(attn_kv_append(&bad, NULL));
   assert_memory_equal(cache, before, sizeof cache);
   attn_rope_args rows = ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = 8, .x = k, .out = v);
   test_invalid(attn_rope_run(NULL, &rows, NULL), "rope is NULL");

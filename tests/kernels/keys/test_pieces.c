@@ -185,6 +185,8 @@ static void shared_prefix_of(const char *kernel, attn_problem *p) {
   data.args.q_len = q_len;
   data.args.sinks = sinks;
   share_first_keys(p, &data.args);
+  memset(moved(data.args.k, 0, p->dtype_kv), 0xff, (size_t)attn_elements_bytes(p->dtype_kv, p->k_stride.b)); /* unread: */
+  memset(moved(data.args.v, 0, p->dtype_kv), 0xff, (size_t)attn_elements_bytes(p->dtype_kv, p->v_stride.b)); /* no query */
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   attn_plan *plan;
   test_ok(attn_plan_create(p, &options, &plan));
@@ -219,6 +221,7 @@ static void prefixes_are_shared(const char *kernel) {
       p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
       attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
       p.shared_prefix = shapes[i].prefix;
+      if (i == 1) p.q_stride = (attn_strides){p.q_stride.b, p.q_stride.h, 1, p.seq_q}; /* elements not side by side */
       p.uses = ATTN_USE_LSE | ATTN_USE_SINKS | ATTN_USE_KV_LEN | ATTN_USE_Q_LEN;
       if (test_rows_stand_alone(kernel) && takes(kernel, &p)) shared_prefix_of(kernel, &p);
     }
@@ -245,5 +248,10 @@ TEST(shared_prefixes_that_cannot_be_are_refused) {
   kv_len[1] = 33;
   table[5] = 4;
   test_invalid(test_run(&p, &data.args, NULL), "page_table[1][1] is 4", "must be 1 as for sequence 0");
+  static const int32_t q_len[] = {0, 2};
+  p.uses |= ATTN_USE_Q_LEN; /* a sequence without queries shares nothing, and its pages may be anything */
+  table[0] = table[1] = INT32_MAX;
+  data.args.q_len = q_len;
+  test_ok(test_run(&p, &data.args, NULL));
   test_data_destroy(&data);
 }
