@@ -21,7 +21,7 @@ typedef struct scripted_kernel {
   const char *name;
   double ns, ns_a_call;    /* time of the first call, and how much longer each call is than the one before */
   double per_thread;       /* added for each thread beyond the first */
-  double ns_more_at_first; /* of the first call */
+  double ns_more_at_first; /* how much longer its first call takes */
   bool fails;
   int good;                  /* calls before the first one that fails */
   int calls, disturbed_call; /* which takes 60 ms longer; 0: none */
