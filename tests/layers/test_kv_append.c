@@ -296,6 +296,11 @@ static void rotations_are_within_the_bound(const attn_rope_config *config, doubl
   attn_rope *rope;
   double worst = 0;
   test_ok(attn_rope_create(config, &rope));
+  for (int64_t i = 0; i < config->dim / 2; i++) { /* times any position the first part is exact; the second is the rest */
+    const double high = rope->high[i], rest = rope->rest[i], most = INT32_MAX;
+    assert_true(fma(high, most, -(high * most)) == 0 && rest >= 0 && rest <= 0x1p-21 * high);
+    assert_true(high + rest == rope->frequency[i] / 6.283185307179586476925286766559);
+  }
   test_fill(x, COUNT(x), 5);
   for (int type = 0; type < 3; type++) {
     static float out[HEADS * TOKENS * DIM];
@@ -333,27 +338,12 @@ static void rotations_are_within_the_bound(const attn_rope_config *config, doubl
   attn_rope_destroy(rope);
 }
 
-/* The first part of a frequency has so few bits that its product with any position is exact; the second is all the rest. */
-static void expect_exact_turns(const attn_rope_config *config) {
-  const double turn = 6.283185307179586476925286766559, position = INT32_MAX;
-  attn_rope *rope;
-  test_ok(attn_rope_create(config, &rope));
-  for (int64_t i = 0; i < config->dim / 2; i++) {
-    const double high = rope->high[i], rest = rope->rest[i];
-    assert_true(fma(high, position, -(high * position)) == 0 && high + rest == rope->frequency[i] / turn);
-    assert_true(high > 0 && rest >= 0 && rest <= 0x1p-21 * high);
-  }
-  attn_rope_destroy(rope);
-}
-
 TEST(rotations_of_every_tier) {
   const attn_rope_config plain = ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_INTERLEAVED, .dim = 128, .base = 1e4);
   attn_rope_config yarn = plain, partial = plain;
   yarn.pairing = ATTN_ROPE_HALVES, yarn.scaling = ATTN_ROPE_YARN, yarn.factor = 8, yarn.original_length = 4096;
   partial.pairing = ATTN_ROPE_HALVES, partial.dim = 34, partial.base = 500000;
   char names[16][16];
-  expect_exact_turns(&plain);
-  expect_exact_turns(&yarn);
   for (int i = 0, count = tiers(names); i < count; i++) {
     rotations_are_within_the_bound(&plain, 1, names[i]);
     rotations_are_within_the_bound(&yarn, 0.1 * log(8) + 1, names[i]);
@@ -706,11 +696,16 @@ TEST(refused_appends_write_nothing) {
     if (!bad.k_scale && !bad.k_scale_cache) bad.k_scale = &one;  \
     test_invalid(attn_kv_append(&bad, NULL), __VA_ARGS__);       \
   } while (0)
-  REFUSED(bad.batch = -1, "attn_kv_append_args.batch is -1");
-  REFUSED(bad.tokens = -1, "tokens is -1");
-  REFUSED(bad.heads_kv = 0, "heads_kv is 0");
-  REFUSED(bad.dim_qk = 0, "dim_qk is 0");
-  REFUSED(bad.dim_v = -3, "dim_v is -3");
+  REFUSED(bad.batch = -1, "attn_kv_append_args.batch is -1; it must be in 0..2^31");
+  REFUSED(bad.batch = ((int64_t)1 << 31) + 1, "attn_kv_append_args.batch is 2147483649; it must be in 0..2^31");
+  REFUSED(bad.tokens = -1, "tokens is -1; it must be in 0..2^31");
+  REFUSED((bad.q = k, bad.q_out = v, bad.heads_q = 0), "heads_q is 0; it must be in 1..2^31");
+  REFUSED(bad.heads_kv = 0, "heads_kv is 0; it must be in 1..2^31");
+  REFUSED(bad.capacity = -1, "capacity is -1; it must be in 0..2^31");
+  REFUSED(bad.page_tokens = -1, "page_tokens is -1; it must be in 0..2^31");
+  REFUSED(bad.pages = -1, "pages is -1; it must be in 0..2^31");
+  REFUSED(bad.dim_qk = 0, "dim_qk is 0; it must be in 1..2^31");
+  REFUSED(bad.dim_v = 0, "dim_v is 0; it must be in 1..2^31");
   REFUSED(bad.dtype = (attn_dtype)9, "dtype is 9");
   REFUSED(bad.cache_dtype = (attn_dtype)9, "cache_dtype is 9");
   REFUSED(bad.k = NULL, "attn_kv_append_args.k is", "both must be given, or none");

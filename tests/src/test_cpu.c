@@ -114,13 +114,12 @@ TEST(models_are_read_from_signatures) {
 
 /* Leaf 0 has the vendor in EBX, EDX and ECX, leaf 1 the model in EAX. */
 TEST(the_identity_begins_with_vendor_and_model) {
-  uint32_t a, b, c, d;
-  char vendor[13] = "", model[64], expected[80], text[256];
-  __cpuid(0, a, b, c, d);
-  memcpy(vendor, &b, 4), memcpy(vendor + 4, &d, 4), memcpy(vendor + 8, &c, 4);
+  uint32_t a, b, c, d, vendor[4] = {0};
+  char model[64], expected[80], text[256];
+  __cpuid(0, a, vendor[0], vendor[2], vendor[1]);
   __cpuid(1, a, b, c, d);
   attn_x86_model(a, model, sizeof model);
-  const int length = snprintf(expected, sizeof expected, "%s %s, tiers ", vendor, model);
+  const int length = snprintf(expected, sizeof expected, "%s %s, tiers ", (const char *)vendor, model);
   attn_cpu_identity(text, sizeof text);
   assert_memory_equal(text, expected, (size_t)length);
 }

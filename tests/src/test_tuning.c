@@ -516,6 +516,7 @@ TEST(large_files_are_read_to_the_border) {
   close(free_before);
   memset(large, '\n', sizeof large);
   memcpy(large, head, strlen(head));
+  memset(large + strlen(head), '#', 2000); /* the longest line */
   assert_int_equal(write(descriptor, large, sizeof large), sizeof large);
   test_invalid(attn_tuning_load(path, &tuning), "File too large");
   assert_int_equal(ftruncate(descriptor, sizeof large - 1), 0);
