@@ -185,8 +185,8 @@ attn_row_function attn_activation_function(attn_activation activation, const att
 static attn_status check_pitch(const attn_product_weights *w) {
   const int64_t down = llabs(w->stride_depth), across = llabs(w->stride_column);
   const bool by_rows = across <= down;
-  const int64_t narrow = by_rows ? across * (w->columns - 1) : down * (w->depth - 1);
-  if (down == 0 || across == 0 || w->depth == 1 || w->columns == 1 || (by_rows ? down : across) > narrow) return ATTN_OK;
+  const int64_t narrow = by_rows ? across * (w->columns - 1) : down * (w->depth - 1), wide = by_rows ? down : across;
+  if (wide > narrow || wide == 0 || (by_rows ? w->depth : w->columns) == 1) return ATTN_OK;
   return attn_fail(ATTN_INVALID_ARGUMENT,
                    "attn_product_weights.stride_depth is %" PRId64 " with stride_column %" PRId64
                    "; weights would overlap: it must be %" PRId64 " and 1 for [in][out], 1 and %" PRId64 " for [out][in]",

@@ -140,9 +140,9 @@ TEST(in_place_products) {
 
 /* ---- Weights of another shape ---- */
 
-static attn_status make_product(int64_t stride_depth, int64_t stride_column) {
+static attn_status make_product(int64_t depth, int64_t columns, int64_t stride_depth, int64_t stride_column) {
   static const float w[4 * 6];
-  const attn_product_weights weights = ATTN_STRUCT(attn_product_weights, .depth = 4, .columns = 6,
+  const attn_product_weights weights = ATTN_STRUCT(attn_product_weights, .depth = depth, .columns = columns,
                                                    .weight = stride_depth < 0 ? w + 3 * 6 : w, /* address of row 0 */
                                                    .stride_depth = stride_depth, .stride_column = stride_column);
   attn_product *product;
@@ -152,12 +152,15 @@ static attn_status make_product(int64_t stride_depth, int64_t stride_column) {
 }
 
 TEST(weights_of_the_wrong_pitch) {
-  test_invalid(make_product(4, 1), "stride_depth is 4 with stride_column 1", "would overlap", "6 and 1 for [in][out]",
+  test_invalid(make_product(4, 6, 4, 1), "stride_depth is 4 with stride_column 1", "would overlap", "6 and 1 for [in][out]",
                "1 and 4 for [out][in]");
-  test_invalid(make_product(1, 3), "stride_depth is 1 with stride_column 3", "would overlap");
-  test_invalid(make_product(1, 1), "would overlap");
-  test_ok(make_product(6, 1));
-  test_ok(make_product(1, 4));
-  test_ok(make_product(0, 1)); /* one row repeated */
-  test_ok(make_product(-6, 1));
+  test_invalid(make_product(4, 6, 1, 3), "stride_depth is 1 with stride_column 3", "would overlap");
+  test_invalid(make_product(4, 6, 1, 1), "would overlap");
+  test_ok(make_product(4, 6, 6, 1));
+  test_ok(make_product(4, 6, 1, 4));
+  test_ok(make_product(4, 6, 0, 1)); /* one row repeated */
+  test_ok(make_product(4, 6, -6, 1));
+  test_ok(make_product(4, 6, 0, 0));
+  test_ok(make_product(1, 6, 3, 1)); /* one row, or one column, has no next one */
+  test_ok(make_product(4, 1, 1, 3));
 }

@@ -490,7 +490,6 @@ TEST(borders_of_numbers_are_taken) {
   static const char *const lines[][2] = {
       {"threads least_ns=1", "threads least_ns=0.9999"},
       {"threads least_ns=1e9", "threads least_ns=1000000001"},
-      {COST_OF("0", "0"), COST_OF("0", "-1")},
       {COST_OF("1e9", "1e9"), COST_OF("1e9", "1000000001")},
       {COST_OF("1e9", "1"), COST_OF("1000000001", "1")},
       {BOX("0..0") "margin=0 low=0 high=0", BOX("1..0") "margin=0 low=0 high=0"},
