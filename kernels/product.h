@@ -22,10 +22,12 @@ typedef struct attn_product_y {
  * written. The sum is one chain of multiply-adds from `start` on, in the order of k. What is said of rows, depth and panel
  * is that of run(); run_few() says its own. */
 typedef struct attn_product_block {
-  int64_t rows, columns, depth; /* rows: a multiple of tile_rows; depth: at most depth_block, or the form's extent */
+  int64_t rows, columns, depth; /* rows: a multiple of tile_rows, or, where start is not out and there is no form, tile_rows
+                                   or more; depth: at most depth_block, or the form's extent */
   const void *x;                /* float32, or bf16 for a form that takes it */
   const float *start;           /* may be out */
   const void *panel;            /* float32, [depth][panel_columns]; or steps of the kernel's form */
+  const void *next_panel;       /* the next call's, of float32 and as long as this, to prefetch; or NULL */
   float *out;
   int64_t x_stride, start_stride, out_stride; /* elements from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
@@ -70,8 +72,8 @@ typedef struct attn_product_kernel {
    * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
    * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */
   void (*run_few)(const attn_product_block *block, int64_t panels, int64_t panel_bytes);
-  /* Floats of `count` elements of f16 or bf16, a multiple of panel_columns. W of these types is then kept in 2 bytes an
-   * element, and a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
+  /* Floats of `count` elements of f16, bf16 or i8, a multiple of panel_columns. W of these types is then kept as it is, and
+   * a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
   const attn_row_function *activations; /* index: attn_activation; each element for itself; NULL: the tier's */
 

@@ -10,6 +10,7 @@
  * --kv f32|bf16|q8_0|q4_0, --page-tokens N    how keys and values are kept
  * --threads N            default: OpenMP's
  * --bf16-rows 1          with bf16 weights: rows are rounded to bf16 before dense layers, as transformers does; faster
+ * --int8-weights 1       dense layers keep weights in int8, with a scale for each output: single tokens are faster
  *
  * llm.py does the same with text. config.c reads config.json, weights.c the tensors, model.c runs the blocks, generate.c
  * chooses tokens. */
@@ -23,7 +24,7 @@
 
 typedef struct options {
   const char *folder, *prompts, *kv;
-  double tokens, temperature, top_k, top_p, seed, beams, page_tokens, threads, bf16_rows;
+  double tokens, temperature, top_k, top_p, seed, beams, page_tokens, threads, bf16_rows, int8_weights;
 } options;
 
 static const struct {
@@ -41,6 +42,7 @@ static const struct {
     {"--page-tokens", offsetof(options, page_tokens), 16, 1024, true},
     {"--threads", offsetof(options, threads), 1, 4096, true},
     {"--bf16-rows", offsetof(options, bf16_rows), 0, 1, true},
+    {"--int8-weights", offsetof(options, int8_weights), 0, 1, true},
 };
 
 static const struct {
@@ -171,7 +173,7 @@ static void print_texts(const llm_task *t) {
 
 static bool run(const options *o, char **prompts, int count, llm_model *m, llm_task *task) {
   llm_cache cache;
-  if (!llm_model_open(o->folder, (int)o->threads, o->bf16_rows != 0, m)) return false;
+  if (!llm_model_open(o->folder, (int)o->threads, m)) return false;
   fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
           (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.count, m->weights.count == 1 ? "" : "s",
           resident_mb());
@@ -194,7 +196,7 @@ int main(int count, char **words) {
                                            .top_p = (float)o.top_p),
                    .seed = (uint64_t)o.seed,
                    .progress = isatty(STDERR_FILENO)};
-  llm_model model;
+  llm_model model = {.bf16_rows = o.bf16_rows != 0, .int8_weights = o.int8_weights != 0};
   const bool right = run(&o, words, prompts, &model, &task);
   llm_model_close(&model);
   for (int64_t p = 0; p < task.prompts; p++) free(task.texts[p].tokens);

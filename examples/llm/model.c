@@ -63,6 +63,7 @@ static bool create_block(llm_model *m, int64_t layer) {
   b.feed_forward.second = linear(w, "down_proj", c->width, c->hidden, c->network_biases);
   b.self_weights.dtype = b.feed_forward.dtype = (attn_dtype)w->dtype;
   b.self_weights.bf16_rows = b.feed_forward.bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16;
+  b.self_weights.int8_weights = b.feed_forward.int8_weights = m->int8_weights;
   return !w->failed && done(attn_block_create(&b, &m->options, &m->blocks[layer]));
 }
 
@@ -81,14 +82,15 @@ static bool create_ends(llm_model *m) {
   float *gain = malloc((size_t)c->width * sizeof *gain); /* stays when the vectors of the weights go */
   if (gain) memcpy(gain, norm.gain, (size_t)c->width * sizeof *gain);
   m->norm = (attn_norm){.gain = gain, .epsilon = norm.epsilon};
-  const attn_product_weights weights = ATTN_STRUCT(
-      attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
-      .stride_column = c->width, .dtype = (attn_dtype)w->dtype, .bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16);
+  const attn_product_weights weights =
+      ATTN_STRUCT(attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
+                  .stride_column = c->width, .dtype = (attn_dtype)w->dtype,
+                  .bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16, .int8_weights = m->int8_weights);
   return (gain || llm_fail("out of memory")) && done(attn_product_create(&weights, &m->options, &m->head));
 }
 
-bool llm_model_open(const char *folder, int threads, bool bf16_rows, llm_model *m) {
-  *m = (llm_model){.options = ATTN_STRUCT(attn_options, .threads = threads), .bf16_rows = bf16_rows};
+bool llm_model_open(const char *folder, int threads, llm_model *m) {
+  m->options = ATTN_STRUCT(attn_options, .threads = threads);
   if (!llm_config_read(folder, &m->config) || !llm_weights_open(folder, &m->weights)) return false;
   if (!done(attn_rope_create(&m->config.rope, &m->rope)) || !create_ends(m)) return false;
   for (int64_t layer = 0; layer < m->config.layers; layer++)

@@ -10,7 +10,8 @@ typedef struct llm_model {
   llm_config config;
   llm_weights weights; /* open: rows of embeddings are read from the file */
   attn_options options;
-  bool bf16_rows; /* dense layers round rows, where the weights are bf16 */
+  bool bf16_rows;    /* dense layers round rows, where the weights are bf16 */
+  bool int8_weights; /* dense layers round weights */
   attn_block *blocks[LLM_MOST_LAYERS];
   attn_embedding embedding;
   attn_norm norm; /* the last one */
@@ -35,8 +36,9 @@ typedef struct llm_cache {
   int64_t capacity;    /* tokens of a text */
 } llm_cache;
 
-/* Reads the folder and packs its weights. False after a message; llm_model_close() frees what there is. */
-bool llm_model_open(const char *folder, int threads, bool bf16_rows, llm_model *model);
+/* Reads the folder and packs its weights. model: zeros, but for how dense layers round. False after a message;
+ * llm_model_close() frees what there is. */
+bool llm_model_open(const char *folder, int threads, llm_model *model);
 
 /* Makes the caches of texts that hold no tokens. */
 bool llm_model_begin(llm_model *model, const llm_cache *cache);

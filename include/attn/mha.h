@@ -92,9 +92,10 @@ typedef struct attn_mha_weights {
   const float *q_norm_gain; /**< With qk_norm: [dim_qk], gain of the norm of each query head; NULL = 1. */
   const float *k_norm_gain; /**< The same of each key head. */
   float qk_norm_epsilon;    /**< Added to the mean square; >= 0 and finite. */
-  bool qk_norm;   /**< Each head of Q and of K is divided by its root mean square after its projection (Henry et al. 2020,
-                     https://arxiv.org/abs/2010.04245; with gains: Qwen 3, Gemma 3). A cache's rotation comes after it. */
-  bool bf16_rows; /**< With dtype bf16: rows are rounded to bf16 before each projection, see attn_product_weights. */
+  bool qk_norm;      /**< Each head of Q and of K is divided by its root mean square after its projection (Henry et al. 2020,
+                        https://arxiv.org/abs/2010.04245; with gains: Qwen 3, Gemma 3). A cache's rotation comes after it. */
+  bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each projection, see attn_product_weights. */
+  bool int8_weights; /**< Every matrix is rounded to i8, with a scale for each column, see attn_product_weights. */
 } attn_mha_weights;
 
 /** How a layer is to be made. */

@@ -366,9 +366,10 @@ typedef struct attn_feed_forward_config {
   attn_linear second;         /**< hidden -> width */
   const char *product;        /**< Kernel of the maps, as attn_product_create() takes it; NULL = our own. */
   attn_linear gate;           /**< Wg, bg: width -> hidden; its weight is NULL without a gate. */
-  attn_dtype dtype; /**< Type of all weights here, to which their pointers are cast; biases are float32. Weights are
-                       kept as attn_product_weights says of this type. */
-  bool bf16_rows;   /**< With dtype bf16: rows are rounded to bf16 before each map, see attn_product_weights. */
+  attn_dtype dtype;  /**< Type of all weights here, to which their pointers are cast; biases are float32. Weights are
+                        kept as attn_product_weights says of this type. */
+  bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each map, see attn_product_weights. */
+  bool int8_weights; /**< Weights are rounded to i8, with a scale for each column, see attn_product_weights. */
 } attn_feed_forward_config;
 
 /** A feed-forward network with its weights packed. */

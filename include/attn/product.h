@@ -47,7 +47,8 @@ typedef struct attn_product_weights {
   const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
   int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
   int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
-  attn_dtype dtype;      /**< Type of weight. bf16 and f16 stay 2 bytes an element in the tiers with vectors. */
+  attn_dtype dtype;      /**< Type of weight: f32, f16, bf16, or i8 with a scale. In the tiers with vectors f16 and bf16 stay
+                              2 bytes an element, and i8 1 byte. */
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
@@ -58,6 +59,10 @@ typedef struct attn_product_weights {
   attn_dtype dtype_y; /**< Type of y in all calls: sums, bias and activation are float32, rounded at last. */
   bool bf16_rows;     /**< With dtype bf16: x is rounded to bf16 before it is multiplied, so that it takes these products
                          though it is given as float32. */
+  const float *scale; /**< [columns], with dtype i8: W is weight times the scale of its column. Otherwise NULL. */
+  bool int8_weights;  /**< With another dtype: W is rounded to i8 when it is packed. The scale of a column is its largest
+                         magnitude / 127, so a weight changes by at most half of that; where that is infinite or NaN, the
+                         column of Y is NaN. Not with bf16_rows. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
@@ -92,10 +97,10 @@ ATTN_API attn_status attn_product_create(const attn_product_weights *weights, co
 ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows);
 
 /** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is
- * one chain of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other
- * rows or threads. Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for every row, and
- * take values, or parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies; product_openblas
- * does so in one that depends on the row's place in its sequence, and so do its bits.
+ * one chain of multiply-adds over depth, times the scale, plus the bias. So a row's bits depend on that row and W alone, not
+ * on the other rows or threads. Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for
+ * every row, and take values, or parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies;
+ * product_openblas does so in one that depends on the row's place in its sequence, and so do its bits.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -4,6 +4,7 @@
  * floats, for which every CPU has registers. */
 #include <string.h>
 
+#include "kernels/common/problem/arithmetic.h"
 #include "kernels/product.h"
 #include "vec_c.h"
 
@@ -25,9 +26,10 @@ static void product_tile(const attn_product_block *b, int64_t first, four sum[RO
   }
 }
 
-/* All columns of the panel: those beyond the block's are 0. */
+/* All columns of the panel: those beyond the block's are 0. The last tile may share rows with the one before. */
 static void product_panel(const attn_product_block *b) {
-  for (int64_t first = 0; first < b->rows; first += ROWS) {
+  for (int64_t at = 0; at < b->rows; at += ROWS) {
+    const int64_t first = min64(at, b->rows - ROWS);
     four sum[ROWS][FOURS];
     for (int i = 0; i < ROWS; i++) memcpy(sum[i], b->start + (first + i) * b->start_stride, sizeof sum[i]);
     product_tile(b, first, sum);

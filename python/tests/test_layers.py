@@ -170,6 +170,28 @@ def test_rows_rounded_to_bfloat16():
             make()
 
 
+def test_weights_of_int8():
+    x, w, b = draw(5, 16), draw(24, 16), draw(24)
+    scale = np.abs(w).max(axis=1) / np.float32(127)
+    rounded = np.rint(w / scale[:, None]).astype(np.int8)
+    y = layers.Linear(rounded, b, scale=scale)(x)
+    close(y, x.astype(float) @ (rounded * scale[:, None].astype(float)).T + b)
+    assert np.array_equal(layers.Linear(w, b, int8_weights=True)(x), y)
+    with pytest.raises(ValueError, match="scale is .* with dtype 5"):
+        layers.Linear(rounded)
+
+    def back(weights):
+        scales = {name: np.abs(m).max(axis=-1, keepdims=True) / np.float32(127) for name, m in weights.items()}
+        return {name: m if m.ndim == 1 else np.rint(m / scales[name]) * scales[name] for name, m in weights.items()}
+
+    attention, network, x = weights_of(16, 16, 16), {"w1": draw(32, 16), "w2": draw(16, 32)}, draw(1, 3, 16)
+    close(layers.MultiHeadAttention(heads=2, width=16, int8_weights=True, **attention)(x),
+          layers.MultiHeadAttention(heads=2, width=16, **back(attention))(x), 1e-4)
+    close(layers.FeedForward(**network, int8_weights=True)(x), layers.FeedForward(**back(network))(x), 1e-4)
+    close(layers.Block(heads=2, width=16, self_weights=attention, **network, int8_weights=True)(x),
+          layers.Block(heads=2, width=16, self_weights=back(attention), **back(network))(x), 1e-4)
+
+
 def test_additive():
     q, k, v = draw(2, 4, 12), draw(2, 6, 10), draw(2, 6, 5)
     w_q, w_k, w = draw(8, 12), draw(8, 10), draw(8)

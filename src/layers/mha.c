@@ -77,6 +77,7 @@ static attn_status pack_projection(const projection *part, const attn_mha_weight
       .dtype = w->dtype,
       .bias = part->bias,
       .bf16_rows = w->bf16_rows,
+      .int8_weights = w->int8_weights,
   };
   return attn_product_create(&weights, options, product);
 }

@@ -21,6 +21,7 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,9 +49,9 @@ static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
-  BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
-  STRIP_COLUMNS = 512, /* X is gathered once per strip */
-  MOST_COLUMNS = 256,  /* most columns of a panel */
+  BLOCK_ROWS = 96,         /* X of a depth block and the sums of a strip take half of a level 2 of 512 KiB */
+  STRIP_COLUMNS = 512,     /* X is gathered once per strip */
+  MOST_COLUMNS = 256,      /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
   FEW_DEPTH = 4096,        /* elements of few rows that are gathered at once: their part of X stays in L1 or L2 */
   PAD = 16                 /* floats that keep rows off each other's cache sets */
@@ -62,20 +63,20 @@ struct attn_product {
   attn_options options; /* threads resolved */
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
-  bool has_bias;
-  attn_row_function activate; /* NULL = none */
-  bool calls_back;            /* it is the caller's, who may run anything in it: not while a kernel has tiles in use */
-  attn_dtype dtype, dtype_x, dtype_y; /* types of W, X and Y as they are given */
-  attn_dtype x_kept;                  /* type of X as the kernel has it: float32 or bf16 */
-  bool rounds_x;                      /* to bf16 */
-  const attn_kv_rows_kernel *rows;    /* converts rows of X and Y */
-  attn_product_extent block;          /* rows of a block, in whole tiles, and depth */
-  bool by_panel;                      /* the whole depth is one block of packed X: sums of a panel are finished at once */
-  int64_t strip_panels;               /* panels of a strip at most */
-  char *packed;                       /* [panels][steps], a step as the kernel's form has it */
-  int64_t steps;                      /* in a panel; without a form a step is one element of depth */
+  attn_row_function activate;      /* NULL = none */
+  bool calls_back;                 /* it is the caller's, who may run anything in it: not while a kernel has tiles in use */
+  attn_dtype dtype;                /* type of W: int8, or as it is given */
+  attn_dtype dtype_x, dtype_y;     /* types of X and Y as they are given */
+  attn_dtype x_kept;               /* type of X as the kernel has it: float32 or bf16 */
+  bool rounds_x;                   /* to bf16 */
+  const attn_kv_rows_kernel *rows; /* converts rows of X and Y */
+  attn_product_extent block;       /* rows of a block, in whole tiles, and depth */
+  bool by_panel;                   /* the whole depth is one block of packed X: sums of a panel are finished at once */
+  int64_t strip_panels;            /* panels of a strip at most */
+  char *packed;                    /* [panels][steps], a step as the kernel's form has it */
+  int64_t steps;                   /* in a panel; without a form a step is one element of depth */
   int64_t step_bytes;
-  float *bias; /* [columns] */
+  float *scale, *bias; /* [columns], or NULL */
 };
 
 /* ---- Which product ---- */
@@ -86,8 +87,11 @@ static const char *unusable_below(const attn_product_kernel *kernel, const char 
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
 }
 
+/* The type that W has from when it is packed on. */
+static attn_dtype type_of(const attn_product_weights *w) { return w->int8_weights ? ATTN_I8 : w->dtype; }
+
 static bool all_bf16(const attn_product_weights *w) {
-  return w->dtype == ATTN_BF16 && (w->dtype_x == ATTN_BF16 || w->bf16_rows);
+  return type_of(w) == ATTN_BF16 && (w->dtype_x == ATTN_BF16 || w->bf16_rows);
 }
 
 static bool takes_types(const attn_product_kernel *kernel, const attn_product_weights *w) {
@@ -145,7 +149,7 @@ static bool takes_more_bytes(const attn_product_kernel *kernel, attn_dtype weigh
 static const attn_product_kernel *best_of_tiers(const char *cap, const attn_product_weights *w) {
   const attn_product_kernel *k, *pairs = NULL; /* pairs: of a tier that takes bf16 alone, whose rate is to be compared */
   for (int i = 0; (k = attn_registry_product(i)); i++) {
-    if (unusable_below(k, cap) || !takes_types(k, w) || takes_more_bytes(k, w->dtype) ||
+    if (unusable_below(k, cap) || !takes_types(k, w) || takes_more_bytes(k, type_of(w)) ||
         attn_tier_claim(attn_tier_find(k->isa)))
       continue;
     const bool only_bf16 = k->form && k->form->only_bf16;
@@ -208,11 +212,22 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
   const struct {
     const char *field;
     attn_dtype value;
-  } types[] = {{"dtype", w->dtype}, {"dtype_x", w->dtype_x}, {"dtype_y", w->dtype_y}};
+    const char *right;
+  } types[] = {{"dtype", w->dtype == ATTN_I8 ? ATTN_F32 : w->dtype, ATTN_FLOAT_CONSTANTS ", or ATTN_I8 with a scale"},
+               {"dtype_x", w->dtype_x, ATTN_FLOAT_CONSTANTS},
+               {"dtype_y", w->dtype_y, ATTN_FLOAT_CONSTANTS}};
   for (int i = 0; i < 3; i++)
     if (!attn_dtype_is_float(types[i].value))
-      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %d; it must be " ATTN_FLOAT_CONSTANTS,
-                       types[i].field, (int)types[i].value);
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %d; it must be %s", types[i].field,
+                       (int)types[i].value, types[i].right);
+  if (w->int8_weights && (w->bf16_rows || w->dtype == ATTN_I8))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.int8_weights is true with %s; it must be false",
+                     w->bf16_rows ? "bf16_rows" : "dtype ATTN_I8");
+  if ((w->dtype == ATTN_I8) != (w->scale != NULL) || (uintptr_t)w->scale % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "attn_product_weights.scale is %p with dtype %d; it must point to aligned floats with ATTN_I8, %d, and "
+                     "be NULL with other types",
+                     (const void *)w->scale, (int)w->dtype, (int)ATTN_I8);
   if (w->bf16_rows && w->dtype != ATTN_BF16)
     return attn_fail(ATTN_INVALID_ARGUMENT,
                      "attn_product_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
@@ -252,33 +267,65 @@ static char *packed_at(const attn_product *product, int64_t panel, int64_t step)
   return product->packed + (panel * product->steps + step) * product->step_bytes;
 }
 
+/* Scales of a panel's columns by which the largest weight of each is 127; NaN where it is not finite. */
+static void find_scales(const attn_product_weights *w, attn_product *product, int64_t panel) {
+  const int64_t width = product->kernel->panel_columns, first = panel * width, count = min64(width, w->columns - first);
+  float floats[MOST_COLUMNS], *scale = product->scale + first;
+  memset(scale, 0, (size_t)count * sizeof *scale);
+  for (int64_t k = 0; k < w->depth; k++) {
+    load_step(w, k, 1, first, width, floats);
+    for (int64_t c = 0; c < count; c++) {
+      const float magnitude = fabsf(floats[c]) / 127;
+      scale[c] = magnitude > scale[c] || isnan(magnitude) ? magnitude : scale[c];
+    }
+  }
+  for (int64_t c = 0; c < count; c++) scale[c] = isfinite(scale[c]) ? scale[c] : NAN;
+}
+
+/* Weights of a step as integers of a scale; 0 where that is 0, as for the columns beyond W. */
+static void round_step(const attn_product *product, int64_t panel, int64_t depth, float *step) {
+  const int64_t width = product->kernel->panel_columns, first = panel * width,
+                count = min64(width, product->columns - first);
+  for (int64_t i = 0; i < depth * width; i++) {
+    const float scale = i % width < count ? product->scale[first + i % width] : 0;
+    step[i] = scale != 0 ? attn_f32_of_i8(attn_i8_of_f32(step[i] / scale)) : 0;
+  }
+}
+
 static void pack(const attn_product_weights *w, attn_product *product) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
-  const bool narrow = is_narrow(kernel, w->dtype);
-  float floats[MOST_STEP_FLOATS];
+  const bool narrow = is_narrow(kernel, product->dtype);
+  float own[MOST_STEP_FLOATS];
   assert(depth * width <= MOST_STEP_FLOATS);
-  for (int64_t p = 0; p < product->panels; p++)
+  for (int64_t p = 0; p < product->panels; p++) {
+    if (w->int8_weights) find_scales(w, product, p);
     for (int64_t step = 0; step < product->steps; step++) {
       char *to = packed_at(product, p, step);
-      load_step(w, step * depth, depth, p * width, width, kernel->form || narrow ? floats : (float *)(void *)to);
-      if (kernel->form) kernel->form->pack_step(floats, w->dtype, to);
-      for (int64_t c = 0; narrow && c < width; c++) attn_store_f32(to, w->dtype, c, floats[c]); /* exact */
+      float *floats = kernel->form || narrow ? own : (float *)(void *)to;
+      load_step(w, step * depth, depth, p * width, width, floats);
+      if (w->int8_weights) round_step(product, p, depth, floats);
+      if (kernel->form) kernel->form->pack_step(floats, product->dtype, to);
+      for (int64_t c = 0; narrow && c < width; c++) attn_store_f32(to, product->dtype, c, floats[c]); /* exact */
     }
+  }
+  if (w->scale) memcpy(product->scale, w->scale, (size_t)w->columns * sizeof(float));
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
 
-/* One allocation: the product, its bias, its panels, each on a cache line of its own. */
+/* One allocation: the product, scale and bias, its panels, each on a cache line of its own. */
 static attn_status allocate(const attn_product_kernel *kernel, const attn_product_weights *w, attn_product **result) {
   const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
-  const size_t bias = (size_t)round_up(w->bias ? w->columns : 0, 16) * sizeof(float);
-  const size_t head = (size_t)round_up(sizeof(attn_product), ATTN_MEMORY_ALIGN);
+  const size_t vector = (size_t)round_up(w->columns, 16) * sizeof(float);
+  const size_t scale_at = (size_t)round_up(sizeof(attn_product), ATTN_MEMORY_ALIGN);
+  const bool scaled = type_of(w) == ATTN_I8;
+  const size_t bias_at = scale_at + (scaled ? vector : 0), head = bias_at + (w->bias ? vector : 0);
   const int64_t steps = ceil_div(w->depth, depth_step(kernel));
-  const int64_t bytes = step_bytes(kernel, w->dtype);
+  const int64_t bytes = step_bytes(kernel, type_of(w));
   const size_t count = (size_t)panels * (size_t)steps; /* <= 2^62 */
   attn_product *product = NULL;
-  if (count <= (SIZE_MAX / 2 - head - bias) / (size_t)bytes)
-    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + count * (size_t)bytes);
+  if (count <= (SIZE_MAX / 2 - head) / (size_t)bytes)
+    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + count * (size_t)bytes);
   if (!product)
     return attn_fail(ATTN_OUT_OF_MEMORY,
                      "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu times %" PRId64 " bytes packed", w->depth,
@@ -288,27 +335,36 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
                             .depth = w->depth,
                             .columns = w->columns,
                             .panels = panels,
-                            .has_bias = w->bias,
-                            .dtype = w->dtype,
+                            .dtype = type_of(w),
                             .dtype_x = w->dtype_x,
                             .dtype_y = w->dtype_y,
                             .x_kept = kernel->form && kernel->form->takes_bf16 && all_bf16(w) ? ATTN_BF16 : ATTN_F32,
                             .rounds_x = w->bf16_rows,
                             .steps = steps,
                             .step_bytes = bytes};
-  product->bias = (float *)(void *)((char *)product + head);
-  product->packed = (char *)product + head + bias;
+  if (scaled) product->scale = (float *)(void *)((char *)product + scale_at);
+  if (w->bias) product->bias = (float *)(void *)((char *)product + bias_at);
+  product->packed = (char *)product + head;
   *result = product;
   return ATTN_OK;
+}
+
+/* How much larger than these blocks and strips are where level 2 is: W is read once for each block, X for each strip. */
+static double scale_of_blocks(const attn_product_kernel *kernel) {
+  if (kernel->form || kernel->rows_by_place) return 1;
+  return fmin(fmax(sqrt((double)attn_class_caches().level2 / (512 << 10)), 1), 4);
 }
 
 /* How rows, depth and columns are cut. */
 static void set_blocks(attn_product *product) {
   const attn_product_kernel *kernel = product->kernel;
-  const attn_product_extent usual = {BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows, kernel->depth_block};
+  const double scale = scale_of_blocks(kernel);
+  const attn_product_extent usual = {(int64_t)(scale * BLOCK_ROWS) / kernel->tile_rows * kernel->tile_rows,
+                                     kernel->depth_block};
   product->block = kernel->form ? kernel->form->extent(product->x_kept, product->depth) : usual;
   product->by_panel = packs_x(kernel) && product->depth <= product->block.depth;
-  product->strip_panels = product->by_panel ? product->panels : max64(STRIP_COLUMNS / kernel->panel_columns, 1);
+  product->strip_panels =
+      product->by_panel ? product->panels : max64((int64_t)(scale * STRIP_COLUMNS) / kernel->panel_columns, 1);
 }
 
 attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options, attn_product **product) {
@@ -511,9 +567,8 @@ static void scatter_row(const run_context *c, int64_t row, int64_t begin, int64_
 }
 
 static void finish_row(const attn_product *product, int64_t first_column, int64_t count, float *row) {
-  const float *bias = product->bias + first_column;
-  if (product->has_bias)
-    for (int64_t c = 0; c < count; c++) row[c] += bias[c];
+  for (int64_t c = 0; product->scale && c < count; c++) row[c] *= product->scale[first_column + c];
+  for (int64_t c = 0; product->bias && c < count; c++) row[c] += product->bias[first_column + c];
   if (product->activate) product->activate(row, count);
 }
 
@@ -544,13 +599,16 @@ static bool x_in_place(const run_context *c, const strip *s) {
          s->capacity == s->rows && even_rows(c->args, stride, s, &step);
 }
 
-/* So does Y: the columns of every panel are dense and all there. */
+/* So does Y, for the sums of the last depth block and, with a form, of all: the columns of every panel are dense and all
+ * there. */
 static bool y_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->y_stride;
-  const int64_t width = c->product->kernel->panel_columns;
+  const attn_product_kernel *kernel = c->product->kernel;
+  const int64_t width = kernel->panel_columns;
+  const bool rows_fit = kernel->form ? s->capacity == s->rows : s->rows >= kernel->tile_rows && !kernel->rows_by_place;
   int64_t step;
-  return c->product->kernel->form && !s->few && c->product->dtype_y == ATTN_F32 && c->args->y_head_dim % width == 0 &&
-         (s->first_panel + s->panels) * width <= c->product->columns && stride->d == 1 && s->capacity == s->rows &&
+  return rows_fit && !s->few && c->product->dtype_y == ATTN_F32 && c->args->y_head_dim % width == 0 &&
+         (s->first_panel + s->panels) * width <= c->product->columns && stride->d == 1 &&
          even_rows(c->args, stride, s, &step);
 }
 
@@ -606,7 +664,7 @@ static float *y_at(const run_context *c, int64_t row, int64_t column) {
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  if (!product->has_bias && !product->activate) return;
+  if (!product->scale && !product->bias && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
       count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;
@@ -635,26 +693,37 @@ static bool y_of_kernel(const run_context *c, const strip *s, int64_t column, in
       first.stride != 1 || columns.count != count || !even_rows(c->args, &c->args->y_stride, s, &y->stride))
     return false;
   y->at = (uint16_t *)(void *)address_of(&first);
-  y->bias = product->has_bias ? product->bias + column : NULL;
+  y->bias = product->bias ? product->bias + column : NULL;
   y->activate = product->activate;
   return true;
+}
+
+/* The panel that the next call multiplies with, if that is kept in float32. */
+static const void *panel_after(const attn_product *product, const strip *s, int64_t panel) {
+  if (product->kernel->form || is_narrow(product->kernel, product->dtype)) return NULL;
+  if (panel + 1 < s->panels) return packed_at(product, s->first_panel + panel + 1, s->begin);
+  return s->end < product->depth ? packed_at(product, s->first_panel, s->end) : NULL;
 }
 
 /* sum += X W over the depth block; the first one starts from 0. */
 static void multiply(const run_context *c, const strip *s) {
   static const float zeros[MOST_COLUMNS];
   const attn_product *product = c->product;
-  const int64_t width = product->kernel->panel_columns;
-  attn_product_block block = {.rows = s->capacity,
+  const int64_t width = product->kernel->panel_columns, sum_stride = c->at.memory.sum_stride;
+  const bool from_y = s->y_in_place && product->kernel->form, to_y = from_y || (s->y_in_place && s->end == product->depth);
+  int64_t y_stride;
+  (void)even_rows(c->args, &c->args->y_stride, s, &y_stride);
+  attn_product_block block = {.rows = to_y ? s->rows : s->capacity,
                               .depth = s->end - s->begin,
                               .x_transposed = c->x_transposed,
-                              .out_stride = c->at.memory.sum_stride,
+                              .start_stride = s->begin == 0 ? 0
+                                              : from_y      ? y_stride
+                                                            : sum_stride,
+                              .out_stride = to_y ? y_stride : sum_stride,
                               .weights = product->dtype,
                               .x_dtype = product->x_kept,
                               .memory = s->own};
   set_x(c, s, &block);
-  if (s->y_in_place) (void)even_rows(c->args, &c->args->y_stride, s, &block.out_stride);
-  block.start_stride = s->begin == 0 ? 0 : block.out_stride;
   if (packs_x(product->kernel)) product->kernel->form->pack_x(&block);
   if (s->few) {
     block.panel = packed_at(product, s->first_panel, s->begin / depth_step(product->kernel));
@@ -671,8 +740,10 @@ static void multiply(const run_context *c, const strip *s) {
       product->kernel->widen(block.panel, product->dtype, block.depth * width, s->own);
       block.panel = s->own;
     }
-    block.out = s->y_in_place ? y_at(c, s->first_row, column) : s->sum + (product->by_panel ? 0 : p * width);
-    block.start = s->begin == 0 ? zeros : block.out;
+    block.next_panel = panel_after(product, s, p);
+    float *sum = s->sum + (product->by_panel ? 0 : p * width), *in_y = s->y_in_place ? y_at(c, s->first_row, column) : NULL;
+    block.out = to_y ? in_y : sum;
+    block.start = s->begin == 0 ? zeros : from_y ? in_y : sum;
     attn_product_y y;
     block.y = y_of_kernel(c, s, column, block.columns, &y) ? &y : NULL;
     product->kernel->run(&block);

@@ -30,6 +30,8 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
   REQUIRE(!c->bf16_rows || c->dtype == ATTN_BF16,
           "attn_feed_forward_config.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
           (int)c->dtype, (int)ATTN_BF16);
+  REQUIRE(!c->bf16_rows || !c->int8_weights,
+          "attn_feed_forward_config.bf16_rows and .int8_weights are both true; one of them must be false");
   return ATTN_OK;
 }
 
@@ -38,11 +40,12 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   if (!layer) return ATTN_OUT_OF_MEMORY;
   *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
   const attn_row_function activation = attn_activation_function(c->activation, options);
-  const attn_nn_linear maps[] = {
-      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype, c->gate.weight ? NULL : activation,
-       &layer->first, c->bf16_rows},
-      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, c->bf16_rows},
-      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, c->bf16_rows}};
+  const attn_nn_linear maps[] = {{"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype,
+                                  c->gate.weight ? NULL : activation, &layer->first, c->bf16_rows, c->int8_weights},
+                                 {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL,
+                                  &layer->second, c->bf16_rows, c->int8_weights},
+                                 {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation,
+                                  &layer->gate, c->bf16_rows, c->int8_weights}};
   attn_status status = attn_nn_keep_options(options, &layer->options);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;

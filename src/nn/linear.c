@@ -19,7 +19,8 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .dtype = map->dtype,
                                         .bias = given->bias,
                                         .activate = map->after,
-                                        .bf16_rows = map->bf16_rows};
+                                        .bf16_rows = map->bf16_rows,
+                                        .int8_weights = map->int8_weights};
   return attn_product_create(&weights, options, map->product);
 }
 

@@ -18,10 +18,10 @@ typedef struct attn_nn_linear {
   const char *name; /* the config's field, for errors */
   const attn_linear *given;
   int64_t in, out;
-  attn_dtype dtype;        /* type of its weights */
-  attn_row_function after; /* applied to its output; NULL = nothing */
-  attn_product **product;  /* receives the map, its W and b packed */
-  bool bf16_rows;          /* see attn_product_weights */
+  attn_dtype dtype;             /* type of its weights */
+  attn_row_function after;      /* applied to its output; NULL = nothing */
+  attn_product **product;       /* receives the map, its W and b packed */
+  bool bf16_rows, int8_weights; /* see attn_product_weights */
 } attn_nn_linear;
 
 /* product: the kernel's name; NULL = automatic. */

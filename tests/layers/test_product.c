@@ -14,6 +14,9 @@ static const char *const names[] = {"product_c",    "product_avx2",     "product
                                     "product_neon", "product_openblas", "product_avx512bf16"};
 enum { NAMES = COUNT(names) };
 
+static const attn_dtype weight_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8};
+enum { TYPES = COUNT(weight_types) };
+
 /* ---- One layer ---- */
 
 typedef struct shape {
@@ -27,7 +30,7 @@ typedef struct shape {
 
 typedef struct layer {
   shape shape;
-  float *x, *y, *bias;
+  float *x, *y, *scale, *bias;
   void *weight;
   int64_t y_floats;
   attn_product_weights weights;
@@ -42,7 +45,8 @@ static float *random_floats(int64_t count, unsigned seed) {
 
 static void *random_elements(attn_dtype dtype, int64_t count, unsigned seed) {
   float *data = random_floats(count, seed);
-  for (int64_t i = 0; i < count; i++) attn_store_f32(data, dtype, i, data[i]); /* narrower: in place */
+  const float most = dtype == ATTN_I8 ? 127 : 1;
+  for (int64_t i = 0; i < count; i++) attn_store_f32(data, dtype, i, most * data[i]); /* narrower: in place */
   return data;
 }
 
@@ -65,11 +69,12 @@ static layer make_layer(shape s) {
   l.x = random_elements(s.dtype_x, s.batch * x.b + 1, 1);
   l.y = random_floats(l.y_floats, 2);
   l.bias = random_floats(s.columns, 3);
+  l.scale = random_floats(s.columns, 4);
   l.weight = random_elements(s.dtype, s.depth * s.columns, 7);
   l.weights = ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
                           .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
                           .dtype = s.dtype, .dtype_x = s.dtype_x, .dtype_y = s.dtype_y, .bias = s.bias ? l.bias : NULL,
-                          .relu = s.relu, .gelu = s.gelu);
+                          .relu = s.relu, .gelu = s.gelu, .scale = s.dtype == ATTN_I8 ? l.scale : NULL);
   l.args = ATTN_STRUCT(attn_product_args, .batch = s.batch, .rows = s.rows, .x = l.x, .x_stride = x,
                        .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0, .y = l.y, .y_stride = y,
                        .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0);
@@ -79,6 +84,7 @@ static layer make_layer(shape s) {
 static void free_layer(layer *l) {
   free(l->x);
   free(l->y);
+  free(l->scale);
   free(l->bias);
   free(l->weight);
 }
@@ -104,22 +110,23 @@ static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b
   return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
 }
 
-/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms. Leaves out term number `skip`, to imitate
- * a wrong product. */
+/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms, and one for the scale. Leaves out term
+ * number `skip`, to imitate a wrong product. */
 static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
   const shape *s = &l->shape;
+  const double scale = l->weights.scale ? (double)l->scale[column] : 1;
   double sum = 0, terms = 0;
   for (int64_t k = 0; k < s->depth; k++) {
     const int64_t from = offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k);
     const double x = (double)attn_load_f32((attn_storage){l->x, s->dtype_x}, from);
     const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
-    const double term = k == skip ? 0 : x * (double)attn_load_f32((attn_storage){l->weight, s->dtype}, at);
+    const double term = k == skip ? 0 : x * (double)attn_load_f32((attn_storage){l->weight, s->dtype}, at) * scale;
     sum += term;
     terms += fabs(term);
   }
   if (s->bias) sum += (double)l->bias[column];
   if (s->relu && sum < 0) sum = 0;
-  double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  double limit = ((double)s->depth + 2 + (l->weights.scale != NULL)) * 0x1p-24 * (terms + 1) + 0x1p-149;
   if (s->gelu) { /* its slope is below 1.13; erf, to which 1 is added, errs by 6 units of 1 (scripts/make/derive_erf.py) */
     limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
     sum *= 0.5 * erfc(-sum * sqrt(0.5));
@@ -165,6 +172,12 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 7, .depth = 300, .columns = 40, .x_step = 1, .dtype_x = ATTN_F16, .dtype_y = ATTN_BF16},
     {.batch = 2, .rows = 70, .depth = 30, .columns = 45, .x_step = 1, .dtype = ATTN_F16, .dtype_x = ATTN_BF16},
     {.batch = 1, .rows = 70, .depth = 300, .columns = 45, .dtype_x = ATTN_BF16, .dtype_y = ATTN_F16},
+    {.batch = 1, .rows = 1, .depth = 30, .columns = 140, .x_step = 1, .dtype = ATTN_I8},
+    {.batch = 1, .rows = 6, .depth = 300, .columns = 45, .x_step = 1, .dtype = ATTN_I8, .bias = true, .gelu = true},
+    {.batch = 2, .rows = 70, .depth = 300, .columns = 128, .x_step = 1, .dtype = ATTN_I8, .bias = true, .transposed = true},
+    {.batch = 1, .rows = 70, .depth = 40, .columns = 64, .dtype = ATTN_I8, .dtype_x = ATTN_BF16, .dtype_y = ATTN_BF16},
+    {.batch = 1, .rows = 100, .depth = 300, .columns = 192, .x_step = 1, .bias = true}, /* whole panels, no whole tiles */
+    {.batch = 1, .rows = 220, .depth = 70, .columns = 64, .x_step = 1},                 /* more than a block has */
 };
 enum { SHAPES = COUNT(shapes) };
 
@@ -315,6 +328,50 @@ TEST(test_rows_rounded_to_bf16) {
   }
 }
 
+/* Weights that are rounded when they are packed have the bits of those that the caller rounds. */
+TEST(test_weights_rounded_to_int8) {
+  enum { DEPTH = 70, COLUMNS = 150, ZERO = 3, INFINITE = 65, NOT_A_NUMBER = 149 };
+  layer l = make_layer((shape){.batch = 1, .rows = 9, .depth = DEPTH, .columns = COLUMNS, .bias = true, .x_step = 1});
+  float *weight = l.weight, *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  int8_t *integers = test_allocate(DEPTH * COLUMNS);
+  for (int c = 0; c < COLUMNS; c++) {
+    float most = 0;
+    for (int k = 0; k < DEPTH; k++) weight[k * COLUMNS + c] *= c == ZERO ? 0 : (float)(c + 1);
+    for (int k = 0; k < DEPTH; k++) most = fmaxf(most, fabsf(weight[k * COLUMNS + c]));
+    l.scale[c] = most / 127;
+    for (int k = 0; k < DEPTH && c != ZERO; k++)
+      integers[k * COLUMNS + c] = (int8_t)nearbyintf(weight[k * COLUMNS + c] / l.scale[c]);
+  }
+  weight[5 * COLUMNS + INFINITE] = -INFINITY;
+  weight[NOT_A_NUMBER] = NAN;
+  attn_product_weights rounded = l.weights, given = l.weights;
+  rounded.int8_weights = true;
+  given.dtype = ATTN_I8;
+  given.weight = integers;
+  given.scale = l.scale;
+  for (int n = 0; n < NAMES; n++) {
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = names[n]);
+    attn_product *product;
+    if (attn_product_create(&given, &options, &product) != ATTN_OK) continue;
+    run(product, &l.args);
+    attn_product_destroy(product);
+    memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+    test_ok(attn_product_create(&rounded, &options, &product));
+    run(product, &l.args);
+    attn_product_destroy(product);
+    for (int64_t i = 0; i < 9 * COLUMNS; i++) {
+      const int64_t c = i % COLUMNS, at = i / COLUMNS * l.args.y_stride.s + c;
+      if (c == INFINITE || c == NOT_A_NUMBER)
+        assert_true(isnan(l.y[at]));
+      else
+        assert_memory_equal(&l.y[at], &expected[at], sizeof(float));
+    }
+  }
+  free(integers);
+  free(expected);
+  free_layer(&l);
+}
+
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
 static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x) {
   layer l = make_layer((shape){
@@ -388,23 +445,24 @@ static void check_few_rows(const char *name, attn_dtype dtype, attn_dtype x) {
 
 TEST(test_few_rows_have_the_bits_of_many) {
   for (int n = 0; n < NAMES; n++)
-    for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
-      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_few_rows(names[n], (attn_dtype)dtype, (attn_dtype)x);
+    for (int t = 0; t < TYPES && strcmp(names[n], "product_openblas") != 0; t++)
+      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_few_rows(names[n], weight_types[t], (attn_dtype)x);
 }
 
-/* Weights of 16 bits take 2 bytes an element where the tier's vectors read them. */
+/* Weights take the bytes of their type where the tier's vectors read them. */
 TEST(test_memory_of_narrow_weights) {
   enum { SIZE = 256 };
   int checked = 0;
   for (int n = 0; n < NAMES; n++)
-    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
-      layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = SIZE, .columns = SIZE, .dtype = (attn_dtype)dtype});
+    for (int t = 0; t < TYPES; t++) {
+      const attn_dtype dtype = weight_types[t];
+      layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = SIZE, .columns = SIZE, .dtype = dtype});
       attn_product *product = NULL;
       if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = names[n]), &product) == ATTN_OK) {
         const bool vectors = strcmp(names[n], "product_avx2") == 0 || strcmp(names[n], "product_avx512") == 0 ||
                              strcmp(names[n], "product_neon") == 0;
         if (vectors) {
-          const size_t bytes = (size_t)SIZE * SIZE * (dtype == ATTN_F32 ? 4 : 2);
+          const size_t bytes = SIZE * SIZE * attn_dtype_of(dtype).bytes;
           assert_true(last_aligned_bytes >= bytes && last_aligned_bytes < bytes + bytes / 10);
           checked++;
         }
@@ -414,13 +472,13 @@ TEST(test_memory_of_narrow_weights) {
     }
   const attn_kernel_info *avx2 = attn_kernel_find("flash_avx2"); /* NULL on other CPUs than x86 */
   const bool has_vectors = avx2 && !attn_kernel_unusable(avx2);
-  assert_true(checked % 3 == 0 && (checked > 0 || !has_vectors));
+  assert_true(checked % TYPES == 0 && (checked > 0 || !has_vectors));
 }
 
 TEST(test_bits_depend_on_the_row_alone) {
   for (int n = 0; n < NAMES; n++)
-    for (int dtype = ATTN_F32; dtype <= ATTN_BF16 && strcmp(names[n], "product_openblas") != 0; dtype++)
-      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_bits_of_rows(names[n], (attn_dtype)dtype, (attn_dtype)x);
+    for (int t = 0; t < TYPES && strcmp(names[n], "product_openblas") != 0; t++)
+      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_bits_of_rows(names[n], weight_types[t], (attn_dtype)x);
 }
 
 /* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
@@ -526,9 +584,10 @@ TEST(test_outputs_that_are_not_finite) {
 /* Without a name, W never takes more bytes than float32. */
 TEST(test_choice_by_type_of_the_weights) {
   layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 8, .columns = 8, .dtype = ATTN_F32, .x_step = 1});
-  for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) {
+  for (int t = 0; t < TYPES; t++) {
     attn_product *product, *named;
-    l.weights.dtype = (attn_dtype)dtype;
+    const attn_dtype dtype = l.weights.dtype = weight_types[t];
+    l.weights.scale = dtype == ATTN_I8 ? l.scale : NULL;
     const bool has_tiles =
         attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = "product_amx"), &named) == ATTN_OK;
     test_ok(attn_product_create(&l.weights, NULL, &product));
@@ -552,8 +611,13 @@ TEST(test_refuses_bad_weights) {
   REFUSED(columns = (int64_t)1 << 40, "columns is 1099511627776");
   REFUSED(weight = NULL, "weight is");
   REFUSED(dtype = (attn_dtype)9, "dtype is 9");
+  REFUSED(dtype = ATTN_Q8_0, "dtype is 6");
+  REFUSED(dtype = ATTN_I8, "scale is");
+  REFUSED(scale = l.scale, "scale is");
   REFUSED(dtype_x = ATTN_I8, "dtype_x is");
   REFUSED(bf16_rows = true, "bf16_rows is true with dtype 0");
+  REFUSED(bf16_rows = bad.int8_weights = true, "int8_weights is true with bf16_rows");
+  REFUSED(int8_weights = (bad.dtype = ATTN_I8), "int8_weights is true with dtype ATTN_I8");
   REFUSED(dtype_y = (attn_dtype)-1, "dtype_y is -1");
   REFUSED(bias = (const float *)(const void *)((const char *)l.x + 2), "bias is");
   REFUSED(stride_depth = INT64_MAX, "stride");

@@ -172,6 +172,8 @@ def test_greedy_tokens_are_those_of_float64(model, dtype):
     for kind, most in ("bf16", 1), ("q8_0", 2), ("q4_0", 4):  # keys and values are near the right ones
         found = tokens_of(folder, PROMPTS, "--tokens", 1, "--kv", kind)
         assert all(token in tokens[:most] for [token], tokens in zip(found, likely))
+    found = tokens_of(folder, PROMPTS, "--tokens", 1, "--int8-weights", 1)
+    assert all(token in tokens[:2] for [token], tokens in zip(found, likely))
 
 
 def test_prompts_longer_than_a_step(model):

@@ -10,6 +10,7 @@
 #include <assert.h>
 
 #include "activations.h"
+#include "kernels/common/memory/prefetch.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/product.h"
 #include "register_tile.h"
@@ -37,31 +38,47 @@ static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first
   store_tile(sum, b.out + first * b.out_stride, b.out_stride, vecs);
 }
 
+/* The first row of the tile with row i: the last tile may share rows with the one before. */
+static int64_t tile_at(const attn_product_block *block, int64_t i) { return min64(i, block->rows - TILE_ROWS); }
+
 /* X transposed: a function of its own, so that its tiles do not compete with the others for registers. */
 static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs) {
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, true)
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), true)
   }
+}
+
+/* The share of the next panel that the tile with row i brings to level 2: it comes from level 3 or memory. */
+static void prefetch_share(const attn_product_block *block, int64_t i) {
+  const int64_t bytes = block->depth * PRODUCT_COLUMNS * (int64_t)sizeof(float), tiles = ceil_div(block->rows, TILE_ROWS);
+  const int64_t tile = i / TILE_ROWS, end = bytes * (tile + 1) / tiles;
+  for (int64_t at = round_up(bytes * tile / tiles, LINE_BYTES); at < end; at += LINE_BYTES)
+    __builtin_prefetch((const char *)block->next_panel + at, 0, 2);
 }
 
 static void product_panel(const attn_product_block *block) {
   const int64_t vecs = ceil_div(block->columns, VEC_LANES);
-  assert(block->rows % TILE_ROWS == 0 && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
+  assert(block->rows >= TILE_ROWS && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
+  assert(block->rows % TILE_ROWS == 0 || block->start != block->out);
   assert(block->depth >= 0 && block->depth <= PRODUCT_DEPTH);
   if (block->x_transposed) {
     product_panel_transposed(block, vecs);
     return;
   }
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, false)
+    if (block->next_panel) prefetch_share(block, i);
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), false)
   }
 }
 
-/* A vector of weights; `type`, float32, float16 or bfloat16, is a constant at every call. */
+/* A vector of weights; `type`, that of a float or int8, is a constant at every call. */
 static ALWAYS_INLINE vec load_weights(const void *at, const attn_dtype type) {
   if (type == ATTN_F32) return vec_load(at);
-  return type == ATTN_F16 ? vec_load_f16(at) : vec_load_bf16(at);
+  if (type == ATTN_F16) return vec_load_f16(at);
+  return type == ATTN_BF16 ? vec_load_bf16(at) : vec_load_i8(at);
 }
+
+static ALWAYS_INLINE int64_t weight_bytes(const attn_dtype type) { return type == ATTN_F32 ? 4 : type == ATTN_I8 ? 1 : 2; }
 
 /* ---- Few rows ---- */
 
@@ -71,7 +88,7 @@ enum { FEW_TILE = 4 }; /* rows that share a load of W */
  * for each of its additions. */
 static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
                                      const attn_dtype type, const int rows, const int panels) {
-  const int64_t step = PRODUCT_COLUMNS * (type == ATTN_F32 ? 4 : 2), vector = step / TILE_VECS;
+  const int64_t step = PRODUCT_COLUMNS * weight_bytes(type), vector = step / TILE_VECS;
   vec sum[FEW_TILE][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
   UNROLL
   for (int n = 0; n < rows * panels; n++) {
@@ -126,7 +143,7 @@ static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, 
 /* More than one tile: the second finds each part of a panel in L1. */
 static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
                                     const attn_dtype type) {
-  const int64_t step = PRODUCT_COLUMNS * (type == ATTN_F32 ? 4 : 2);
+  const int64_t step = PRODUCT_COLUMNS * weight_bytes(type);
   for (int64_t p = 0; p < panels; p++)
     for (int64_t k = 0; k < b->depth; k += PRODUCT_DEPTH)
       for (int64_t i = 0; i < b->rows; i += FEW_TILE) {
@@ -160,24 +177,28 @@ static void product_few(const attn_product_block *block, int64_t panels, int64_t
     few_of_type(block, panels, panel_bytes, ATTN_F32);
   else if (block->weights == ATTN_F16)
     few_of_type(block, panels, panel_bytes, ATTN_F16);
-  else
+  else if (block->weights == ATTN_BF16)
     few_of_type(block, panels, panel_bytes, ATTN_BF16);
+  else
+    few_of_type(block, panels, panel_bytes, ATTN_I8);
 #endif
 }
 
 #ifndef PRODUCT_PAIRS
 
-/* ---- Weights of 16 bits ---- */
+/* ---- Weights of 16 and 8 bits ---- */
 
-static ALWAYS_INLINE void widen(const uint16_t *from, int64_t count, float *to, const attn_dtype type) {
-  for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, load_weights(from + i, type));
+static ALWAYS_INLINE void widen(const char *from, int64_t count, float *to, const attn_dtype type) {
+  for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, load_weights(from + i * weight_bytes(type), type));
 }
 
 static void widen_panel(const void *packed, attn_dtype weights, int64_t count, float *to) {
   if (weights == ATTN_F16)
     widen(packed, count, to, ATTN_F16);
-  else
+  else if (weights == ATTN_BF16)
     widen(packed, count, to, ATTN_BF16);
+  else
+    widen(packed, count, to, ATTN_I8);
 }
 
 #define PRODUCT_KERNEL(tier)                                                         \
