@@ -8,7 +8,7 @@ set -eu
 compiler=$1
 cd "$2"
 vectors=kernels/avx512bf16/pairs_avx512bf16.h
-flags='-std=c11 -D_POSIX_C_SOURCE=200809L -O1 -fsyntax-only -I. -Iinclude'
+flags='-std=c11 -D_POSIX_C_SOURCE=200809L -O1 -I. -Iinclude'
 flags="$flags -Wall -Wextra -Wshadow -Wconversion -Wno-unused-function -Werror"
 tier=$(sed -n 's/^ATTN_TIER(avx512bf16, [^"]*"\([^"]*\)".*/\1/p' kernels/tiers.def)
 
@@ -17,13 +17,21 @@ case $("$compiler" -dumpmachine) in
   *) echo "skipped: vectors are those of avx512bf16, which needs a compiler for x86-64" && exit 77 ;;
 esac
 
+# The vectors are compiled once, as most of the time would go into the compiler's own header of intrinsics.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+chains=-DCHAINS=24 # peak_loops.h takes it, too
+echo "#include \"$vectors\"" >"$work/vectors.h"
+# shellcheck disable=SC2086  # lists of words
+"$compiler" -x c-header $flags $tier $chains "$work/vectors.h" -o "$work/vectors.h.gch"
+
 count=0 failed=0
 for header in $(find kernels/common -name '*.h' | sort); do
   parameters=''
-  ! grep -q 'Parameters' "$header" || parameters="-include $vectors -DCHAINS=24" # peak_loops.h takes CHAINS, too
+  ! grep -q 'Parameters' "$header" || parameters="$chains -include $work/vectors.h"
   # shellcheck disable=SC2086  # lists of words
   printf '#include "%s"\n#include "%s"\n' "$header" "$header" |
-    "$compiler" -x c $flags $tier $parameters - ||
+    "$compiler" -x c -fsyntax-only $flags $tier $parameters - ||
     { echo "WRONG: $header does not compile by itself" && failed=$((failed + 1)); }
   count=$((count + 1))
 done
