@@ -136,7 +136,8 @@ build_release() {
   have make && local -x CMAKE_GENERATOR='Unix Makefiles' # whose commands the tests of scripts/dev/mutate.py read
   [ ! -e "$logs/begun/build" ] || return 0
   local garbage=() # gcc takes a twelfth less time for kernels where it lets garbage grow to 500 MB; the code is the same
-  "${CC:-cc}" -v 2>&1 | grep -q '^gcc version' && garbage=(-DCMAKE_C_FLAGS=--param=ggc-min-heapsize=500000)
+  LC_ALL=C "${CC:-cc}" -v 2>&1 | grep -q '^gcc version' &&
+    garbage=(-DCMAKE_C_FLAGS="${CFLAGS:+$CFLAGS }--param=ggc-min-heapsize=500000")
   some_cases 200 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" "${garbage[@]}" ||
     { fail_build && return; } || return 1
