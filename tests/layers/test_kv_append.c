@@ -746,7 +746,7 @@ TEST(refused_appends_write_nothing) {
   REFUSED((bad.cache_dtype = ATTN_I8, bad.v_scale_cache = v), "attn_kv_append_args.v_scale_cache overlaps attn_kv");
   REFUSED((bad.v = NULL, bad.v_cache = NULL, bad.v_scale = factors), "attn_kv_append_args.v_scale is given without v");
   REFUSED(bad.k_cache_stride.s = 1, "attn_kv_append_args.k_cache.b is 0; elements would overlap");
-  REFUSED(bad.v_cache = k, "overlaps");
+  REFUSED(bad.v_cache = k + B * H * T * D - 1, "v_cache overlaps attn_kv_append_args.k;"); /* in the last element */
   REFUSED((bad.cache_dtype = ATTN_Q8_0, bad.k_scale_cache = factors), "k_scale_cache is given with cache_dtype 6", "8 bits");
   REFUSED((bad.cache_dtype = ATTN_Q4_0, bad.k_cache_stride = (attn_strides){H * P * 32, P * 32, 32, 2}), "k_cache.d is 2",
           "must be 1");

@@ -608,6 +608,7 @@ TEST(test_refuses_bad_weights) {
                attn_product_create(&bad, NULL, &product), product, "attn_product_weights." part)
   REFUSED(depth = 0, "depth is 0");
   REFUSED(relu = bad.gelu = true, "relu and .gelu are both true");
+  REFUSED(gelu = (bad.activate = run_inner), "activate is given beside .gelu");
   REFUSED(columns = (int64_t)1 << 40, "columns is 1099511627776");
   REFUSED(weight = NULL, "weight is");
   REFUSED(dtype = (attn_dtype)9, "dtype is 9");
