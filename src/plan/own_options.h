@@ -3,7 +3,7 @@
 #ifndef ATTN_OWN_OPTIONS_H
 #define ATTN_OWN_OPTIONS_H
 
-#include <string.h>
+#include <stdio.h>
 
 #include "attn/attn.h"
 
@@ -15,8 +15,7 @@ typedef struct attn_option_names {
 /* No kernel has a name that is too long to keep. Cut off, it is still unknown. */
 static inline const char *attn_keep_name(char *memory, size_t bytes, const char *text) {
   if (!text) return NULL;
-  memset(memory, 0, bytes);
-  strncpy(memory, text, bytes - 1);
+  snprintf(memory, bytes, "%s", text);
   return memory;
 }
 

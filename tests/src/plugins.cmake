@@ -26,7 +26,7 @@ target_link_libraries(plugin_client PRIVATE attn_shared attn_warnings Threads::T
 add_dependencies(plugin_client ${refused_plugins} ${ATTN_PLUGIN_TARGETS})
 set(plugin_tests "")
 if(ATTN_STATIC_BACKENDS) # then libattn has no plug-ins of its own
-  set(plugin_tests ByTheLoader Refused Loaded OwnKernel)
+  set(plugin_tests Refused Loaded OwnKernel)
 endif()
 # Under ThreadSanitizer (scripts/test.sh, stage races) this is the test of the lock around loading.
 add_labelled(plugins_race "unit" plugin_client race ${plugin_folder}/plugin_nothing.so)

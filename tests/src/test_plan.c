@@ -284,6 +284,7 @@ static void plan_describes_itself(const char *kernel) {
   test_contains(text, "attn_options.kernel"); /* the reason for the choice */
   assert_true(!strstr(text, " in 1 phase,") == !!strstr(text, " phases,"));
   test_contains(text, "threads");
+  assert_int_equal(attn_plan_piece_keys(plan), 0); /* it keeps no state */
   attn_plan_destroy(plan);
 }
 

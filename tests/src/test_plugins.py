@@ -139,13 +139,6 @@ SENTENCES = {  # the fault of plugin_NAME.so
 }
 
 
-class ByTheLoader(unittest.TestCase):
-    def test_a_name_may_lie_where_the_loader_looks(self):
-        with tempfile.TemporaryDirectory() as folder:
-            found = shutil.copy(FOLDER / "plugin_nothing.so", Path(folder) / "libattn_elsewhere.so")
-            self.assertIn(f"test_second {found}\n", client("load", "elsewhere", "kernels", LD_LIBRARY_PATH=folder))
-
-
 class Refused(unittest.TestCase):
     def test_each_by_a_sentence_and_none_of_its_kernels_stays(self):
         for name, sentence in SENTENCES.items():
@@ -213,6 +206,11 @@ class Refused(unittest.TestCase):
 
 
 class Loaded(unittest.TestCase):
+    def test_a_name_may_lie_where_the_loader_looks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = shutil.copy(FOLDER / "plugin_nothing.so", Path(folder) / "libattn_elsewhere.so")
+            self.assertIn(f"test_second {found}\n", client("load", "elsewhere", "kernels", LD_LIBRARY_PATH=folder))
+
     def test_a_symbol_names_one_set_of_a_file(self):
         path = f"{FOLDER}/plugin_entry.so:another_symbol"
         self.assertRegex(client("load", path, "load", path, "kernels"), f"(?s)^(ATTN_OK\n){{2}}.*\ntest_first {path}\n")
