@@ -28,11 +28,14 @@ bool llm_read_json(const char *path, bool needed, cJSON **json) {
   if (!file) return !needed || llm_fail("%s cannot be read; a transformers folder has it", path);
   const long bytes = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
   rewind(file);
-  char *text = bytes > 0 && bytes < 1 << 28 ? malloc((size_t)bytes) : NULL;
-  if (text) *json = cJSON_ParseWithLength(text, fread(text, 1, (size_t)bytes, file));
+  char *text = bytes > 0 && bytes < 1 << 28 ? calloc((size_t)bytes + 1, 1) : NULL;
+  if (text) *json = cJSON_ParseWithLengthOpts(text, fread(text, 1, (size_t)bytes, file) + 1, NULL, true);
   free(text);
   fclose(file);
-  return *json || llm_fail("%s is not JSON", path);
+  if (cJSON_IsObject(*json)) return true;
+  cJSON_Delete(*json);
+  *json = NULL;
+  return llm_fail("%s is not JSON; it must be an object, {...}, and nothing behind it", path);
 }
 
 /* An object of a file. A field that is wrong sets `failed`, after a message. */

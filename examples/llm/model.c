@@ -135,8 +135,8 @@ static bool reserve_rows(llm_model *m, int64_t rows) {
   const size_t bytes = (size_t)(rows * m->config.width) * sizeof(float);
   free(m->x), free(m->normed);
   m->x = malloc(bytes), m->normed = malloc(bytes);
-  m->rows = rows;
-  return (m->x && m->normed) || llm_fail("out of memory: %lld rows", (long long)rows);
+  m->rows = m->x && m->normed ? rows : 0;
+  return m->rows || llm_fail("out of memory: %lld rows", (long long)rows);
 }
 
 static bool run_blocks(llm_model *m) {

@@ -21,13 +21,16 @@ static bool add_file(const char *folder, const char *name, llm_weights *w) {
 /* Adds each file of {"weight_map": {"tensor": "file", ...}} once. */
 static bool add_listed(const char *folder, const char *path, const cJSON *index, llm_weights *w) {
   const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+  const char *added[LLM_MOST_FILES];
   if (!cJSON_IsObject(map)) return llm_fail("%s has no weight_map; it must be {tensor: file, ...}", path);
   for (const cJSON *entry = map->child; entry; entry = entry->next) {
     const char *name = cJSON_GetStringValue(entry);
     if (!name || strchr(name, '/')) return llm_fail("%s: weight_map.%s is not the name of a file", path, entry->string);
-    const cJSON *before = map->child;
-    while (before != entry && strcmp(before->valuestring, name) != 0) before = before->next;
-    if (before == entry && !add_file(folder, name, w)) return false;
+    int i = 0;
+    while (i < w->count && strcmp(added[i], name) != 0) i++;
+    if (i < w->count) continue;
+    if (!add_file(folder, name, w)) return false;
+    added[i] = name;
   }
   return true;
 }
@@ -74,6 +77,7 @@ static const safetensor *fitting(llm_weights *w, const char *name, int64_t rows,
   const safetensor *found = find(w, name);
   if (found && safetensor_fits(found, rows, columns)) return found;
   char is[96] = "missing, or not of F32, F16 or BF16", must[48];
+  if (found && found->dims == 0) snprintf(is, sizeof is, "a single number");
   for (int d = 0, at = 0; found && d < found->dims; d++)
     at += snprintf(is + at, sizeof is - (size_t)at, d ? " x %lld" : "%lld", (long long)found->shape[d]);
   if (rows)

@@ -313,7 +313,9 @@ def test_wrong_files_and_options_are_refused(tmp_path):
     index.unlink()
     save(folder, config, weights, odd="model.layers.1.mlp.up_proj.weight")
     assert "tensor model.layers.1.mlp.up_proj.weight has another type than those before it" in run(folder, 5).stderr
-    (folder / "config.json").write_text("[")
-    assert "config.json is not JSON" in run(folder, 5).stderr
+    for text in "[", "[]", json.dumps(config) + "x":
+        (folder / "config.json").write_text(text)
+        [line] = run(folder, 5).stderr.splitlines()
+        assert line.endswith("config.json is not JSON; it must be an object, {...}, and nothing behind it")
     (folder / "config.json").unlink()
     assert "config.json cannot be read; a transformers folder has it" in run(folder, 5).stderr
