@@ -7,6 +7,7 @@
     .venv-peers/torch/bin/python scripts/peers/torch_linear.py --dtype bfloat16 --rows 1,8,128
 
 x, weights and y are of the dtype, and there is no bias. A ratio is PyTorch's time over ours, so that more than 1 is quicker.
+With --int8-weights the weights are integers / 32, which PyTorch has in the dtype and we as int8.
 Exit code 77: PyTorch or NumPy is missing; 1: an output differs.
 """
 
@@ -33,6 +34,7 @@ def read_options():
     parser.add_argument("--rows", default="1,4,8,32,128,512,1024,2048", help="default: %(default)s")
     parser.add_argument("--sizes", default="384x1536,768x768,768x3072,1024x1024,4096x4096", help="in x out; %(default)s")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--int8-weights", action="store_true")
     parser.add_argument("--product", help="default: the one that is chosen by itself")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
@@ -49,7 +51,7 @@ class Ours:
         key, *_ = read_dense(w, "w", (self.o.dtype,))  # the address
         if key not in self.packed:
             self.packed[key] = layers.Linear(w, dtype=self.o.dtype, out_dtype=self.o.dtype, threads=self.o.threads,
-                                             product=self.o.product)
+                                             product=self.o.product, int8_weights=self.o.int8_weights)
         return self.packed[key](x, y)
 
 
@@ -61,6 +63,10 @@ def main():
         for rows in map(int, o.rows.split(",")):
             for width, out in (map(int, size.split("x")) for size in o.sizes.split(",")):
                 x, w, y = (torch.randn(*shape, dtype=dtype) for shape in ((rows, width), (out, width), (rows, out)))
+                if o.int8_weights:  # exact in bfloat16 too: integers times a power of two
+                    w = (w * 32).round().clamp(-127, 127)
+                    w[:, 0] = 127
+                    w /= 32
                 fns = {"torch": lambda x, w, y: torch.nn.functional.linear(x, w), "libattn": Ours(o)}
                 found = bench.compare(fns, {f"{rows} x {width} x {out}": (x, w, y)}, rounds=o.rounds, threads=o.threads)
                 wrong += any(row.status != "PASS" for row in found.rows)
