@@ -17,6 +17,7 @@
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
  * bias's magnitude. */
+#define _DEFAULT_SOURCE /* MADV_HUGEPAGE */
 #include "attn/product.h"
 
 #include <assert.h>
@@ -26,12 +27,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/memory/aligned.h"
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/product.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
+#include "src/api/large_memory.h"
 #include "src/api/layouts.h"
 #include "src/api/problem.h"
 #include "src/api/strides.h"
@@ -324,8 +325,7 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
   const int64_t bytes = step_bytes(kernel, type_of(w));
   const size_t count = (size_t)panels * (size_t)steps; /* <= 2^62 */
   attn_product *product = NULL;
-  if (count <= (SIZE_MAX / 2 - head) / (size_t)bytes)
-    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + count * (size_t)bytes);
+  if (count <= (SIZE_MAX / 2 - head) / (size_t)bytes) product = attn_large_alloc(head + count * (size_t)bytes);
   if (!product)
     return attn_fail(ATTN_OUT_OF_MEMORY,
                      "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu times %" PRId64 " bytes packed", w->depth,

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Argument checks and memory that all of libattn_nn shares. */
+#define _DEFAULT_SOURCE /* MADV_HUGEPAGE */
 #include "src/nn/check.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "kernels/common/memory/aligned.h"
+#include "src/api/large_memory.h"
 #include "src/api/wall_clock.h"
 
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {
@@ -48,8 +49,7 @@ attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count) {
 }
 
 void *attn_nn_allocate(const char *purpose, size_t bytes) {
-  const size_t line = 64;
-  void *memory = bytes <= SIZE_MAX / 2 ? attn_aligned_alloc(line, (bytes / line + 1) * line) : NULL;
+  void *memory = bytes <= SIZE_MAX / 2 ? attn_large_alloc(bytes + ATTN_MEMORY_ALIGN) : NULL;
   if (!memory) attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %s needs %zu bytes", purpose, bytes);
   return memory;
 }
