@@ -2,6 +2,7 @@
 /* The text of a tuning file (docs/library.md, "Tuning files"). */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cases/axes.h"
 #include "src/choice/machine_class.h"
@@ -44,11 +45,20 @@ static void write_head(FILE *file) {
   free(head);
 }
 
-static void write_class(FILE *file, const char *class) {
+/* Whether a kernel of the tier has a line. */
+static bool has_costs_of(const bench_tune_result *result, const char *isa) {
+  for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++)
+    for (int dtype = 0; dtype < TUNE_TYPES; dtype++)
+      if (strcmp(attn_kernel_get(k)->isa, isa) == 0 && bench_tune_has_line(result, k, (attn_dtype)dtype)) return true;
+  return false;
+}
+
+/* Plain C comes behind all that have costs. A tier whose kernels run by name only is none of the class. */
+static void write_class(FILE *file, const bench_tune_result *result) {
   char cpu[200];
-  fprintf(file, "attn-tuning %d\nclass %s", ATTN_TUNING_FORMAT, class);
-  for (int i = 0; attn_tier_isa(i); i++)
-    if (!attn_tier_unusable(i, NULL)) fprintf(file, " %s", attn_tier_isa(i));
+  fprintf(file, "attn-tuning %d\nclass %s %s", ATTN_TUNING_FORMAT, result->class, attn_tier_isa(0));
+  for (int i = 1; attn_tier_isa(i); i++)
+    if (has_costs_of(result, attn_tier_isa(i))) fprintf(file, " %s", attn_tier_isa(i));
   attn_cpu_identity(cpu, sizeof cpu);
   fprintf(file, "\n# Of %s\n", cpu);
 }
@@ -70,7 +80,7 @@ int bench_tune_points(const bench_tune_result *result) {
 
 void bench_tune_write(const bench_tune_result *result, FILE *file) {
   if (result->class)
-    write_class(file, result->class);
+    write_class(file, result);
   else
     write_head(file);
   fprintf(file, "# Made by attnbench tune: %d problems were timed.\n", bench_tune_points(result));

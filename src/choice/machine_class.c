@@ -144,19 +144,28 @@ static double distance_of(const attn_tuning *costs) {
   return attn_probe_distance(costs, machine.probe.time, machine.probe.count);
 }
 
+/* The highest tier here that the last resort knows: one whose kernels run by name alone has no costs anywhere. */
+static const char *best_tier(void) {
+  const char *best = attn_tier_isa(0);
+  for (int i = 1; attn_tier_isa(i); i++)
+    if (!attn_tier_unusable(i, NULL) && attn_has_word(attn_tuning_tiers(&machine.costs[LAST_RESORT]), attn_tier_isa(i)))
+      best = attn_tier_isa(i);
+  return best;
+}
+
 /* Costs with a factor for each tier, where these are much nearer. The class could be read before. */
 static void adjust_tiers(int index, int slot, attn_class *class) {
   attn_tuning *costs = &machine.adjusted[slot].costs;
   attn_kernel_costs *lines = machine.adjusted[slot].lines;
   (void)attn_tuning_read_class(files[index].name, files[index].text, lines, ATTN_CLASS_LINES, costs);
-  if (!attn_probe_adjust(costs, machine.probe.time, machine.probe.count, attn_tier_best())) return;
+  if (!attn_probe_adjust(costs, machine.probe.time, machine.probe.count, best_tier())) return;
   *class = (attn_class){.costs = costs, .distance = distance_of(costs), .adjusted = true};
 }
 
-/* Whether a class can say everything of this CPU: it knows its highest tier. */
+/* Whether a class can say everything of this CPU: it knows its highest tier with costs. */
 static bool is_eligible(int index, const char *without) {
   const attn_tuning *costs = &machine.costs[index];
-  return index != LAST_RESORT && attn_has_word(attn_tuning_tiers(costs), attn_tier_best()) &&
+  return index != LAST_RESORT && attn_has_word(attn_tuning_tiers(costs), best_tier()) &&
          !(without && strcmp(files[index].name, without) == 0);
 }
 

@@ -350,15 +350,15 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
 }
 
 /* How much larger than these blocks and strips are where level 2 is: W is read once for each block, X for each strip. */
-static double scale_of_blocks(const attn_product_kernel *kernel) {
+static double scale_of_blocks(const attn_product_kernel *kernel, attn_caches caches) {
   if (kernel->form || kernel->rows_by_place) return 1;
-  return fmin(fmax(sqrt((double)attn_class_caches().level2 / (512 << 10)), 1), 4);
+  return fmin(fmax(sqrt((double)caches.level2 / (512 << 10)), 1), 4);
 }
 
 /* How rows, depth and columns are cut. */
-static void set_blocks(attn_product *product) {
+static void set_blocks(attn_product *product, attn_caches caches) {
   const attn_product_kernel *kernel = product->kernel;
-  const double scale = scale_of_blocks(kernel);
+  const double scale = scale_of_blocks(kernel, caches);
   const attn_product_extent usual = {(int64_t)(scale * BLOCK_ROWS) / kernel->tile_rows * kernel->tile_rows,
                                      kernel->depth_block};
   product->block = kernel->form ? kernel->form->extent(product->x_kept, product->depth) : usual;
@@ -380,19 +380,21 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status == ATTN_OK) status = choose(&wanted, &own, &kernel, &best, &rows);
-  if (status == ATTN_OK && wanted.threads == 0) status = attn_class_here(&class); /* whose costs say how many threads pay */
+  if (status == ATTN_OK) status = attn_class_here(&class); /* for its caches, and the costs that say how many threads pay */
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
   (*product)->rows = rows;
-  set_blocks(*product);
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
   const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
   (*product)->calls_back = own.activate != NULL;
   (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
+  const uint64_t mode = attn_float_mode_enter(); /* scales are rounded, and the caller may have traps for that */
+  set_blocks(*product, attn_tuning_caches(class->costs));
   pack(&own, *product);
+  attn_float_mode_leave(mode);
   return ATTN_OK;
 }
 

@@ -610,7 +610,7 @@ TEST(the_library_reads_what_is_written) {
     attn_plan_destroy(plan);
     assert_true(attn_tuning_least_ns(tuning) == 4800);
     if (i) assert_string_equal(attn_tuning_class(tuning), "cray-1");
-    if (i) assert_string_equal(attn_tuning_tiers(tuning), attn_cpu_tiers());
+    if (i) assert_string_equal(attn_tuning_tiers(tuning), "c portable"); /* those with lines */
     const attn_prefetch written = attn_tuning_prefetch(tuning), here = attn_class_prefetch();
     assert_true(written.none_up_to == (i ? here.none_up_to : 0) && written.twice_beyond == (i ? here.twice_beyond : 0));
     assert_int_equal(attn_tuning_caches(tuning).level2, i ? attn_class_caches().level2 : 0);
