@@ -27,15 +27,18 @@ typedef struct attn_product_block {
   const void *x;                /* float32, or bf16 for a form that takes it */
   const float *start;           /* may be out */
   const void *panel;            /* float32, [depth][panel_columns]; or steps of the kernel's form */
-  const void *next_panel;       /* the next call's, of float32 and as long as this, to prefetch; or NULL */
   float *out;
   int64_t x_stride, start_stride, out_stride; /* elements from row to row; start_stride 0: all rows have the same start */
   bool x_transposed; /* x[i][k] is x[k * x_stride + i]; never true for products that stand on a library */
 
+  attn_dtype weights; /* type that W was rounded to, or came in */
+
   /* For kernels with a form. */
-  attn_dtype weights, x_dtype; /* types of W before it was packed, and of x */
+  attn_dtype x_dtype;
   const attn_product_y *y; /* with x of bf16: where `columns` of each row of Y go; out may then be written or not. Or NULL */
   void *memory;            /* this thread's, memory_bytes() of it */
+
+  const void *next_panel; /* for the others: the next call's, of float32 and as long as this, to prefetch; or NULL */
 } attn_product_block;
 
 typedef struct attn_product_extent {
@@ -63,7 +66,7 @@ enum { ATTN_PRODUCT_FEW_ROWS = 8 }; /* most rows of run_few() */
 
 typedef struct attn_product_kernel {
   const char *name, *isa;        /* "product_avx2", "avx2" */
-  int64_t tile_rows;             /* rows come in multiples of this; where the form packs X, only the last block's do not */
+  int64_t tile_rows;             /* see attn_product_block.rows; where the form packs X, the last block has any number */
   int64_t panel_columns;         /* columns of W side by side in a packed panel, [depth][panel_columns] */
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1; unused with a form */
   const attn_product_form *form; /* NULL: float32 */

@@ -28,8 +28,9 @@ bool llm_read_json(const char *path, bool needed, cJSON **json) {
   if (!file) return !needed || llm_fail("%s cannot be read; a transformers folder has it", path);
   const long bytes = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
   rewind(file);
-  char *text = bytes > 0 && bytes < 1 << 28 ? calloc((size_t)bytes + 1, 1) : NULL;
-  if (text) *json = cJSON_ParseWithLengthOpts(text, fread(text, 1, (size_t)bytes, file) + 1, NULL, true);
+  char *text = bytes >= 0 && bytes < 1 << 28 ? calloc((size_t)bytes + 1, 1) : NULL;
+  if (!text) return fclose(file), llm_fail("%s: out of memory, or larger than 256 MiB", path);
+  *json = cJSON_ParseWithLengthOpts(text, fread(text, 1, (size_t)bytes, file) + 1, NULL, true);
   free(text);
   fclose(file);
   if (cJSON_IsObject(*json)) return true;

@@ -48,7 +48,7 @@ typedef struct attn_product_weights {
   int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
   int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
   attn_dtype dtype;      /**< Type of weight: f32, f16, bf16, or i8 with a scale. In the tiers with vectors f16 and bf16 stay
-                              2 bytes an element, and i8 1 byte. */
+                              2 bytes an element, and i8 1 byte; in product_amx i8 has 6. */
   const float *bias;     /**< [columns], or NULL for none. */
   bool relu;             /**< y = max(y, 0); NaN stays NaN. */
   bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
@@ -61,8 +61,8 @@ typedef struct attn_product_weights {
                          though it is given as float32. */
   const float *scale; /**< [columns], with dtype i8: W is weight times the scale of its column. Otherwise NULL. */
   bool int8_weights;  /**< With another dtype: W is rounded to i8 when it is packed. The scale of a column is its largest
-                         magnitude / 127, so a weight changes by at most half of that; where that is infinite or NaN, the
-                         column of Y is NaN. Not with bf16_rows. */
+                         magnitude / 127, so a weight changes by at most half of that, unless that is below 2^-126;
+                         where it is infinite or NaN, the column of Y is NaN. Not with bf16_rows. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
@@ -93,12 +93,14 @@ typedef struct attn_product_args {
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
-/** Bytes of workspace that a run over this many rows (batch x rows) needs: a multiple of 64. Fewer rows never need more. */
+/** Bytes of workspace that a run over this many rows (batch x rows) needs: a multiple of 64, larger where the caches are (by
+ * this CPU's class). Fewer rows never need more. */
 ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows);
 
 /** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is
- * one chain of multiply-adds over depth, times the scale, plus the bias. So a row's bits depend on that row and W alone, not
- * on the other rows or threads. Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for
+ * one chain of multiply-adds over depth, times the scale of int8, plus the bias; a chain of integers that exceeds the floats
+ * gives an infinity whatever the scale is. So a row's bits depend on that row and W alone, not on the other rows or threads.
+ * Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for
  * every row, and take values, or parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies;
  * product_openblas does so in one that depends on the row's place in its sequence, and so do its bits.
  *

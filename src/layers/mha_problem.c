@@ -154,11 +154,11 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   REQUIRE(w->layout == ATTN_IN_OUT || w->layout == ATTN_OUT_IN,
           "attn_mha_weights.layout is %d; it must be ATTN_IN_OUT or ATTN_OUT_IN", (int)w->layout);
   REQUIRE(attn_dtype_is_float(w->dtype), "attn_mha_weights.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS, (int)w->dtype);
+  REQUIRE(!w->bf16_rows || !w->int8_weights,
+          "attn_mha_weights.bf16_rows and .int8_weights are both true; one of them must be false");
   REQUIRE(!w->bf16_rows || w->dtype == ATTN_BF16,
           "attn_mha_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false", (int)w->dtype,
           (int)ATTN_BF16);
-  REQUIRE(!w->bf16_rows || !w->int8_weights,
-          "attn_mha_weights.bf16_rows and .int8_weights are both true; one of them must be false");
   REQUIRE(!w->w_qkv || !(w->w_q || w->w_k || w->w_v),
           "attn_mha_weights.w_qkv is given beside w_q, w_k or w_v; it must be one or the other");
   REQUIRE(!w->w_qkv || !(w->b_q || w->b_k || w->b_v),

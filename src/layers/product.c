@@ -6,13 +6,13 @@
  *
  *     for each depth block: gather X of the rows (any strides become dense rows, or columns where those lie dense; in L2)
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
- *     scatter the sums to Y
+ *     scatter the sums to Y, but where the last depth block could write them there: float32 in dense columns
  *
  * X and Y of 16 bits are converted there by the tier's row writer (kernels/kv_rows.h), unless the kernel multiplies bf16.
  *
  * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few),
  * because W comes from memory. Kernels with a form of their own read rows of X and sum rows of Y where they lie, if
- * those are dense and evenly apart.
+ * those are dense and evenly apart. Weights of int8 are multiplied as they are, and finished sums by their column's scale.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
@@ -50,7 +50,7 @@ static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
-  BLOCK_ROWS = 96,         /* X of a depth block and the sums of a strip take half of a level 2 of 512 KiB */
+  BLOCK_ROWS = 96,         /* X of a depth block and the sums of a strip take 300 of the 512 KiB of a level 2 */
   STRIP_COLUMNS = 512,     /* X is gathered once per strip */
   MOST_COLUMNS = 256,      /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
@@ -268,6 +268,9 @@ static char *packed_at(const attn_product *product, int64_t panel, int64_t step)
   return product->packed + (panel * product->steps + step) * product->step_bytes;
 }
 
+/* x rounded to the nearest integer, ties to even, for |x| < 2^22. */
+static float nearest(float x) { return x + 0x1.8p23f - 0x1.8p23f; }
+
 /* Scales of a panel's columns by which the largest weight of each is 127; NaN where it is not finite. */
 static void find_scales(const attn_product_weights *w, attn_product *product, int64_t panel) {
   const int64_t width = product->kernel->panel_columns, first = panel * width, count = min64(width, w->columns - first);
@@ -276,21 +279,30 @@ static void find_scales(const attn_product_weights *w, attn_product *product, in
   for (int64_t k = 0; k < w->depth; k++) {
     load_step(w, k, 1, first, width, floats);
     for (int64_t c = 0; c < count; c++) {
-      const float magnitude = fabsf(floats[c]) / 127;
+      const float magnitude = fabsf(floats[c]);
       scale[c] = magnitude > scale[c] || isnan(magnitude) ? magnitude : scale[c];
     }
   }
-  for (int64_t c = 0; c < count; c++) scale[c] = isfinite(scale[c]) ? scale[c] : NAN;
+  for (int64_t c = 0; c < count; c++) scale[c] = isfinite(scale[c]) ? scale[c] / 127 : NAN;
 }
 
-/* Weights of a step as integers of a scale; 0 where that is 0, as for the columns beyond W. */
+/* Weights of a step as integers of a scale; 0 where that is 0 or NaN. Columns beyond W are 0. */
 static void round_step(const attn_product *product, int64_t panel, int64_t depth, float *step) {
   const int64_t width = product->kernel->panel_columns, first = panel * width,
                 count = min64(width, product->columns - first);
-  for (int64_t i = 0; i < depth * width; i++) {
-    const float scale = i % width < count ? product->scale[first + i % width] : 0;
-    step[i] = scale != 0 ? attn_f32_of_i8(attn_i8_of_f32(step[i] / scale)) : 0;
-  }
+  const float *scale = product->scale + first;
+  for (int64_t i = 0; i < depth; i++, step += width)
+    for (int64_t c = 0; c < count; c++) {
+      const float x = step[c] / scale[c], most = x > 127 ? 127 : x; /* beyond it where the scale is denormal */
+      step[c] = scale[c] > 0 ? nearest(most < -127 ? -127 : most) : 0;
+    }
+}
+
+static void store_step(const float *floats, attn_dtype dtype, int64_t count, void *to) {
+  if (dtype == ATTN_I8)
+    for (int64_t i = 0; i < count; i++) ((int8_t *)to)[i] = (int8_t)floats[i]; /* exact, as are the others */
+  else
+    for (int64_t i = 0; i < count; i++) attn_store_f32(to, dtype, i, floats[i]);
 }
 
 static void pack(const attn_product_weights *w, attn_product *product) {
@@ -307,14 +319,14 @@ static void pack(const attn_product_weights *w, attn_product *product) {
       load_step(w, step * depth, depth, p * width, width, floats);
       if (w->int8_weights) round_step(product, p, depth, floats);
       if (kernel->form) kernel->form->pack_step(floats, product->dtype, to);
-      for (int64_t c = 0; narrow && c < width; c++) attn_store_f32(to, product->dtype, c, floats[c]); /* exact */
+      if (narrow) store_step(floats, product->dtype, width, to);
     }
   }
   if (w->scale) memcpy(product->scale, w->scale, (size_t)w->columns * sizeof(float));
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
 
-/* One allocation: the product, scale and bias, its panels, each on a cache line of its own. */
+/* One allocation: the product, scale, bias, panels. Each of these parts begins on a cache line. */
 static attn_status allocate(const attn_product_kernel *kernel, const attn_product_weights *w, attn_product **result) {
   const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
   const size_t vector = (size_t)round_up(w->columns, 16) * sizeof(float);
@@ -380,7 +392,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status == ATTN_OK) status = choose(&wanted, &own, &kernel, &best, &rows);
-  if (status == ATTN_OK) status = attn_class_here(&class); /* for its caches, and the costs that say how many threads pay */
+  if (status == ATTN_OK) status = attn_class_here(&class); /* its caches; and its costs, which say how many threads pay */
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
@@ -450,12 +462,14 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   const int64_t rows =
       by_place ? rows_each
                : batch * rows_each; /* rows that are cut into blocks together; with `by_place` each sequence by itself */
+  const int64_t tasks = threads > 1 ? 2 * threads : 1; /* wanted */
   layout l = {.blocks = ceil_div(rows, product->block.rows)};
+  if (!kernel->form && !by_place) /* blocks are no smaller than with a small level 2 */
+    l.blocks = max64(l.blocks, min64(ceil_div(tasks, product->panels), ceil_div(rows, BLOCK_ROWS)));
   l.rows_per_block = round_up(ceil_div(rows, l.blocks), kernel->tile_rows);
   l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);
   l.rows = rows;
-  const int64_t wanted = threads > 1 ? ceil_div(2 * threads, l.blocks) : 1;
-  l.strips = min64(max64(ceil_div(product->panels, product->strip_panels), wanted), product->panels);
+  l.strips = min64(max64(ceil_div(product->panels, product->strip_panels), ceil_div(tasks, l.blocks)), product->panels);
   l.panels_per_strip = ceil_div(product->panels, l.strips);
   l.strips = ceil_div(product->panels, l.panels_per_strip);
   l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
@@ -474,7 +488,8 @@ size_t attn_product_workspace(const attn_product *product, int64_t rows) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t block = round_up(min64(rows, product->block.rows), kernel->tile_rows);
   const int64_t strip = min64(product->strip_panels, product->panels) * kernel->panel_columns;
-  const bool one_task = product->panels == 1 && rows <= (kernel->rows_by_place ? 1 : block); /* run serially */
+  const int64_t uncut = kernel->rows_by_place ? 1 : kernel->form ? block : min64(block, BLOCK_ROWS); /* see layout_of() */
+  const bool one_task = product->panels == 1 && rows <= uncut;                                       /* run serially */
   const int64_t threads = one_task ? 1 : product->options.threads;
   return (size_t)(threads * memory_of(product, block, strip).bytes);
 }

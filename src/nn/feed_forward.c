@@ -27,11 +27,11 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
           "attn_feed_forward_config.gate.bias is given without gate.weight; it must be NULL without a gate");
   REQUIRE(attn_dtype_is_float(c->dtype), "attn_feed_forward_config.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
           (int)c->dtype);
+  REQUIRE(!c->bf16_rows || !c->int8_weights,
+          "attn_feed_forward_config.bf16_rows and .int8_weights are both true; one of them must be false");
   REQUIRE(!c->bf16_rows || c->dtype == ATTN_BF16,
           "attn_feed_forward_config.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
           (int)c->dtype, (int)ATTN_BF16);
-  REQUIRE(!c->bf16_rows || !c->int8_weights,
-          "attn_feed_forward_config.bf16_rows and .int8_weights are both true; one of them must be false");
   return ATTN_OK;
 }
 

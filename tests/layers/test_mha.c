@@ -729,6 +729,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(weights.b_qkv = l.bias, "attn_mha_weights.b_qkv is given without w_qkv");
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
   REFUSES(weights.bf16_rows = true, "attn_mha_weights.bf16_rows is true with dtype 0");
+  REFUSES(weights.bf16_rows = weights.int8_weights = true, "attn_mha_weights.bf16_rows and .int8_weights are both true");
   REFUSES(weights.k_norm_gain = l.gains, "attn_mha_weights.k_norm_gain is given without qk_norm");
   REFUSES((weights.qk_norm = true, weights.qk_norm_epsilon = -1), "attn_mha_weights.qk_norm_epsilon is -1");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");

@@ -178,6 +178,7 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(activation, (attn_activation)7, "activation is 7");
   REFUSED(dtype, ATTN_I8, "dtype is");
   REFUSED(bf16_rows, true, "bf16_rows is true with dtype 0");
+  REFUSED(bf16_rows, bad.int8_weights = true, "bf16_rows and .int8_weights are both true");
   REFUSED(gate.bias, w, "gate.bias is given without gate.weight");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");

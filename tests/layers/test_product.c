@@ -178,7 +178,7 @@ static const shape shapes[] = {
     {.batch = 2, .rows = 70, .depth = 300, .columns = 128, .x_step = 1, .dtype = ATTN_I8, .bias = true, .transposed = true},
     {.batch = 1, .rows = 70, .depth = 40, .columns = 64, .dtype = ATTN_I8, .dtype_x = ATTN_BF16, .dtype_y = ATTN_BF16},
     {.batch = 1, .rows = 100, .depth = 300, .columns = 192, .x_step = 1, .bias = true}, /* whole panels, no whole tiles */
-    {.batch = 1, .rows = 220, .depth = 70, .columns = 64, .x_step = 1},                 /* more than a block has */
+    {.batch = 1, .rows = 400, .depth = 70, .columns = 64, .x_step = 1},                 /* more than a block has */
 };
 enum { SHAPES = COUNT(shapes) };
 
@@ -516,6 +516,19 @@ TEST(test_sequences_keep_their_bits_in_a_library) {
   }
   attn_product_destroy(product);
   free(expected);
+  free_layer(&l);
+}
+
+/* A single panel is cut by its rows. */
+TEST(test_narrow_layers_use_their_threads) {
+  layer l = make_layer((shape){.batch = 1, .rows = 200, .depth = 70, .columns = 4, .x_step = 1});
+  test_pool pool = {.backwards = true};
+  attn_product *product =
+      create(&l, &ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool));
+  run(product, &l.args);
+  assert_int_equal(pool.tasks, 3); /* 67 rows each */
+  assert_true(worst_ratio(&l, -1) <= 1);
+  attn_product_destroy(product);
   free_layer(&l);
 }
 
