@@ -38,7 +38,8 @@ typedef struct attn_product_block {
   const attn_product_y *y; /* with x of bf16: where `columns` of each row of Y go; out may then be written or not. Or NULL */
   void *memory;            /* this thread's, memory_bytes() of it */
 
-  const void *next_panel; /* for the others: the next call's, of float32 and as long as this, to prefetch; or NULL */
+  const void *next_panel; /* to prefetch while this one is used: the part that comes next, as W is kept; or NULL */
+  int64_t next_bytes;
 } attn_product_block;
 
 typedef struct attn_product_extent {
@@ -68,7 +69,7 @@ typedef struct attn_product_kernel {
   const char *name, *isa;        /* "product_avx2", "avx2" */
   int64_t tile_rows;             /* see attn_product_block.rows; where the form packs X, the last block has any number */
   int64_t panel_columns;         /* columns of W side by side in a packed panel, [depth][panel_columns] */
-  int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L1; unused with a form */
+  int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L2; unused with a form */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
   /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is
@@ -78,6 +79,7 @@ typedef struct attn_product_kernel {
   /* Floats of `count` elements of f16, bf16 or i8, a multiple of panel_columns. W of these types is then kept as it is, and
    * a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
+  int64_t widened_depth;                /* in the place of depth_block: what was just widened stays in L1 */
   const attn_row_function *activations; /* index: attn_activation; each element for itself; NULL: the tier's */
 
   /* For products that stand on a library; 0 and NULL for our own. */

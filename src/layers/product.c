@@ -5,7 +5,7 @@
  * kernel's own form, with the bias beside it. A task is a block of rows times a strip of columns:
  *
  *     for each depth block: gather X of the rows (any strides become dense rows, or columns where those lie dense; in L2)
- *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
+ *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part in L1 or L2
  *     scatter the sums to Y, but where the last depth block could write them there: float32 in dense columns
  *
  * X and Y of 16 bits are converted there by the tier's row writer (kernels/kv_rows.h), unless the kernel multiplies bf16.
@@ -367,13 +367,25 @@ static double scale_of_blocks(const attn_product_kernel *kernel, attn_caches cac
   return fmin(fmax(sqrt((double)caches.level2 / (512 << 10)), 1), 4);
 }
 
+/* The size of parts of `whole`, none above `most`, which is a multiple of 16 where there are several. */
+static int64_t equal_parts(int64_t whole, int64_t most) {
+  return whole <= most ? whole : min64(round_up(ceil_div(whole, ceil_div(whole, most)), 16), most);
+}
+
+/* The rows of a block, in whole tiles, and its depth. */
+static attn_product_extent block_of(const attn_product *product, double scale) {
+  const attn_product_kernel *kernel = product->kernel;
+  if (kernel->form) return kernel->form->extent(product->x_kept, product->depth);
+  const int64_t depth = is_narrow(kernel, product->dtype) ? kernel->widened_depth : kernel->depth_block;
+  return (attn_product_extent){(int64_t)(scale * BLOCK_ROWS) / kernel->tile_rows * kernel->tile_rows,
+                               equal_parts(product->depth, depth)};
+}
+
 /* How rows, depth and columns are cut. */
 static void set_blocks(attn_product *product, attn_caches caches) {
   const attn_product_kernel *kernel = product->kernel;
   const double scale = scale_of_blocks(kernel, caches);
-  const attn_product_extent usual = {(int64_t)(scale * BLOCK_ROWS) / kernel->tile_rows * kernel->tile_rows,
-                                     kernel->depth_block};
-  product->block = kernel->form ? kernel->form->extent(product->x_kept, product->depth) : usual;
+  product->block = block_of(product, scale);
   product->by_panel = packs_x(kernel) && product->depth <= product->block.depth;
   product->strip_panels =
       product->by_panel ? product->panels : max64((int64_t)(scale * STRIP_COLUMNS) / kernel->panel_columns, 1);
@@ -715,11 +727,11 @@ static bool y_of_kernel(const run_context *c, const strip *s, int64_t column, in
   return true;
 }
 
-/* The panel that the next call multiplies with, if that is kept in float32. */
+/* The part of a panel that is multiplied after this one. */
 static const void *panel_after(const attn_product *product, const strip *s, int64_t panel) {
-  if (product->kernel->form || is_narrow(product->kernel, product->dtype)) return NULL;
-  if (panel + 1 < s->panels) return packed_at(product, s->first_panel + panel + 1, s->begin);
-  return s->end < product->depth ? packed_at(product, s->first_panel, s->end) : NULL;
+  const int64_t step = depth_step(product->kernel);
+  if (panel + 1 < s->panels) return packed_at(product, s->first_panel + panel + 1, s->begin / step);
+  return s->end < product->depth ? packed_at(product, s->first_panel, s->end / step) : NULL;
 }
 
 /* sum += X W over the depth block; the first one starts from 0. */
@@ -739,6 +751,7 @@ static void multiply(const run_context *c, const strip *s) {
                               .out_stride = to_y ? y_stride : sum_stride,
                               .weights = product->dtype,
                               .x_dtype = product->x_kept,
+                              .next_bytes = ceil_div(s->end - s->begin, depth_step(product->kernel)) * product->step_bytes,
                               .memory = s->own};
   set_x(c, s, &block);
   if (packs_x(product->kernel)) product->kernel->form->pack_x(&block);

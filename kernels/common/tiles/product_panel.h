@@ -17,43 +17,76 @@
 
 enum {
   PRODUCT_COLUMNS = TILE_VECS * VEC_LANES,
-  PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128 /* 12 to 32 KiB of panel in L1 beside the rows of X */
+  LEVEL1_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128,           /* 12 to 32 KiB of panel in L1 beside the rows of X */
+  PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? LEVEL1_DEPTH : 512, /* 128 KiB in L2; tested: 128, 256, 384 */
+  AHEAD_STEPS = 8                                             /* depth from one prefetch to the next */
 };
 
+/* Lines that the tiles of a block bring to level 2 on their way: so many bytes in AHEAD_STEPS steps. */
+typedef struct lines_ahead {
+  uintptr_t at; /* may end up beyond W: prefetches never fault */
+  uintptr_t bytes;
+} lines_ahead;
+
+/* The next panel comes from level 3 or memory. */
+static lines_ahead ahead_of(const attn_product_block *block) {
+  const int64_t turns = ceil_div(block->rows, TILE_ROWS) * (block->depth / AHEAD_STEPS);
+  if (!block->next_panel || turns == 0) return (lines_ahead){0, 0};
+  return (lines_ahead){(uintptr_t)block->next_panel, (uintptr_t)round_up(ceil_div(block->next_bytes, turns), LINE_BYTES)};
+}
+
+/* product_of() with prefetches evenly between its steps. Many at once would hold up all loads behind them. */
+static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_rows x, float_rows panel, int64_t depth,
+                                        const bool transposed, const int vecs, lines_ahead ahead) {
+  int64_t k = 0;
+  NO_UNROLL
+  for (; k + AHEAD_STEPS <= depth; k += AHEAD_STEPS) {
+    const uintptr_t end = ahead.at + ahead.bytes;
+    NO_UNROLL
+    for (; ahead.at < end; ahead.at += LINE_BYTES) __builtin_prefetch((const void *)ahead.at, 0, 2);
+    product_of(sum, x, transposed, panel, AHEAD_STEPS, vecs);
+    x.at += AHEAD_STEPS * (transposed ? x.stride : 1);
+    panel.at += AHEAD_STEPS * panel.stride;
+  }
+  product_of(sum, x, transposed, panel, depth - k, vecs);
+}
+
+/* To be written: it may be Y, in memory. */
+static ALWAYS_INLINE void prefetch_tile(const float *out, int64_t stride, const int vecs) {
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) __builtin_prefetch(out + i * stride + v * VEC_LANES, 1, 3);
+  }
+}
+
 /* Rows first .. of the block. */
-static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed, const int vecs) {
+static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed,
+                                       const lines_ahead ahead, const int vecs) {
   const float_rows x = {(const float *)b.x + first * (transposed ? 1 : b.x_stride), b.x_stride};
   const float_rows panel = {b.panel, PRODUCT_COLUMNS};
   const float *start = b.start + first * b.start_stride;
+  float *out = b.out + first * b.out_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_load(start + i * b.start_stride + v * VEC_LANES);
   }
-  if (transposed)
-    product_transposed(sum, x, panel, b.depth, vecs);
-  else
-    product(sum, x, panel, b.depth, vecs);
-  store_tile(sum, b.out + first * b.out_stride, b.out_stride, vecs);
+  if (b.start != b.out) prefetch_tile(out, b.out_stride, vecs);
+  product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead);
+  store_tile(sum, out, b.out_stride, vecs);
 }
 
 /* The first row of the tile with row i: the last tile may share rows with the one before. */
 static int64_t tile_at(const attn_product_block *block, int64_t i) { return min64(i, block->rows - TILE_ROWS); }
 
 /* X transposed: a function of its own, so that its tiles do not compete with the others for registers. */
-static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs) {
-  for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), true)
+static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs, lines_ahead ahead) {
+  const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
+  for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), true, ahead)
   }
-}
-
-/* The share of the next panel that the tile with row i brings to level 2: it comes from level 3 or memory. */
-static void prefetch_share(const attn_product_block *block, int64_t i) {
-  const int64_t bytes = block->depth * PRODUCT_COLUMNS * (int64_t)sizeof(float), tiles = ceil_div(block->rows, TILE_ROWS);
-  const int64_t tile = i / TILE_ROWS, end = bytes * (tile + 1) / tiles;
-  for (int64_t at = round_up(bytes * tile / tiles, LINE_BYTES); at < end; at += LINE_BYTES)
-    __builtin_prefetch((const char *)block->next_panel + at, 0, 2);
 }
 
 static void product_panel(const attn_product_block *block) {
@@ -61,13 +94,14 @@ static void product_panel(const attn_product_block *block) {
   assert(block->rows >= TILE_ROWS && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
   assert(block->rows % TILE_ROWS == 0 || block->start != block->out);
   assert(block->depth >= 0 && block->depth <= PRODUCT_DEPTH);
+  lines_ahead ahead = ahead_of(block);
   if (block->x_transposed) {
-    product_panel_transposed(block, vecs);
+    product_panel_transposed(block, vecs, ahead);
     return;
   }
-  for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
-    if (block->next_panel) prefetch_share(block, i);
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), false)
+  const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
+  for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), false, ahead)
   }
 }
 
@@ -145,11 +179,11 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels,
                                     const attn_dtype type) {
   const int64_t step = PRODUCT_COLUMNS * weight_bytes(type);
   for (int64_t p = 0; p < panels; p++)
-    for (int64_t k = 0; k < b->depth; k += PRODUCT_DEPTH)
+    for (int64_t k = 0; k < b->depth; k += LEVEL1_DEPTH)
       for (int64_t i = 0; i < b->rows; i += FEW_TILE) {
         attn_product_block part = *b;
         part.rows = min64(b->rows - i, FEW_TILE);
-        part.depth = min64(b->depth - k, PRODUCT_DEPTH);
+        part.depth = min64(b->depth - k, LEVEL1_DEPTH);
         part.x = (const float *)b->x + i * b->x_stride + k;
         part.panel = (const char *)b->panel + p * panel_bytes + k * step;
         part.out += i * b->out_stride + p * PRODUCT_COLUMNS;
@@ -210,6 +244,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .run = product_panel,             \
                                                    .run_few = product_few,           \
                                                    .widen = widen_panel,             \
+                                                   .widened_depth = LEVEL1_DEPTH,    \
                                                    .activations = activation_rows}
 
 #endif
