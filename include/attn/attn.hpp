@@ -686,7 +686,7 @@ class mha_problem {
 
 /** Weights with their size set and all else 0: fill in what there is, as attn_mha_weights says. */
 struct mha_weights : attn_mha_weights {
-  /** Matrices in this order: [in][out] or [out][in]. */
+  /** Matrices in this order. */
   explicit mha_weights(attn_weight_layout order = ATTN_IN_OUT) noexcept
       : attn_mha_weights(detail::sized<attn_mha_weights>()) {
     layout = order;

@@ -66,14 +66,15 @@ static inline attn_mha_problem *attn_mha_problem_sized(attn_mha_problem *problem
 
 /** How a weight matrix lies in memory. */
 typedef enum attn_weight_layout {
-  ATTN_IN_OUT = 0, /**< [in][out]: y = x W */
-  ATTN_OUT_IN,     /**< [out][in]: y = x W^T, as PyTorch stores it */
+  ATTN_IN_OUT = 0,      /**< [in][out]: y = x W */
+  ATTN_OUT_IN,          /**< [out][in]: y = x W^T, as PyTorch stores it */
+  ATTN_HEADS_IN_OUT = 2 /**< [heads][in][dim]: a matrix for each head, as in the paper; w_o is [heads][dim][out]. */
 } attn_weight_layout;
 
 /** Dense weights. attn_mha_create() copies and packs them, so they need not outlive it. The columns (`out`) of Q, K and V
  * are head after head; the rows (`in`) of w_o are the concatenated heads. Q, K and V come in three parts or in one. In
- * one, the columns of Q stand before those of K, and those of K before those of V, and width_memory = width. Biases are
- * optional, each on its own. */
+ * one, the columns of Q stand before those of K, and those of K before those of V, unless head_columns says otherwise, and
+ * width_memory = width. Biases are optional, each on its own. */
 typedef struct attn_mha_weights {
   size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_weight_layout layout; /**< Layout of every matrix here. */
@@ -96,6 +97,12 @@ typedef struct attn_mha_weights {
                         https://arxiv.org/abs/2010.04245; with gains: Qwen 3, Gemma 3). A cache's rotation comes after it. */
   bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each projection, see attn_product_weights. */
   bool int8_weights; /**< Every matrix is rounded to i8, with a scale for each column, see attn_product_weights. */
+
+  /** With w_qkv: [heads_q + 2 heads_kv], where in w_qkv and b_qkv the columns of each head begin: the heads of Q, then of K,
+   * then of V. NULL = one behind the other. BLOOM and GPT-NeoX keep Q, K and V of a head side by side, 3 h dim + {0, dim,
+   * 2 dim}; Falcon keeps the query heads of a KV head before it. Where layout has a matrix for each head, that of columns c
+   * on begins at element c width. */
+  const int64_t *head_columns;
 } attn_mha_weights;
 
 /** How a layer is to be made. */

@@ -20,12 +20,14 @@ _Noreturn static void out_of_memory(void) {
   exit(5);
 }
 
+static void *zeros(int64_t count, size_t size) {
+  void *memory = calloc((size_t)count + 1, size);
+  if (!memory) out_of_memory();
+  return memory;
+}
+
 attn_nn_field attn_nn_field_create(int64_t rows, int64_t width) {
-  const size_t count = (size_t)(rows * width) + 1;
-  attn_nn_field field = {rows, width, calloc(count, sizeof(double)), calloc(count, sizeof(double))};
-  if (field.value && field.error) return field;
-  attn_nn_field_destroy(&field);
-  out_of_memory();
+  return (attn_nn_field){rows, width, zeros(rows * width, sizeof(double)), zeros(rows * width, sizeof(double))};
 }
 
 attn_nn_field attn_nn_field_of(const float *data, int64_t rows, int64_t width) {
@@ -51,12 +53,14 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got) {
 
 /* ---- Dense layers ---- */
 
-/* Weights in a larger matrix: where the first is, and strides. */
+/* Weights in a larger matrix. */
 typedef struct matrix {
   const void *weight;
   attn_dtype dtype;
-  int64_t first, in_stride, out_stride;
-  const float *bias; /* [out], or NULL */
+  int64_t in_stride, out_stride;
+  const float *bias;          /* [out], or NULL */
+  const int64_t *head_starts; /* the first element of each head of `dim` columns; NULL = 0, one head */
+  int64_t dim;
 } matrix;
 
 enum { COLUMNS = 32 };
@@ -86,13 +90,17 @@ static void multiply_row(const attn_nn_field *x, int64_t row, const double (*w)[
   }
 }
 
+static double weight_at(const matrix *m, int64_t in, int64_t out) {
+  const int64_t head = m->head_starts ? m->head_starts[out / m->dim] : 0, column = m->head_starts ? out % m->dim : out;
+  return attn_oracle_load(m->weight, m->dtype, head + in * m->in_stride + column * m->out_stride);
+}
+
 static attn_nn_field multiply(const attn_nn_field *x, matrix m, int64_t out) {
   attn_nn_field y = attn_nn_field_create(x->rows, out), block = attn_nn_field_create(x->width, COLUMNS);
   double(*w)[COLUMNS] = (double(*)[COLUMNS])block.value;
   for (int64_t first = 0; first < out; first += COLUMNS) {
     for (int64_t i = 0; i < x->width; i++)
-      for (int64_t c = 0; c < COLUMNS && first + c < out; c++)
-        w[i][c] = attn_oracle_load(m.weight, m.dtype, m.first + i * m.in_stride + (first + c) * m.out_stride);
+      for (int64_t c = 0; c < COLUMNS && first + c < out; c++) w[i][c] = weight_at(&m, i, first + c);
     for (int64_t row = 0; row < x->rows; row++) multiply_row(x, row, w, m.bias, first, &y);
   }
   attn_nn_field_destroy(&block);
@@ -437,25 +445,41 @@ attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const
 
 typedef enum part { Q, K, V, O } part;
 
+/* Heads are looked up one by one, in any layout. */
 static attn_nn_field project(const attn_nn_mha *m, part which, const attn_nn_field *x) {
   const attn_mha_weights *w = m->weights;
   const attn_problem *a = &m->problem->attention;
-  const int64_t columns[] = {a->heads_q * a->dim_qk, a->heads_kv * a->dim_qk, a->heads_kv * a->dim_v, m->problem->width_out};
+  const int64_t heads[] = {a->heads_q, a->heads_kv, a->heads_kv, 1};
+  const int64_t dims[] = {a->dim_qk, a->dim_qk, a->dim_v, m->problem->width_out};
   const void *const weights[] = {w->w_q, w->w_k, w->w_v, w->w_o};
   const float *const biases[] = {w->b_q, w->b_k, w->b_v, w->b_o};
-  const bool packed = w->w_qkv && which != O, in_out = w->layout == ATTN_IN_OUT;
-  const float *bias = packed ? w->b_qkv : biases[which];
-  int64_t all = columns[which], first = 0;
-  if (packed) all = columns[Q] + columns[K] + columns[V];
-  for (int i = Q; packed && i < (int)which; i++) first += columns[i];
-  return multiply(x,
-                  (matrix){.weight = packed ? w->w_qkv : weights[which],
+  const bool fused = w->w_qkv && which != O;
+  const float *bias = fused ? w->b_qkv : biases[which];
+  const int64_t count = heads[which], dim = dims[which];
+  int64_t all = count * dim, before = 0, column = 0; /* heads and columns of the parts before this one */
+  if (fused) all = a->heads_q * a->dim_qk + a->heads_kv * (a->dim_qk + a->dim_v);
+  for (int i = Q; fused && i < (int)which; i++) before += heads[i], column += heads[i] * dims[i];
+  int64_t *starts = zeros(count, sizeof *starts);
+  float *moved = zeros(count * dim, sizeof *moved); /* the bias */
+  const int64_t of_column = w->layout == ATTN_IN_OUT ? 1 : x->width;
+  for (int64_t h = 0; h < count; h++) {
+    const int64_t begin = fused && w->head_columns ? w->head_columns[before + h] : column + h * dim;
+    starts[h] = begin * of_column;
+    for (int64_t d = 0; bias && d < dim; d++) moved[h * dim + d] = bias[begin + d];
+  }
+  const matrix in_array = {.weight = fused ? w->w_qkv : weights[which],
                            .dtype = w->dtype,
-                           .first = in_out ? first : first * x->width,
-                           .in_stride = in_out ? all : 1,
-                           .out_stride = in_out ? 1 : x->width,
-                           .bias = bias ? bias + first : NULL},
-                  columns[which]);
+                           .in_stride = w->layout == ATTN_IN_OUT         ? all
+                                        : w->layout == ATTN_HEADS_IN_OUT ? dim
+                                                                         : 1,
+                           .out_stride = w->layout == ATTN_OUT_IN ? x->width : 1,
+                           .bias = bias ? moved : NULL,
+                           .head_starts = starts,
+                           .dim = dim};
+  const attn_nn_field y = multiply(x, in_array, count * dim);
+  free(starts);
+  free(moved);
+  return y;
 }
 
 /* Heads by their root mean squares (qk_norm). Destroys x. */

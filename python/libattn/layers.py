@@ -197,36 +197,55 @@ class _AnyShape(_Layer):
 # ---- Multi-head attention ------------------------------------------------------------------------------------------------
 
 
-def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
-    """attn_mha_weights of arrays [out][in] ("out_in") or [in][out] ("in_out")."""
+_LAYOUTS = {"out_in": C.ATTN_OUT_IN, "in_out": C.ATTN_IN_OUT, "heads_in_out": C.ATTN_HEADS_IN_OUT}
+
+
+def _matrix_shapes(problem, layout):
+    """Shapes of the matrices by name."""
     a = problem.attention
-    columns_q, columns_k, columns_v = a.heads_q * a.dim_qk, a.heads_kv * a.dim_qk, a.heads_kv * a.dim_v
-    sizes = {"w_qkv": (problem.width, columns_q + columns_k + columns_v), "w_q": (problem.width, columns_q),
-             "w_k": (problem.width_memory, columns_k), "w_v": (problem.width_memory, columns_v),
-             "w_o": (a.heads_q * a.dim_v, problem.width_out)}
-    if layout not in ("out_in", "in_out"):
-        raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights) or 'in_out'")
-    struct, dtypes = S.attn_mha_weights(layout=C.ATTN_OUT_IN if layout == "out_in" else C.ATTN_IN_OUT), set()
+    parts = {"w_q": (problem.width, a.heads_q, a.dim_qk), "w_k": (problem.width_memory, a.heads_kv, a.dim_qk),
+             "w_v": (problem.width_memory, a.heads_kv, a.dim_v)}
+    shapes = {name: (rows, heads * dim) for name, (rows, heads, dim) in parts.items()}
+    shapes["w_qkv"] = problem.width, sum(columns for _, columns in shapes.values())
+    shapes["w_o"] = a.heads_q * a.dim_v, problem.width_out
+    if layout == "out_in":
+        return {name: shape[::-1] for name, shape in shapes.items()}
+    if layout == "heads_in_out":
+        shapes = {name: (heads, rows, dim) for name, (rows, heads, dim) in parts.items()}
+        shapes["w_o"] = a.heads_q, a.dim_v, problem.width_out
+        alike = a.dim_qk == a.dim_v
+        shapes["w_qkv"] = (a.heads_q + 2 * a.heads_kv, problem.width, a.dim_qk) if alike else (
+            problem.width * (a.heads_q * a.dim_qk + a.heads_kv * (a.dim_qk + a.dim_v)),)
+    return shapes
+
+
+def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
+    """attn_mha_weights of arrays in that layout."""
+    a = problem.attention
+    heads = {"q": a.heads_q * a.dim_qk, "k": a.heads_kv * a.dim_qk, "v": a.heads_kv * a.dim_v}
+    columns = {**heads, "qkv": sum(heads.values()), "o": problem.width_out}
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights), 'in_out' or "
+                         "'heads_in_out'")
+    struct, dtypes = S.attn_mha_weights(layout=_LAYOUTS[layout]), set()
     struct.qk_norm = weights.get("qk_norm_epsilon") is not None
     for name, array in weights.items():
         if array is None:
             continue
         if name == "qk_norm_epsilon":
             struct.qk_norm_epsilon = array
-            continue
-        if name.endswith("_norm_gain"):
+        elif name == "head_columns":
+            struct.head_columns = arrays.read(array, name, (a.heads_q + 2 * a.heads_kv,), ("int64",))[0]
+        elif name.endswith("_norm_gain"):
             if not struct.qk_norm:
                 raise ValueError(f"{name} is given without qk_norm_epsilon; it must be None")
             setattr(struct, name, arrays.floats(array, name, (a.dim_qk,)))
-            continue
-        if name.startswith("b_"):
-            size = sizes["w" + name[1:]][1]
-            setattr(struct, name, arrays.floats(array, name, (size,)))
-            continue
-        shape = sizes[name][::-1] if layout == "out_in" else sizes[name]
-        address, dtype, _ = arrays.read(array, name, shape, tuple(DTYPES))
-        setattr(struct, name, address)
-        dtypes.add(dtype)
+        elif name.startswith("b_"):
+            setattr(struct, name, arrays.floats(array, name, (columns[name[2:]],)))
+        else:
+            address, dtype, _ = arrays.read(array, name, _matrix_shapes(problem, layout)[name], tuple(DTYPES))
+            setattr(struct, name, address)
+            dtypes.add(dtype)
     if len(dtypes) > 1:
         raise TypeError(f"weights are {' and '.join(sorted(dtypes))}; they must have one dtype")
     struct.dtype = getattr(C, DTYPES[dtypes.pop()]) if dtypes else 0
@@ -301,11 +320,13 @@ class MultiHeadAttention(_AnyShape):
     [batch], "alibi_slopes" and "sinks" [heads].
 
     The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
-    nn.Linear, "in_out" its transpose. qk_norm_epsilon: each head of Q and K is divided by its root mean square, and
-    multiplied by q_norm_gain and k_norm_gain [dim_qk], if given (Qwen 3, Gemma 3). product: the kernel of the projections
-    ("product_amx"); the error of an unknown name lists those that run here. bf16_rows: with bfloat16 weights, rows are
-    rounded to it before they are projected, which is faster. int8_weights: weights are rounded to int8, each row of an
-    "out_in" matrix by a scale of its own, its largest magnitude / 127, and take a byte each.
+    nn.Linear, "in_out" its transpose, "heads_in_out" [heads, width, dim] and for w_o [heads, dim, width_out]. head_columns,
+    int64 [heads + 2 heads_kv]: where in w_qkv and b_qkv the columns of each head begin, those of Q, of K and of V, if they
+    are not one behind the other (BLOOM, GPT-NeoX, Falcon). qk_norm_epsilon: each head of Q and K is divided by its root mean
+    square, and multiplied by q_norm_gain and k_norm_gain [dim_qk], if given (Qwen 3, Gemma 3). product: the kernel of the
+    projections ("product_amx"); the error of an unknown name lists those that run here. bf16_rows: with bfloat16 weights,
+    rows are rounded to it before they are projected, which is faster. int8_weights: weights are rounded to int8, each row of
+    an "out_in" matrix by a scale of its own, its largest magnitude / 127, and take a byte each.
     """
 
     _kind = "mha"
@@ -395,7 +416,7 @@ class MultiHeadAttention(_AnyShape):
 
 
 _WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o", "q_norm_gain", "k_norm_gain",
-            "qk_norm_epsilon")
+            "qk_norm_epsilon", "head_columns")
 
 
 def _named(weights):

@@ -58,6 +58,37 @@ def test_self_attention():
     close(turned(x), mha(x, x, {**w, "b_q": 0, "b_o": 0}, 4, 2))
 
 
+def test_weights_as_files_have_them():
+    """A matrix for each head, and fused matrices whose heads stand in the orders of BLOOM, GPT-NeoX and Falcon."""
+    heads, groups, dim, width = 4, 2, 8, 24
+    x, w = draw(2, 7, width), {**weights_of(width, heads * dim, groups * dim), "b_k": draw(groups * dim),
+                               "b_v": draw(groups * dim)}
+    sizes = {"heads": heads, "heads_kv": groups, "dim_qk": dim, "width": width}
+    right = layers.MultiHeadAttention(**sizes, **w)(x)
+    biases = {name: value for name, value in w.items() if name[0] == "b"}
+    turned = {name: w[name].reshape(-1, dim, width).transpose(0, 2, 1) for name in ("w_q", "w_k", "w_v")}
+    turned["w_o"] = w["w_o"].T.reshape(heads, dim, width)
+    turned = {name: np.ascontiguousarray(matrix) for name, matrix in turned.items()}
+    assert (layers.MultiHeadAttention(**sizes, layout="heads_in_out", **turned, **biases)(x) == right).all()
+    order = [(part, head) for group in range(groups)  # Falcon: the queries of a group, its key, its value
+             for part, head in (("q", 2 * group), ("q", 2 * group + 1), ("k", group), ("v", group))]
+    columns = np.array([dim * order.index((part, head)) for part, count in (("q", heads), ("k", groups), ("v", groups))
+                        for head in range(count)], np.int64)
+    fused = {kind: np.concatenate([w[f"{kind}_{part}"][head * dim:(head + 1) * dim] for part, head in order])
+             for kind in "wb"}
+    given = {"head_columns": columns, "b_qkv": fused["b"], "b_o": w["b_o"]}
+    assert (layers.MultiHeadAttention(**sizes, w_qkv=fused["w"], w_o=w["w_o"], **given)(x) == right).all()
+    in_heads = np.ascontiguousarray(fused["w"].reshape(-1, dim, width).transpose(0, 2, 1))
+    assert (layers.MultiHeadAttention(**sizes, layout="heads_in_out", w_qkv=in_heads, w_o=turned["w_o"], **given)(x)
+            == right).all()
+    with pytest.raises(ValueError, match="head_columns has 57 for head 1 of w_k; it must be in 0..56, w_qkv having 64"):
+        layers.MultiHeadAttention(**sizes, w_qkv=fused["w"], w_o=w["w_o"], head_columns=columns + (np.arange(8) == 5) * 9)
+    with pytest.raises(ValueError, match="w_q has shape"):
+        layers.MultiHeadAttention(**sizes, layout="heads_in_out", **w)
+    with pytest.raises(ValueError, match="layout is 'heads'; it must be 'out_in'"):
+        layers.MultiHeadAttention(**sizes, layout="heads", **w)
+
+
 def test_cross_attention_and_masks():
     x, memory, w = draw(2, 5, 24), draw(2, 9, 40), weights_of(24, 24, 24, 40)
     mask = R.random((2, 3, 5, 9)) > 0.3

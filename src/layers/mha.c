@@ -10,7 +10,6 @@
 
 #include "attn/product.h"
 #include "kernels/common/memory/memory.h"
-#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/problem.h"
@@ -18,6 +17,7 @@
 #include "src/layers/head_norm.h"
 #include "src/layers/identity.h"
 #include "src/layers/mha_problem.h"
+#include "src/layers/mha_weights.h"
 #include "src/plan/own_options.h"
 
 static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
@@ -63,31 +63,8 @@ static attn_status read_options(const attn_mha_options *theirs, layer_options *o
 
 /* ---- Weights ---- */
 
-static attn_status pack_projection(const projection *part, const attn_mha_weights *w, const attn_options *options,
-                                   attn_product **product) {
-  const bool in_out = w->layout == ATTN_IN_OUT;
-  const int64_t first = in_out ? part->first : part->first * part->depth;
-  const attn_product_weights weights = {
-      .struct_size = sizeof weights,
-      .depth = part->depth,
-      .columns = part->columns,
-      .weight = attn_element_at(part->weight, w->dtype, first),
-      .stride_depth = in_out ? part->all : 1,
-      .stride_column = in_out ? 1 : part->depth,
-      .dtype = w->dtype,
-      .bias = part->bias,
-      .bf16_rows = w->bf16_rows,
-      .int8_weights = w->int8_weights,
-  };
-  return attn_product_create(&weights, options, product);
-}
-
 static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_options *options) {
-  projection list[PROJECTIONS];
-  attn_mha_projections(&layer->problem, weights, list);
-  attn_status status = ATTN_OK;
-  for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++)
-    status = pack_projection(&list[i], weights, options, &layer->product[i]);
+  const attn_status status = attn_mha_pack_weights(&layer->problem, weights, options, layer->product);
   return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, &layer->norm) : status;
 }
 

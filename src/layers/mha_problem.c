@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_mha_problem and attn_mha_weights: defaults and checks. Every check names the field, its value and what would be
- * right. */
+/* attn_mha_problem: defaults and checks. Every check names the field, its value and what would be right. */
 #include "src/layers/mha_problem.h"
 
 #include <inttypes.h>
-#include <math.h>
 
-#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/strides.h"
@@ -131,76 +128,12 @@ static attn_status check_problem(const attn_mha_problem *p) {
   return status == ATTN_OK ? check_weights_wanted(p) : status;
 }
 
-/* ---- Weights ---- */
-
-void attn_mha_projections(const attn_mha_problem *p, const attn_mha_weights *w, projection list[PROJECTIONS]) {
-  const attn_problem *a = &p->attention;
-  const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v;
-  list[PROJECT_Q] = (projection){"w_q", p->width, q, w->w_q, w->b_q, 0, q};
-  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, w->w_k, w->b_k, 0, k};
-  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, w->w_v, w->b_v, 0, v};
-  list[PROJECT_OUT] = (projection){"w_o", a->heads_q * a->dim_v, p->width_out, w->w_o, w->b_o, 0, p->width_out};
-  if (!w->w_qkv) return;
-  const int64_t first[] = {0, q, q + k};
-  for (int i = PROJECT_Q; i <= PROJECT_V; i++) {
-    list[i].weight = w->w_qkv;
-    list[i].bias = w->b_qkv ? w->b_qkv + first[i] : NULL;
-    list[i].first = first[i];
-    list[i].all = q + k + v;
-  }
-}
-
-static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weights *w) {
-  REQUIRE(w->layout == ATTN_IN_OUT || w->layout == ATTN_OUT_IN,
-          "attn_mha_weights.layout is %d; it must be ATTN_IN_OUT or ATTN_OUT_IN", (int)w->layout);
-  REQUIRE(attn_dtype_is_float(w->dtype), "attn_mha_weights.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS, (int)w->dtype);
-  REQUIRE(!w->bf16_rows || !w->int8_weights,
-          "attn_mha_weights.bf16_rows and .int8_weights are both true; one of them must be false");
-  REQUIRE(!w->bf16_rows || w->dtype == ATTN_BF16,
-          "attn_mha_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false", (int)w->dtype,
-          (int)ATTN_BF16);
-  REQUIRE(!w->w_qkv || !(w->w_q || w->w_k || w->w_v),
-          "attn_mha_weights.w_qkv is given beside w_q, w_k or w_v; it must be one or the other");
-  REQUIRE(!w->w_qkv || !(w->b_q || w->b_k || w->b_v),
-          "attn_mha_weights.b_q, b_k or b_v is given beside w_qkv; the bias of packed weights is b_qkv");
-  REQUIRE(w->w_qkv || !w->b_qkv, "attn_mha_weights.b_qkv is given without w_qkv; it must be b_q, b_k and b_v");
-  REQUIRE(!w->w_qkv || p->width == p->width_memory,
-          "attn_mha_weights.w_qkv is given with width %" PRId64 " and width_memory %" PRId64
-          "; packed weights need both alike: give w_q, w_k and w_v",
-          p->width, p->width_memory);
-  REQUIRE(w->qk_norm || !(w->q_norm_gain || w->k_norm_gain),
-          "attn_mha_weights.%s is given without qk_norm; it must be NULL, or qk_norm true",
-          w->q_norm_gain ? "q_norm_gain" : "k_norm_gain");
-  REQUIRE(!w->qk_norm || (w->qk_norm_epsilon >= 0 && isfinite(w->qk_norm_epsilon)),
-          "attn_mha_weights.qk_norm_epsilon is %g; it must be finite and at least 0", (double)w->qk_norm_epsilon);
-  projection list[PROJECTIONS];
-  attn_mha_projections(p, w, list);
-  for (int i = 0; i < PROJECTIONS; i++) {
-    const size_t align = attn_dtype_alignment(w->dtype);
-    REQUIRE(list[i].weight, "attn_mha_weights.%s is NULL; it must point to %" PRId64 " x %" PRId64 " weights", list[i].name,
-            list[i].depth, list[i].columns);
-    REQUIRE((uintptr_t)list[i].weight % align == 0,
-            "attn_mha_weights.%s is %p; it must be aligned to its element, %zu bytes", list[i].name, list[i].weight, align);
-    REQUIRE((uintptr_t)list[i].bias % sizeof(float) == 0,
-            "attn_mha_weights: the bias of %s is %p; it must be aligned to its element, 4 bytes", list[i].name,
-            (const void *)list[i].bias);
-  }
-  return ATTN_OK;
-}
-
 attn_status attn_mha_read_problem(const attn_mha_problem *theirs, attn_mha_problem *problem) {
   REQUIRE(theirs, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
   const attn_status status = attn_struct_read(&attn_mha_problem_layout, theirs, problem);
   if (status != ATTN_OK) return status;
   set_strides(&problem->attention);
   return check_problem(problem);
-}
-
-attn_status attn_mha_read_weights(const attn_mha_problem *problem, const attn_mha_weights *theirs,
-                                  attn_mha_weights *weights) {
-  REQUIRE(theirs, "weights is NULL; it must point to an attn_mha_weights");
-  const attn_status status = attn_struct_read(&attn_mha_weights_layout, theirs, weights);
-  return status == ATTN_OK ? check_weights(problem, weights) : status;
 }
 
 attn_status attn_mha_check_same_weights(const attn_mha_problem *layer, const attn_mha_problem *problem) {

@@ -20,6 +20,7 @@ typedef struct shape {
   int64_t batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, width, width_memory, width_out;
   bool cross, packed, bias;
   attn_weight_layout layout;
+  bool side_by_side; /* packed: the key of each KV head, its value, and its queries stand side by side (head_columns) */
   attn_dtype dtype;
   bool causal;
   attn_align align;
@@ -59,6 +60,15 @@ static const shape shapes[] = {
      .uses = ATTN_USE_VARLEN | ATTN_USE_LSE, .qk_norm = true},
     {"no keys", 2, 2, 2, 4, 0, 8, 8, 16, 16, 16, .cross = true, .bias = true, .uses = ATTN_USE_LSE},
     {"one query, one key", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, .bias = true},
+    {"packed, heads side by side", 2, 6, 2, 19, 19, 8, 5, 32, 32, 32, .packed = true, .bias = true, .layout = ATTN_OUT_IN,
+     .side_by_side = true},
+    {"packed [in][out], heads side by side", 1, 2, 2, 19, 19, 8, 8, 16, 16, 16, .packed = true, .side_by_side = true},
+    {"a matrix for each head", 2, 4, 2, 19, 33, 8, 5, 32, 20, 24, .cross = true, .bias = true, .layout = ATTN_HEADS_IN_OUT},
+    {"packed, a matrix for each head", 1, 4, 2, 19, 19, 8, 5, 32, 32, 32, .packed = true, .bias = true,
+     .layout = ATTN_HEADS_IN_OUT},
+    {"packed, a matrix for each head, side by side, bf16", 1, 4, 2, 19, 19, 8, 5, 32, 32, 32, .packed = true, .bias = true,
+     .layout = ATTN_HEADS_IN_OUT, .side_by_side = true, .dtype = ATTN_BF16},
+    {"packed, one head", 1, 1, 1, 19, 19, 8, 5, 16, 16, 16, .packed = true, .bias = true, .layout = ATTN_HEADS_IN_OUT},
 };
 enum { SHAPES = COUNT(shapes) };
 
@@ -72,6 +82,7 @@ typedef struct layer {
   char *matrices;
   uint8_t *mask;
   int32_t kv_len[4], q_len[4], cu[5], row_len[4 * 64];
+  int64_t *head_columns;
   size_t y_floats, lse_floats, p_floats;
 } layer;
 
@@ -110,6 +121,20 @@ static attn_mha_problem make_problem(const shape *s) {
   return p;
 }
 
+/* Where heads begin if each group has its key, its value, and its queries. */
+static int64_t *side_by_side(const shape *s) {
+  int64_t *begins = test_allocate((size_t)(s->heads_q + 2 * s->heads_kv) * sizeof *begins), column = 0;
+  int64_t *k = begins + s->heads_q, *v = k + s->heads_kv;
+  const int64_t group = s->heads_q / s->heads_kv;
+  for (int64_t g = 0; g < s->heads_kv; g++) {
+    k[g] = column;
+    v[g] = column += s->dim_qk;
+    column += s->dim_v;
+    for (int64_t h = g * group; h < (g + 1) * group; h++, column += s->dim_qk) begins[h] = column;
+  }
+  return begins;
+}
+
 /* Matrices with a gain of about 1 and biases of about a tenth, stored one behind the other in the order q, k, v, o. */
 static void make_weights(layer *l) {
   const shape *s = l->shape;
@@ -137,6 +162,7 @@ static void make_weights(layer *l) {
   l->weights.qk_norm = s->qk_norm;
   l->weights.qk_norm_epsilon = 1e-3f;
   if (s->gains) l->weights.q_norm_gain = l->gains, l->weights.k_norm_gain = l->gains + s->dim_qk;
+  if (s->side_by_side) l->weights.head_columns = l->head_columns = side_by_side(s);
   if (s->packed) {
     l->weights.w_qkv = m[0];
     l->weights.b_qkv = s->bias ? b[0] : NULL;
@@ -193,8 +219,8 @@ static attn_mha_args args_of(layer *l) {
 }
 
 static void free_layer(layer *l) {
-  void *const arrays[] = {l->x,      l->memory, l->y,    l->lse,      l->p,    l->mask_bias,
-                          l->slopes, l->sinks,  l->mask, l->matrices, l->bias, l->gains};
+  void *const arrays[] = {l->x,     l->memory, l->y,        l->lse,  l->p,     l->mask_bias,   l->slopes,
+                          l->sinks, l->mask,   l->matrices, l->bias, l->gains, l->head_columns};
   for (size_t i = 0; i < COUNT(arrays); i++) free(arrays[i]);
 }
 
@@ -719,7 +745,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.weights_stride.k = 0, "attn_mha_problem.weights_stride.k is 0");
   REFUSES(problem.attention.heads_q = problem.attention.heads_kv = (int64_t)1 << 30, "2^31 wide");
   REFUSES((attn_problem_set_varlen(&problem.attention, 10, 10)), "attn_mha_problem.want_weights");
-  REFUSES(weights.layout = (attn_weight_layout)5, "attn_mha_weights.layout is 5");
+  REFUSES(weights.layout = (attn_weight_layout)3, "attn_mha_weights.layout is 3");
   REFUSES(weights.dtype = (attn_dtype)7, "attn_mha_weights.dtype is 7");
   REFUSES(weights.w_v = NULL, "attn_mha_weights.w_v is NULL; it must point to 32 x 32 weights");
   REFUSES(weights.w_o = NULL, "attn_mha_weights.w_o is NULL");
@@ -727,6 +753,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_v = NULL), "attn_mha_weights.w_qkv is given beside");
   REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_k = NULL), "attn_mha_weights.w_qkv is given beside");
   REFUSES(weights.b_qkv = l.bias, "attn_mha_weights.b_qkv is given without w_qkv");
+  REFUSES(weights.head_columns = (const int64_t[12]){0}, "attn_mha_weights.head_columns is given without w_qkv");
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
   REFUSES(weights.bf16_rows = true, "attn_mha_weights.bf16_rows is true with dtype 0");
   REFUSES(weights.bf16_rows = weights.int8_weights = true, "attn_mha_weights.bf16_rows and .int8_weights are both true");
@@ -737,6 +764,17 @@ TEST(test_refuses_bad_problems) {
   attn_mha_weights packed = ATTN_STRUCT(attn_mha_weights, .w_qkv = l.matrices, .w_o = l.matrices, .b_q = l.bias);
   expect_refusal(&l.problem, &packed, NULL, "the bias of packed weights is b_qkv");
   packed.b_q = NULL;
+  int64_t columns[12] = {0};
+  packed.head_columns = columns;
+  columns[8] = -1;
+  expect_refusal(&l.problem, &packed, NULL, "head_columns has -1 for head 0 of w_v; it must be in 0..88, w_qkv having 96");
+  columns[8] = 0, columns[7] = 89;
+  expect_refusal(&l.problem, &packed, NULL, "head_columns has 89 for head 3 of w_k");
+  columns[7] = 88;
+  attn_mha *all_alike; /* heads may share their columns */
+  test_ok(attn_mha_create(&l.problem, &packed, NULL, &all_alike));
+  attn_mha_destroy(all_alike);
+  packed.head_columns = NULL;
   attn_mha_problem wider = l.problem;
   wider.width_memory = 33;
   expect_refusal(&wider, &packed, NULL, "width 32 and width_memory 33");
