@@ -471,6 +471,7 @@ class Linear(_Layer):
         if activation is not None:
             config.activate = F.attn_activation_function(_activation(activation), ctypes.byref(options))
         self._make(config, options)
+        self._run = FUNCTIONS["linear"](self._handle.value, self.width, self.out, config.dtype_x, config.dtype_y)
 
     @property
     def kernel(self) -> str:
@@ -479,6 +480,11 @@ class Linear(_Layer):
 
     def __call__(self, x: Any, out: Any = None) -> Any:
         """y [..., out] of x [..., in]. out: an array of out_dtype for it, which is needed unless that is float32."""
+        y = self._run(x, out)
+        return self._call(x, out) if y is None else y
+
+    def _call(self, x, out):
+        """The same, with a sentence for everything that is wrong."""
         arrays = _Arrays()
         address, _, shape = arrays.read(x, "x", None, (self._dtype,))
         if not shape or shape[-1] != self.width:

@@ -54,14 +54,11 @@ void interpreter_free(interpreter *of) {
   free(of);
 }
 
-/* The arrays in `held` need no zeros: they are most of the struct. */
 void call_init(call *c, const interpreter *of) {
   memset(c, 0, offsetof(call, held));
   c->of = of;
   c->hint = "";
-  c->held.of = of->arrays;
-  c->held.ignore_gradients = c->held.take_specs = false;
-  c->held.objects = c->held.buffers = c->held.blocks = 0;
+  holdings_start(&c->held, of->arrays);
   c->out = c->lse = NULL;
 }
 

@@ -9,6 +9,7 @@
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "call.h"
+#include "linear.h"
 #include "shared/shared.h" /* for its layouts only */
 #include "threads.h"
 
@@ -346,6 +347,10 @@ static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count) 
   return result;
 }
 
+static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  return linear_bind(interpreter_of(self), self, args, count);
+}
+
 static PyObject *none(void) {
   Py_IncRef(Py_None);
   return Py_None;
@@ -386,6 +391,7 @@ static PyMethodDef definitions[] = {
     {"view", (PyCFunction)(uintptr_t)view, METH_FASTCALL, NULL},
     {"vector", (PyCFunction)(uintptr_t)vector, METH_FASTCALL, NULL},
     {"empty", (PyCFunction)(uintptr_t)empty, METH_FASTCALL, NULL},
+    {"linear", (PyCFunction)(uintptr_t)linear, METH_FASTCALL, NULL},
     {"forget", forget, METH_NOARGS, NULL},
     {"count_plans", count_plans, METH_NOARGS, NULL},
     {"thread_source", source, METH_NOARGS, NULL},

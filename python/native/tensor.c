@@ -185,6 +185,12 @@ static const reader *reader_of(arrays *of, PyObject *object, reader *own) {
 
 /* ---- What is held until the call ends -------------------------------------------------------------------------------- */
 
+void holdings_start(holdings *held, arrays *of) {
+  held->of = of;
+  held->ignore_gradients = held->take_specs = false;
+  held->objects = held->buffers = held->blocks = 0;
+}
+
 void holdings_release(holdings *held) {
   while (held->buffers) PyBuffer_Release(&held->buffer[--held->buffers]);
   while (held->objects) Py_DecRef(held->object[--held->objects]);

@@ -64,6 +64,9 @@ typedef struct holdings {
   Py_buffer buffer[MOST_HELD];
 } holdings;
 
+/* Before anything else is done with them: nothing is held. The arrays need no zeros, and are most of the struct. */
+void holdings_start(holdings *held, arrays *of);
+
 void holdings_release(holdings *held);
 
 /* Takes over a reference until the call ends. False with an exception; then it has been given back. */

@@ -188,6 +188,32 @@ def test_linear():
         layer(x[..., :3].copy())
 
 
+def test_linear_as_a_function_of_python():
+    """layers.Linear calls _run first, and _call where that returns None."""
+    w, out = draw(24, 16), np.empty((7, 24), np.float32)
+    layer = layers.Linear(w)
+    for shape in ((16,), (7, 16), (2, 3, 1, 16), (200, 16), (7, 16)):
+        x = draw(*shape)
+        quick = layer._run(x, None)
+        assert quick.shape == (*shape[:-1], 24) and np.array_equal(quick, layer._call(x, None))
+    assert layer._run(x, out) is out and np.array_equal(out, layer._call(x, None))
+    x.flags.writeable = False
+    assert layer._run(x, out) is out
+    x.flags.writeable = True
+    others = (x[:, ::-1], draw(7, 32)[:, :16], draw(7, 32)[:, ::2], x.astype(np.float64), draw(0, 16), draw(15), "x", None)
+    for other in others:
+        assert layer._run(other, None) is None
+    for other in (out[:5], out[None], out[:, ::-1], np.empty((7, 48), np.float32)[:, :24], out.astype(np.float64), x, "out"):
+        assert layer._run(x, other) is None
+    assert layers.Linear(w, out_dtype="float16")._run(x, None) is None
+    assert layer(draw(0, 16)).shape == (0, 24)
+    run = layer._run
+    del layer  # the function holds the weights
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda i: run(x, None), range(64)))
+    assert all(np.array_equal(y, results[0]) for y in results)
+
+
 def test_rows_rounded_to_bfloat16():
     torch = pytest.importorskip("torch")
     x, w1, w2 = (torch.from_numpy(draw(*shape)) for shape in ((5, 16), (32, 16), (16, 32)))
