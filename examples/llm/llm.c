@@ -12,15 +12,14 @@
  * --bf16-rows 1          with bf16 weights: rows are rounded to bf16 before dense layers, as transformers does; faster
  * --int8-weights 1       dense layers keep weights in int8, with a scale for each output: single tokens are faster
  *
- * llm.py does the same with text. config.c reads config.json, weights.c the tensors, model.c runs the blocks, generate.c
- * chooses tokens. */
+ * llm.py does the same with text. The other files are in llm.h, section by section. */
 #define _POSIX_C_SOURCE 200809L /* getline */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "generate.h"
+#include "llm.h"
 
 typedef struct options {
   const char *folder, *prompts, *kv;
@@ -131,18 +130,21 @@ static int read_options(int count, char **words, options *o) {
   return prompts;
 }
 
-static bool choose_cache(const options *o, const llm_model *m, const llm_task *task, llm_cache *cache) {
-  *cache = (llm_cache){.page_tokens = (int64_t)o->page_tokens, .texts = task->prompts * task->beams};
+static bool begin(const options *o, llm_model *m, const llm_task *task) {
+  attn_kv_cache_shape shape =
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = task->prompts * task->beams, .page_tokens = (int64_t)o->page_tokens);
+  int64_t rows = 0;
   for (int64_t p = 0; p < task->prompts; p++) {
-    const int64_t tokens = task->texts[p].prompt + task->tokens;
+    const int64_t prompt = task->texts[p].prompt, tokens = prompt + task->tokens;
     if (tokens > m->config.positions)
       return llm_fail("prompt %lld and --tokens are %lld tokens; max_position_embeddings is %lld", (long long)p,
                       (long long)tokens, (long long)m->config.positions);
-    if (tokens > cache->capacity) cache->capacity = tokens;
+    if (tokens > shape.capacity) shape.capacity = tokens;
+    rows += (prompt < LLM_CHUNK ? prompt : LLM_CHUNK) + task->beams;
   }
   for (size_t i = 0; i < COUNT(kinds); i++) {
-    cache->dtype = kinds[i].dtype;
-    if (strcmp(kinds[i].name, o->kv) == 0) return true;
+    shape.dtype = kinds[i].dtype;
+    if (strcmp(kinds[i].name, o->kv) == 0) return llm_model_begin(m, &shape, rows);
   }
   return llm_fail("--kv is %s; it must be f32, bf16, q8_0 or q4_0", o->kv);
 }
@@ -159,30 +161,25 @@ static double resident_mb(void) {
   return (double)resident * (double)sysconf(_SC_PAGESIZE) * 1e-6;
 }
 
-static void report(const llm_task *t) {
+static void print_results(const llm_task *t) {
+  for (int64_t p = 0; p < t->prompts; p++)
+    for (int64_t i = t->texts[p].prompt; i < t->texts[p].count; i++)
+      printf("%d%c", (int)t->texts[p].tokens[i], i + 1 < t->texts[p].count ? ',' : '\n');
   fprintf(stderr, "%lld tokens read, %.1f/s; %lld made after them, %.1f/s; %.1f MB resident\n", (long long)t->prompt_tokens,
           (double)t->prompt_tokens / t->prompt_seconds, (long long)t->new_tokens,
           t->new_tokens ? (double)t->new_tokens / t->new_seconds : 0.0, resident_mb());
 }
 
-static void print_texts(const llm_task *t) {
-  for (int64_t p = 0; p < t->prompts; p++)
-    for (int64_t i = t->texts[p].prompt; i < t->texts[p].count; i++)
-      printf("%d%c", (int)t->texts[p].tokens[i], i + 1 < t->texts[p].count ? ',' : '\n');
-}
-
 static bool run(const options *o, char **prompts, int count, llm_model *m, llm_task *task) {
-  llm_cache cache;
-  if (!llm_model_open(o->folder, (int)o->threads, m)) return false;
+  if (!llm_model_open(o->folder, m)) return false;
   fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
           (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.count, m->weights.count == 1 ? "" : "s",
           resident_mb());
   for (int i = 0; i < count; i++)
     if (!add_prompt(task, prompts[i], m->config.vocabulary)) return false;
   if (o->prompts && !read_prompts(task, o->prompts, m->config.vocabulary)) return false;
-  if (!choose_cache(o, m, task, &cache) || !llm_model_begin(m, &cache) || !llm_generate(m, task)) return false;
-  print_texts(task);
-  report(task);
+  if (!begin(o, m, task) || !llm_generate(m, task)) return false;
+  print_results(task);
   return true;
 }
 
@@ -196,7 +193,9 @@ int main(int count, char **words) {
                                            .top_p = (float)o.top_p),
                    .seed = (uint64_t)o.seed,
                    .progress = isatty(STDERR_FILENO)};
-  llm_model model = {.bf16_rows = o.bf16_rows != 0, .int8_weights = o.int8_weights != 0};
+  llm_model model = {.options = ATTN_STRUCT(attn_options, .threads = (int)o.threads),
+                     .bf16_rows = o.bf16_rows != 0,
+                     .int8_weights = o.int8_weights != 0};
   const bool right = run(&o, words, prompts, &model, &task);
   llm_model_close(&model);
   for (int64_t p = 0; p < task.prompts; p++) free(task.texts[p].tokens);

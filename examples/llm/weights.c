@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-#include "weights.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "config.h"
+#include "llm.h"
 
 /* ---- Files ---- */
 
@@ -37,7 +35,6 @@ static bool add_listed(const char *folder, const char *path, const cJSON *index,
 
 bool llm_weights_open(const char *folder, llm_weights *w) {
   char path[4096];
-  *w = (llm_weights){.dtype = -1};
   snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
   cJSON *index;
   if (!llm_read_json(path, false, &index)) return false;
@@ -46,66 +43,65 @@ bool llm_weights_open(const char *folder, llm_weights *w) {
   return opened;
 }
 
-static void free_vectors(llm_weights *w) {
-  while (w->vectors) free(w->vector[--w->vectors]);
-}
+typedef struct llm_vector {
+  struct llm_vector *next;
+  float elements[];
+} llm_vector;
 
 void llm_weights_close(llm_weights *w) {
-  free_vectors(w);
+  for (llm_vector *next; w->vectors; w->vectors = next) {
+    next = w->vectors->next;
+    free(w->vectors);
+  }
   while (w->count) safetensors_free(&w->file[--w->count]);
 }
 
 /* ---- Tensors ---- */
 
 void llm_weights_begin(llm_weights *w, const char *prefix) {
-  free_vectors(w);
   for (int i = 0; i < w->count; i++) safetensors_release(&w->file[i]);
   snprintf(w->prefix, sizeof w->prefix, "%s", prefix);
   w->dtype = -1;
 }
 
-static const safetensor *find(const llm_weights *w, const char *name) {
-  char full[SAFETENSORS_MAX_NAME];
+static void fail(llm_weights *w, const char *name, const char *is, const char *must) {
+  w->failed = !llm_fail("tensor %s%s %s; %s", w->prefix, name, is, must);
+}
+
+/* The tensor, if it has this shape; rows = 0 means a vector. */
+static const safetensor *find(llm_weights *w, const char *name, int64_t rows, int64_t columns, bool needed) {
+  char full[SAFETENSORS_MAX_NAME], is[128] = "is", must[64] = "by config.json it must be";
   const safetensor *found = NULL;
   snprintf(full, sizeof full, "%s%s", w->prefix, name);
   for (int i = 0; i < w->count && !found; i++) found = safetensors_find(&w->file[i], full);
-  return found;
-}
+  if (found ? safetensor_fits(found, rows, columns) : !needed) return found;
 
-/* The tensor, if it has this shape. */
-static const safetensor *fitting(llm_weights *w, const char *name, int64_t rows, int64_t columns) {
-  const safetensor *found = find(w, name);
-  if (found && safetensor_fits(found, rows, columns)) return found;
-  char is[96] = "missing, or not of F32, F16 or BF16", must[48];
-  if (found && found->dims == 0) snprintf(is, sizeof is, "a single number");
-  for (int d = 0, at = 0; found && d < found->dims; d++)
-    at += snprintf(is + at, sizeof is - (size_t)at, d ? " x %lld" : "%lld", (long long)found->shape[d]);
-  if (rows)
-    snprintf(must, sizeof must, "%lld x %lld", (long long)rows, (long long)columns);
-  else
-    snprintf(must, sizeof must, "%lld", (long long)columns);
-  w->failed = !llm_fail("tensor %s%s is %s; by config.json it must be %s", w->prefix, name, is, must);
-  return NULL;
+  const int dims = found ? found->dims : 0;
+  if (dims == 0) strcat(is, found ? " a single number" : " missing, or not of F32, F16 or BF16");
+  for (int d = 0; d < dims; d++)
+    snprintf(is + strlen(is), sizeof is - strlen(is), d ? " x %lld" : " %lld", (long long)found->shape[d]);
+  if (rows) snprintf(must + strlen(must), sizeof must - strlen(must), " %lld x", (long long)rows);
+  snprintf(must + strlen(must), sizeof must - strlen(must), " %lld", (long long)columns);
+  return fail(w, name, is, must), NULL;
 }
 
 const void *llm_weights_matrix(llm_weights *w, const char *name, int64_t rows, int64_t columns) {
-  const safetensor *found = fitting(w, name, rows, columns);
+  const safetensor *found = find(w, name, rows, columns, true);
   if (!found) return NULL;
   if (w->dtype < 0) w->dtype = (int)found->dtype;
   if (w->dtype == (int)found->dtype) return found->data;
-  w->failed = !llm_fail("tensor %s%s has another type than those before it; matrices of a layer must have one type",
-                        w->prefix, name);
-  return NULL;
+  return fail(w, name, "has another type than those before it", "matrices of a layer must have one type"), NULL;
 }
 
 float *llm_weights_vector(llm_weights *w, const char *name, int64_t count, bool needed) {
-  const safetensor *found = needed || find(w, name) ? fitting(w, name, 0, count) : NULL;
+  const safetensor *found = find(w, name, 0, count, needed);
   if (!found) return NULL;
-  float *vector = w->vectors < LLM_MOST_VECTORS ? malloc((size_t)count * sizeof *vector) : NULL;
-  if (!vector) return w->failed = !llm_fail("tensor %s%s: out of memory", w->prefix, name), NULL;
-  w->vector[w->vectors++] = vector;
+  llm_vector *added = malloc(sizeof *added + (size_t)count * sizeof *added->elements);
+  if (!added) return fail(w, name, "has no room", "out of memory"), NULL;
+  added->next = w->vectors;
+  w->vectors = added;
   const attn_embedding row = ATTN_STRUCT(attn_embedding, .vocabulary = 1, .width = count, .table = found->data,
                                          .dtype = found->dtype); /* any type to float32 */
-  if (attn_embed(&row, 1, &(int32_t){0}, vector) != ATTN_OK) w->failed = !llm_fail(NULL);
-  return vector;
+  if (attn_embed(&row, 1, &(int32_t){0}, added->elements) != ATTN_OK) w->failed = !llm_fail(NULL);
+  return added->elements;
 }

@@ -89,7 +89,6 @@ def test_text(model):
     assert result.stdout.splitlines() == right
 
 
-@pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_rates():
     sizes = {"width": 64, "hidden": 96, "layers": 2, "heads": 4, "heads-kv": 2, "vocabulary": 50, "prompt": 20, "texts": 3,
              "tokens": 4, "rounds": 2}
