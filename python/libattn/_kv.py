@@ -9,7 +9,7 @@ from typing import Any
 from ._native import C, F, S, allocate, check
 from ._sdpa import FUNCTIONS
 from ._blocks import BYTES, VALUES, check_format
-from .layers import CACHE_DTYPES, DTYPES, KV_FORMATS, _options, _whole
+from .layers import CACHE_DTYPES, DTYPES, KV_FORMATS, _flags, _options, _whole
 
 PAIRINGS = {"interleaved": "ATTN_ROPE_INTERLEAVED", "halves": "ATTN_ROPE_HALVES"}
 SCALINGS = {None: "ATTN_ROPE_UNSCALED", "linear": "ATTN_ROPE_LINEAR", "ntk": "ATTN_ROPE_NTK", "yarn": "ATTN_ROPE_YARN",
@@ -36,6 +36,7 @@ class Rope:
                  attention_factor: float = 0.0, low_freq_factor: float = 0.0, high_freq_factor: float = 0.0,
                  frequencies: Any = None) -> None:
         _whole(dim=dim)
+        _flags(truncate=truncate)
         own = None
         if frequencies is not None:
             values = [float(x) for x in frequencies]

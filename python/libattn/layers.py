@@ -53,6 +53,20 @@ def _whole_or_none(**sizes):
     _whole(**{name: size for name, size in sizes.items() if size is not None})
 
 
+def _flags(**flags):
+    """Refuses what would count as true or false by Python's rules, as "no" does."""
+    for name, value in flags.items():
+        if type(value).__name__ not in ("bool", "bool_"):  # Python's and NumPy's
+            raise TypeError(f"{name} is {value!r}; it must be True or False")
+
+
+def _pair(name, value, right):
+    """The two of a tuple or a list; `right` is the end of the sentence that refuses anything else."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name} is {value!r}; it must be {right}")
+    return value
+
+
 def _fit(name, shape, **axes):
     """Refuses a shape that has another number of axes, or another size where one is given; None takes any."""
     if len(shape) != len(axes) or any(size not in (None, has) for has, size in zip(shape, axes.values())):
@@ -259,7 +273,9 @@ def _set_masks(attention, causal, align, window, uses):
         raise ValueError(f"align is {align!r}; it must be 'top_left' or 'bottom_right'")
     attention.align = aligns[align]
     if window is not None:
-        attention.window_left, attention.window_right = (-1 if side is None else side for side in window)
+        left, right = _pair("window", window, "a pair (left, right) of integers, None = all keys of that side, or None")
+        _whole_or_none(**{"left of window": left, "right of window": right})
+        attention.window_left, attention.window_right = (-1 if side is None else side for side in (left, right))
     if causal:
         attention.window_right = 0
     _set_uses(attention, uses)
@@ -342,6 +358,7 @@ class MultiHeadAttention(_AnyShape):
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
                        dim_qk=dim_qk, dim_v=dim_v)
+        _flags(causal=causal, bf16_rows=bf16_rows, int8_weights=int8_weights)
         dim_qk = dim_qk or width // heads
 
         def problem_of(batch, seq, keys, brought=None, want_weights=False):
@@ -376,6 +393,7 @@ class MultiHeadAttention(_AnyShape):
     def __call__(self, x: Any, memory: Any = None, *, return_weights: bool = False, **arrays_brought: Any) -> Any:
         """y [batch, seq, width_out] of x [batch, seq, width] and, in cross-attention, memory [batch, keys, width_memory].
         With return_weights (y, P [batch, heads, seq, keys]), which takes longer by the square of the keys."""
+        _flags(return_weights=return_weights)
         p, arrays, fixed = self._problem, _Arrays(), self._sizes
         address, _, shape = arrays.read(x, "x")
         _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=p.width)
@@ -459,6 +477,7 @@ class Linear(_Layer):
     def __init__(self, weight: Any, bias: Any = None, *, dtype: str = "float32", out_dtype: str = "float32",
                  activation: str | None = None, bf16_rows: bool = False, threads: int | None = None,
                  product: str | None = None, scale: Any = None, int8_weights: bool = False) -> None:
+        _flags(bf16_rows=bf16_rows, int8_weights=int8_weights)
         arrays, options, types = _Arrays(), _options(product, threads), {**DTYPES, "int8": "ATTN_I8"}
         address, kept, (self.out, self.width) = arrays.read(weight, "weight", _shape(weight, "weight", 2), tuple(types))
         self._dtype, self._out_dtype = dtype, out_dtype
@@ -511,6 +530,7 @@ class FeedForward(_Layer):
     def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, w_gate: Any = None, b_gate: Any = None,
                  activation: str = "relu", threads: int | None = None, product: str | None = None,
                  bf16_rows: bool = False, int8_weights: bool = False) -> None:
+        _flags(bf16_rows=bf16_rows, int8_weights=int8_weights)
         arrays = _Arrays()
         self.hidden, self.width = _shape(w1, "w1", 2)
         config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product),
@@ -545,7 +565,7 @@ def _set_network(config, arrays, activation, first, second, gate):
 
 
 def _norm(arrays, pair, width, epsilon):
-    gain, bias = pair or (None, None)
+    gain, bias = pair
     return S.attn_norm(gain=arrays.floats(gain, "gain", (width,)), bias=arrays.floats(bias, "bias of a norm", (width,)),
                        epsilon=epsilon)
 
@@ -553,11 +573,14 @@ def _norm(arrays, pair, width, epsilon):
 def _set_norms(config, arrays, kind, pairs, epsilon):
     """The norms of a block: "norm" or "post_norm"."""
     names = ("self", "cross", "feed_forward")
+    if not isinstance(pairs, (tuple, list)):
+        raise TypeError(f"{kind}s is {pairs!r}; it must be a list of pairs (gain, bias), or None in place of a pair")
     if len(pairs) == 2 and not config.has_cross:
         names = names[::2]
     if len(pairs) != len(names):
         raise ValueError(f"{kind}s has {len(pairs)} pairs; it must have 3: of self-attention, cross-attention and network")
-    for name, pair in zip(names, pairs):
+    for name, given in zip(names, pairs):
+        pair = (None, None) if given is None else _pair(f"a pair of {kind}s", given, "(gain, bias) or None")
         setattr(config, f"{name}_{kind}", _norm(arrays, pair, config.self.width, epsilon))
 
 
@@ -592,6 +615,11 @@ class Block(_AnyShape):
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv, dim_qk=dim_qk)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
+        _flags(rms_norm=rms_norm, pre_norm=pre_norm, causal=causal, bf16_rows=bf16_rows, int8_weights=int8_weights)
+        if memory is not None:
+            keys, width_memory = _pair("memory", memory, "a pair (seq, width), seq an integer or None; or None")
+            _whole_or_none(**{"seq of memory": keys})
+            _whole(**{"width of memory": width_memory})
         hidden = _shape(w1, "w1", 2)[0]
 
         def config_of(batch, seq, keys, own=None, other=None):
@@ -758,6 +786,7 @@ class Additive(_AnyShape):
         arrays = _Arrays()
         _whole(dim_v=dim_v)
         _whole_or_none(batch=batch, seq_q=seq_q, seq_k=seq_k)
+        _flags(kv_len=kv_len)
         hidden, width_q = _shape(w_q, "w_q", 2)
         width_k = _shape(w_k, "w_k", 2)[1]
         self._config = S.attn_additive_config(
@@ -772,6 +801,7 @@ class Additive(_AnyShape):
     def __call__(self, q: Any, k: Any, v: Any, *, kv_len: Any = None, return_weights: bool = False) -> Any:
         """o [batch, seq_q, dim_v] of q [batch, seq_q, width_q], k [batch, seq_k, width_k] and v [batch, seq_k, dim_v];
         with return_weights (o, p [batch, seq_q, seq_k])."""
+        _flags(return_weights=return_weights)
         c, arrays, fixed = self._config, _Arrays(), self._sizes
         address, _, shape = arrays.read(q, "q")
         _fit("q", shape, batch=fixed["batch"], seq_q=fixed["seq_q"], width=c.width_q)
@@ -806,6 +836,7 @@ class Synthesizer(_AnyShape):
         _whole(heads=heads)
         _positive(heads=heads)
         _whole_or_none(batch=batch, seq=seq)
+        _flags(causal=causal, kv_len=kv_len)
         columns, width = _shape(w_v, "w_v", 2)
         self._config = c = S.attn_synthesizer_config(
             batch=1 if batch is None else batch, seq=1 if seq is None else seq, width=width, heads=heads,
@@ -847,6 +878,7 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
     """Nadaraya-Watson regression with a Gaussian kernel: predictions [queries, dim_y] at query [queries, dim_x] from points
     x [points, dim_x] with values y [points, dim_y]. inverse_width [dim_x]: 1 / bandwidth. With return_weights also
     [queries, points], how much each point counts."""
+    _flags(return_weights=return_weights)
     arrays = _Arrays()
     (points, dim_x), dim_y, queries = _shape(x, "x", 2), _shape(y, "y", 2)[1], _shape(query, "query", 2)[0]
     problem = S.attn_regression(points=points, queries=queries, dim_x=dim_x, dim_y=dim_y, x=arrays.floats(x, "x"),
@@ -863,6 +895,8 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
 
 
 def _scaled(dtype, scales, key_channels):
+    """Whether a pool keeps factors; None = what the dtype needs."""
+    _flags(scales=False if scales is None else scales, key_channels=key_channels)
     return dtype == "int8" or key_channels if scales is None else scales
 
 
@@ -923,6 +957,7 @@ class KVCache(_Layer):
         _whole_or_none(heads_kv=heads_kv, dim_v=dim_v, window=window, window_first=window_first, num_layers=num_layers,
                        page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
+        _flags(float_tokens=float_tokens)
         self._dtype = "float32" if float_tokens else dtype
         self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
@@ -1082,6 +1117,7 @@ def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = N
     """One row for each sequence, [batch, width]: the mean of its rows, or the "first" one. x is [batch, seq, width], of
     which the first lengths [batch] rows count; or packed [rows, width], with cu_seqlens [batch + 1]. unit: rows of length
     1."""
+    _flags(unit=unit)
     kinds = {"mean": C.ATTN_POOL_MEAN, "first": C.ATTN_POOL_FIRST}
     if kind not in kinds:
         raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(map(repr, kinds))}")

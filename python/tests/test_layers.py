@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """libattn.layers against NumPy."""
 
+import functools
+import inspect
 import math
+import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +12,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+import libattn  # noqa: E402
 from libattn import layers  # noqa: E402
 from reference import attention  # noqa: E402
 
@@ -517,6 +521,52 @@ def test_sizes_that_are_no_integers(name, size):
     for wrong in (2.5, "3", [1], 1 << 64, *([None] if size in REQUIRED or (size == "batch" and name == "KVCache") else [])):
         with pytest.raises(TypeError, match=rf"^{size} is .*; it must be one integer"):
             make(**{**sizes, size: wrong})
+
+
+MADE = {layers.Linear: lambda **o: layers.Linear(draw(8, 8), **o),
+        layers.FeedForward: lambda **o: layers.FeedForward(draw(8, 8), draw(8, 8), **o),
+        layers.pool: lambda **o: layers.pool(draw(1, 2, 3), **o),
+        layers.kernel_regression: lambda **o: layers.kernel_regression(draw(2, 3), draw(2, 1), draw(2, 3), **o),
+        libattn.Rope: lambda **o: libattn.Rope("halves", 8, **o),
+        **{getattr(layers, name): functools.partial(make, **sizes) for name, (make, sizes) in SIZES.items()
+           if hasattr(layers, name)}}
+
+
+@pytest.mark.parametrize("what", MADE, ids=lambda what: what.__name__)
+def test_flags_that_are_no_truth_values(what):
+    """Every flag that a signature has."""
+    flags = [name for name, p in inspect.signature(what).parameters.items() if p.annotation in ("bool", "bool | None")]
+    assert flags
+    for flag in flags:
+        for wrong in ("no", 1, [False]):
+            with pytest.raises(TypeError, match=rf"^{flag} is {re.escape(repr(wrong))}; it must be True or False$"):
+                MADE[what](**{flag: wrong})
+
+
+def test_flags_may_be_numpys():
+    x = draw(1, 2, 3)
+    assert np.array_equal(layers.pool(x, unit=np.bool_(True)), layers.pool(x, unit=True))
+    assert not np.array_equal(layers.pool(x, unit=np.bool_(False)), layers.pool(x, unit=True))
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), [
+    ({"memory": 8}, "memory is 8; it must be a pair (seq, width)"),
+    ({"memory": (3, 8, 1)}, "memory is (3, 8, 1); it must be a pair"),
+    ({"memory": (2.5, 8)}, "seq of memory is 2.5; it must be one integer"),
+    ({"memory": (3, None)}, "width of memory is None; it must be one integer"),
+    ({"window": 4}, "window is 4; it must be a pair (left, right)"),
+    ({"window": (1, "a")}, "right of window is 'a'; it must be one integer"),
+    ({"norms": 5}, "norms is 5; it must be a list of pairs (gain, bias)"),
+    ({"norms": [None, 5, None]}, "a pair of norms is 5; it must be (gain, bias) or None"),
+    ({"post_norms": "none"}, "post_norms is 'none'; it must be a list of pairs"),
+])
+def test_blocks_refuse_odd_pairs(wrong, sentence):
+    make, sizes = SIZES["Block"]
+    with pytest.raises(TypeError, match="^" + re.escape(sentence)):
+        make(**{**sizes, **wrong})
+    if "window" in wrong:
+        with pytest.raises(TypeError, match="^" + re.escape(sentence)):
+            layers.MultiHeadAttention(heads=2, width=8, w_q=draw(8, 8), **wrong)
 
 
 def silu(x):
