@@ -40,6 +40,7 @@ typedef struct attn_product_block {
 
   const void *next_panel; /* to prefetch while this one is used: the part that comes next, as W is kept; or NULL */
   int64_t next_bytes;
+  const float *bias; /* with adds_bias: added to the sums at last, for whole vectors of columns; or NULL */
 } attn_product_block;
 
 typedef struct attn_product_extent {
@@ -72,6 +73,7 @@ typedef struct attn_product_kernel {
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L2; unused with a form */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
+  bool adds_bias; /* run() does */
   /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is
    * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
    * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */

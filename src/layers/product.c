@@ -595,9 +595,10 @@ static void scatter_row(const run_context *c, int64_t row, int64_t begin, int64_
   }
 }
 
-static void finish_row(const attn_product *product, int64_t first_column, int64_t count, float *row) {
+/* What run() has not done. */
+static void finish_row(const attn_product *product, const float *bias, int64_t first_column, int64_t count, float *row) {
   for (int64_t c = 0; product->scale && c < count; c++) row[c] *= product->scale[first_column + c];
-  for (int64_t c = 0; product->bias && c < count; c++) row[c] += product->bias[first_column + c];
+  for (int64_t c = 0; bias && c < count; c++) row[c] += bias[first_column + c];
   if (product->activate) product->activate(row, count);
 }
 
@@ -690,14 +691,24 @@ static float *y_at(const run_context *c, int64_t row, int64_t column) {
   return (float *)(void *)address_of(&y);
 }
 
+/* The kernel adds the bias to the last sums, unless they are to be scaled before. */
+static bool bias_in_kernel(const attn_product *product, const strip *s) {
+  return product->kernel->adds_bias && !product->scale && !s->few;
+}
+
+static const float *bias_left(const attn_product *product, const strip *s) {
+  return bias_in_kernel(product, s) ? NULL : product->bias;
+}
+
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  if (!product->scale && !product->bias && !product->activate) return;
+  const float *bias = bias_left(product, s);
+  if (!product->scale && !bias && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
       count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;
-      finish_row(product, column, count, y_at(c, s->first_row + i, column));
+      finish_row(product, bias, column, count, y_at(c, s->first_row + i, column));
     }
 }
 
@@ -708,7 +719,7 @@ static void scatter(const run_context *c, const strip *s, int64_t first, int64_t
   if (s->y_in_place) return finish_rows(c, s, begin, end);
   for (int64_t i = 0; i < s->rows; i++) {
     float *row = s->sum + i * c->at.memory.sum_stride;
-    finish_row(c->product, begin, end - begin, row);
+    finish_row(c->product, bias_left(c->product, s), begin, end - begin, row);
     scatter_row(c, s->first_row + i, begin, end, row);
   }
 }
@@ -771,6 +782,7 @@ static void multiply(const run_context *c, const strip *s) {
       block.panel = s->own;
     }
     block.next_panel = panel_after(product, s, p);
+    block.bias = product->bias && s->end == product->depth && bias_in_kernel(product, s) ? product->bias + column : NULL;
     float *sum = s->sum + (product->by_panel ? 0 : p * width), *in_y = s->y_in_place ? y_at(c, s->first_row, column) : NULL;
     block.out = to_y ? in_y : sum;
     block.start = s->begin == 0 ? zeros : from_y ? in_y : sum;

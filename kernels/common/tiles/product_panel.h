@@ -60,6 +60,15 @@ static ALWAYS_INLINE void prefetch_tile(const float *out, int64_t stride, const 
   }
 }
 
+static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *bias, const int vecs) {
+  UNROLL
+  for (int v = 0; v < vecs; v++) {
+    const vec x = vec_load(bias + v * VEC_LANES);
+    UNROLL
+    for (int i = 0; i < TILE_ROWS; i++) sum[i][v] = vec_add(sum[i][v], x);
+  }
+}
+
 /* Rows first .. of the block. */
 static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed,
                                        const lines_ahead ahead, const int vecs) {
@@ -75,6 +84,7 @@ static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first
   }
   if (b.start != b.out) prefetch_tile(out, b.out_stride, vecs);
   product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead);
+  if (b.bias) add_bias(sum, b.bias, vecs);
   store_tile(sum, out, b.out_stride, vecs);
 }
 
@@ -242,6 +252,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .panel_columns = PRODUCT_COLUMNS, \
                                                    .depth_block = PRODUCT_DEPTH,     \
                                                    .run = product_panel,             \
+                                                   .adds_bias = true,                \
                                                    .run_few = product_few,           \
                                                    .widen = widen_panel,             \
                                                    .widened_depth = LEVEL1_DEPTH,    \
