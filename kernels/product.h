@@ -22,8 +22,8 @@ typedef struct attn_product_y {
  * written. The sum is one chain of multiply-adds from `start` on, in the order of k. What is said of rows, depth and panel
  * is that of run(); run_few() says its own. */
 typedef struct attn_product_block {
-  int64_t rows, columns, depth; /* rows: a multiple of tile_rows, or, where start is not out and there is no form, tile_rows
-                                   or more; depth: at most depth_block, or the form's extent */
+  int64_t rows, columns, depth; /* rows: a multiple of tile_rows, or, without a form, tile_rows or more; depth: at most
+                                   depth_block, or the form's extent */
   const void *x;                /* float32, or bf16 for a form that takes it */
   const float *start;           /* may be out */
   const void *panel;            /* float32, [depth][panel_columns]; or steps of the kernel's form */

@@ -26,14 +26,15 @@ static void product_tile(const attn_product_block *b, int64_t first, four sum[RO
   }
 }
 
-/* All columns of the panel: those beyond the block's are 0. The last tile may share rows with the one before. */
+/* All columns of the panel: those beyond the block's are 0. The last tile may share rows with the one before, which it
+ * leaves as they are. */
 static void product_panel(const attn_product_block *b) {
   for (int64_t at = 0; at < b->rows; at += ROWS) {
     const int64_t first = min64(at, b->rows - ROWS);
     four sum[ROWS][FOURS];
     for (int i = 0; i < ROWS; i++) memcpy(sum[i], b->start + (first + i) * b->start_stride, sizeof sum[i]);
     product_tile(b, first, sum);
-    for (int i = 0; i < ROWS; i++) memcpy(b->out + (first + i) * b->out_stride, sum[i], sizeof sum[i]);
+    for (int64_t i = at - first; i < ROWS; i++) memcpy(b->out + (first + i) * b->out_stride, sum[i], sizeof sum[i]);
   }
 }
 

@@ -4,7 +4,8 @@
  * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns] or in the
  * kernel's own form, with the bias beside it. A task is a block of rows times a strip of columns:
  *
- *     for each depth block: gather X of the rows (any strides become dense rows, or columns where those lie dense; in L2)
+ *     for each depth block: X of the rows, where it lies in dense rows of float32, or gathered as such (as columns, where
+ *     those lie dense)
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part in L1 or L2
  *     scatter the sums to Y, but where the last depth block could write them there: float32 in dense columns
  *
@@ -595,7 +596,7 @@ static void scatter_row(const run_context *c, int64_t row, int64_t begin, int64_
   }
 }
 
-/* What run() has not done. */
+/* The scale, the bias (NULL: run() has added it) and the function of finished sums. */
 static void finish_row(const attn_product *product, const float *bias, int64_t first_column, int64_t count, float *row) {
   for (int64_t c = 0; product->scale && c < count; c++) row[c] *= product->scale[first_column + c];
   for (int64_t c = 0; bias && c < count; c++) row[c] += bias[first_column + c];
@@ -620,13 +621,20 @@ static bool even_rows(const attn_product_args *args, const attn_strides *stride,
   return s->first_row / args->rows == (s->first_row + s->rows - 1) / args->rows || stride->b == args->rows * *step;
 }
 
-/* X of the depth block serves where it lies, for a kernel that packs it: dense rows. */
+/* A block of so many rows needs none of 0 up to a whole tile. */
+static bool rows_fit(const attn_product_kernel *kernel, const strip *s) {
+  return kernel->form ? s->capacity == s->rows : s->rows >= kernel->tile_rows && !kernel->rows_by_place;
+}
+
+/* X of the depth block serves where it lies, for a kernel that packs it or has no form: dense rows. */
 static bool x_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->x_stride;
+  const attn_product_kernel *kernel = c->product->kernel;
+  const bool takes_rows = packs_x(kernel) || (!kernel->form && !s->few && !c->x_transposed);
   int64_t step;
-  return packs_x(c->product->kernel) && c->product->dtype_x == c->product->x_kept &&
+  return takes_rows && rows_fit(kernel, s) && c->product->dtype_x == c->product->x_kept &&
          (!c->product->rounds_x || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim && stride->d == 1 &&
-         s->capacity == s->rows && even_rows(c->args, stride, s, &step);
+         even_rows(c->args, stride, s, &step);
 }
 
 /* So does Y, for the sums of the last depth block and, with a form, of all: the columns of every panel are dense and all
@@ -635,9 +643,8 @@ static bool y_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->y_stride;
   const attn_product_kernel *kernel = c->product->kernel;
   const int64_t width = kernel->panel_columns;
-  const bool rows_fit = kernel->form ? s->capacity == s->rows : s->rows >= kernel->tile_rows && !kernel->rows_by_place;
   int64_t step;
-  return rows_fit && !s->few && c->product->dtype_y == ATTN_F32 && c->args->y_head_dim % width == 0 &&
+  return rows_fit(kernel, s) && !s->few && c->product->dtype_y == ATTN_F32 && c->args->y_head_dim % width == 0 &&
          (s->first_panel + s->panels) * width <= c->product->columns && stride->d == 1 &&
          even_rows(c->args, stride, s, &step);
 }
@@ -753,7 +760,7 @@ static void multiply(const run_context *c, const strip *s) {
   const bool from_y = s->y_in_place && product->kernel->form, to_y = from_y || (s->y_in_place && s->end == product->depth);
   int64_t y_stride;
   (void)even_rows(c->args, &c->args->y_stride, s, &y_stride);
-  attn_product_block block = {.rows = to_y ? s->rows : s->capacity,
+  attn_product_block block = {.rows = to_y || s->x_in_place ? s->rows : s->capacity,
                               .depth = s->end - s->begin,
                               .x_transposed = c->x_transposed,
                               .start_stride = s->begin == 0 ? 0

@@ -35,29 +35,30 @@ static lines_ahead ahead_of(const attn_product_block *block) {
   return (lines_ahead){(uintptr_t)block->next_panel, (uintptr_t)round_up(ceil_div(block->next_bytes, turns), LINE_BYTES)};
 }
 
+/* Rows of a tile that are written and not read: they may be in memory, as Y. */
+typedef struct written_rows {
+  const float *at;
+  int64_t stride;
+  int lines; /* vectors of all rows, or 0 */
+} written_rows;
+
 /* product_of() with prefetches evenly between its steps. Many at once would hold up all loads behind them. */
 static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_rows x, float_rows panel, int64_t depth,
-                                        const bool transposed, const int vecs, lines_ahead ahead) {
+                                        const bool transposed, const int vecs, lines_ahead ahead, const written_rows out) {
   int64_t k = 0;
+  int line = 0;
   NO_UNROLL
   for (; k + AHEAD_STEPS <= depth; k += AHEAD_STEPS) {
     const uintptr_t end = ahead.at + ahead.bytes;
     NO_UNROLL
     for (; ahead.at < end; ahead.at += LINE_BYTES) __builtin_prefetch((const void *)ahead.at, 0, 2);
+    if (line < out.lines) __builtin_prefetch(out.at + line / vecs * out.stride + line % vecs * VEC_LANES, 1, 3);
+    line++;
     product_of(sum, x, transposed, panel, AHEAD_STEPS, vecs);
     x.at += AHEAD_STEPS * (transposed ? x.stride : 1);
     panel.at += AHEAD_STEPS * panel.stride;
   }
   product_of(sum, x, transposed, panel, depth - k, vecs);
-}
-
-/* To be written: it may be Y, in memory. */
-static ALWAYS_INLINE void prefetch_tile(const float *out, int64_t stride, const int vecs) {
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    UNROLL
-    for (int v = 0; v < vecs; v++) __builtin_prefetch(out + i * stride + v * VEC_LANES, 1, 3);
-  }
 }
 
 static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *bias, const int vecs) {
@@ -69,40 +70,50 @@ static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *b
   }
 }
 
-/* Rows first .. of the block. */
-static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const bool transposed,
-                                       const lines_ahead ahead, const int vecs) {
+/* Rows `from` .. of a tile. */
+static ALWAYS_INLINE void store_rows(vec sum[TILE_ROWS][TILE_VECS], float *rows, int64_t stride, int from, const int vecs) {
+  UNROLL
+  for (int i = 1; i < TILE_ROWS; i++) {
+    if (i < from) continue;
+    UNROLL
+    for (int v = 0; v < vecs; v++) vec_store(rows + i * stride + v * VEC_LANES, sum[i][v]);
+  }
+}
+
+/* The tile with row i. The last one may share rows with the one before, which it leaves as they are. */
+static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t i, const bool transposed, const lines_ahead ahead,
+                                       const int vecs) {
+  const int64_t first = min64(i, b.rows - TILE_ROWS);
   const float_rows x = {(const float *)b.x + first * (transposed ? 1 : b.x_stride), b.x_stride};
   const float_rows panel = {b.panel, PRODUCT_COLUMNS};
   const float *start = b.start + first * b.start_stride;
   float *out = b.out + first * b.out_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
+  for (int r = 0; r < TILE_ROWS; r++) {
     UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_load(start + i * b.start_stride + v * VEC_LANES);
+    for (int v = 0; v < vecs; v++) sum[r][v] = vec_load(start + r * b.start_stride + v * VEC_LANES);
   }
-  if (b.start != b.out) prefetch_tile(out, b.out_stride, vecs);
-  product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead);
+  const written_rows written = {out, b.out_stride, b.start == b.out ? 0 : TILE_ROWS * vecs};
+  product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead, written);
   if (b.bias) add_bias(sum, b.bias, vecs);
-  store_tile(sum, out, b.out_stride, vecs);
+  if (first == i)
+    store_tile(sum, out, b.out_stride, vecs);
+  else
+    store_rows(sum, out, b.out_stride, (int)(i - first), vecs);
 }
-
-/* The first row of the tile with row i: the last tile may share rows with the one before. */
-static int64_t tile_at(const attn_product_block *block, int64_t i) { return min64(i, block->rows - TILE_ROWS); }
 
 /* X transposed: a function of its own, so that its tiles do not compete with the others for registers. */
 static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs, lines_ahead ahead) {
   const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), true, ahead)
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, true, ahead)
   }
 }
 
 static void product_panel(const attn_product_block *block) {
   const int64_t vecs = ceil_div(block->columns, VEC_LANES);
   assert(block->rows >= TILE_ROWS && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
-  assert(block->rows % TILE_ROWS == 0 || block->start != block->out);
   assert(block->depth >= 0 && block->depth <= PRODUCT_DEPTH);
   lines_ahead ahead = ahead_of(block);
   if (block->x_transposed) {
@@ -111,7 +122,7 @@ static void product_panel(const attn_product_block *block) {
   }
   const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, tile_at(block, i), false, ahead)
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, false, ahead)
   }
 }
 
