@@ -375,18 +375,44 @@ TEST(test_weights_rounded_to_int8) {
   free_layer(&l);
 }
 
+/* Y has the bits of a run before in these rows, one sequence behind the other. */
+static void check_rows(const layer *l, const void *expected, int64_t first, int64_t rows) {
+  for (int64_t row = first; row < first + rows; row++) {
+    const int64_t at = attn_elements_bytes(l->shape.dtype_y, row * l->args.y_stride.s);
+    assert_memory_equal((char *)l->y + at, (const char *)expected + at,
+                        (size_t)attn_elements_bytes(l->shape.dtype_y, l->shape.columns));
+  }
+}
+
+/* Runs the layer. Returns a copy of Y. */
+static void *run_expected(const attn_product *product, const layer *l) {
+  run(product, &l->args);
+  void *expected = test_allocate((size_t)l->y_floats * sizeof *l->y);
+  return memcpy(expected, l->y, (size_t)l->y_floats * sizeof *l->y);
+}
+
+/* Types of weights, rows and outputs. */
+typedef struct types {
+  attn_dtype dtype, x, y;
+} types;
+
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
-static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x) {
-  layer l = make_layer((shape){
-      .batch = 1, .rows = 230, .depth = 300, .columns = 130, .dtype = dtype, .dtype_x = x, .bias = true, .x_step = 1});
+static void check_bits_of_rows(const char *name, types t) {
+  layer l = make_layer((shape){.batch = 1,
+                               .rows = 230,
+                               .depth = t.y == ATTN_F32 ? 300 : 600, /* sums of several blocks */
+                               .columns = 130,
+                               .dtype = t.dtype,
+                               .dtype_x = t.x,
+                               .dtype_y = t.y,
+                               .bias = true,
+                               .x_step = 1});
   attn_product *alone;
   if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name, .threads = 1), &alone) != ATTN_OK) {
     free_layer(&l);
     return;
   }
-  run(alone, &l.args);
-  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
-  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  void *expected = run_expected(alone, &l);
   test_pool pool = {.backwards = true};
   const attn_options many[] = {
       ATTN_STRUCT(attn_options, .kernel = name, .threads = 2), ATTN_STRUCT(attn_options, .kernel = name, .threads = 5),
@@ -395,8 +421,7 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x)
     attn_product *product = create(&l, &many[i]);
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
     run(product, &l.args);
-    for (int64_t row = 0; row < 230; row++)
-      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+    check_rows(&l, expected, 0, 230);
     attn_product_destroy(product);
   }
   assert_true(pool.tasks > 0 && pool.tasks <= 12); /* large blocks, although three threads share them */
@@ -404,12 +429,11 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x)
   for (int i = 0; i < 5; i++) {
     attn_product_args args = l.args;
     args.rows = parts[i];
-    args.x = (char *)l.x + attn_elements_bytes(x, args.x_stride.s); /* from row 1 on */
-    args.y = l.y + args.y_stride.s;
+    args.x = (char *)l.x + attn_elements_bytes(t.x, args.x_stride.s); /* from row 1 on */
+    args.y = (char *)l.y + attn_elements_bytes(t.y, args.y_stride.s);
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
     run(alone, &args);
-    for (int64_t row = 1; row <= parts[i]; row++)
-      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+    check_rows(&l, expected, 1, parts[i]);
   }
   attn_product_destroy(alone);
   free(expected);
@@ -417,18 +441,21 @@ static void check_bits_of_rows(const char *name, attn_dtype dtype, attn_dtype x)
 }
 
 /* Few rows are computed in another order of panels: alone, in two sequences, deeper than what is gathered at once. */
-static void check_few_rows(const char *name, attn_dtype dtype, attn_dtype x) {
-  enum { ROWS = 20, COLUMNS = 333 };
-  layer l = make_layer(
-      (shape){.batch = 1, .rows = ROWS, .depth = 4200, .columns = COLUMNS, .dtype = dtype, .dtype_x = x, .bias = true});
+static void check_few_rows(const char *name, types t) {
+  layer l = make_layer((shape){.batch = 1,
+                               .rows = 20,
+                               .depth = 4200,
+                               .columns = 333,
+                               .dtype = t.dtype,
+                               .dtype_x = t.x,
+                               .dtype_y = t.y,
+                               .bias = true});
   attn_product *product;
   if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name), &product) != ATTN_OK) {
     free_layer(&l);
     return;
   }
-  run(product, &l.args);
-  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
-  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  void *expected = run_expected(product, &l);
   for (int64_t batch = 1; batch <= 2; batch++)
     for (int64_t rows = 1; rows * batch <= 10; rows++) {
       attn_product_args args = l.args;
@@ -438,19 +465,26 @@ static void check_few_rows(const char *name, attn_dtype dtype, attn_dtype x) {
       args.y_stride.b = rows * args.y_stride.s;
       memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
       run(product, &args);
-      for (int64_t row = 0; row < batch * rows; row++)
-        assert_memory_equal(l.y + row * args.y_stride.s, expected + row * args.y_stride.s, COLUMNS * sizeof(float));
+      check_rows(&l, expected, 0, batch * rows);
     }
   attn_product_destroy(product);
   free(expected);
   free_layer(&l);
 }
 
-TEST(test_few_rows_have_the_bits_of_many) {
+/* Every kernel but OpenBLAS's, whose bits depend on a row's place, with every weight type, and rows of float32 and bfloat16;
+ * where rows have the weights' type, with every type of outputs. */
+static void check_all_types(void (*check)(const char *name, types t)) {
   for (int n = 0; n < NAMES; n++)
-    for (int t = 0; t < TYPES && strcmp(names[n], "product_openblas") != 0; t++)
-      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_few_rows(names[n], weight_types[t], (attn_dtype)x);
+    for (int w = 0; w < TYPES && strcmp(names[n], "product_openblas") != 0; w++)
+      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16)
+        for (int y = ATTN_F32; y <= (weight_types[w] == (attn_dtype)x ? ATTN_BF16 : ATTN_F32); y++)
+          check(names[n], (types){weight_types[w], (attn_dtype)x, (attn_dtype)y});
 }
+
+TEST(test_few_rows_have_the_bits_of_many) { check_all_types(check_few_rows); }
+
+TEST(test_bits_depend_on_the_row_alone) { check_all_types(check_bits_of_rows); }
 
 /* Weights take the bytes of their type where the tier's vectors read them. */
 TEST(test_memory_of_narrow_weights) {
@@ -476,12 +510,6 @@ TEST(test_memory_of_narrow_weights) {
   const attn_kernel_info *avx2 = attn_kernel_find("flash_avx2"); /* NULL on other CPUs than x86 */
   const bool has_vectors = avx2 && !attn_kernel_unusable(avx2);
   assert_true(checked % TYPES == 0 && (checked > 0 || !has_vectors));
-}
-
-TEST(test_bits_depend_on_the_row_alone) {
-  for (int n = 0; n < NAMES; n++)
-    for (int t = 0; t < TYPES && strcmp(names[n], "product_openblas") != 0; t++)
-      for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16) check_bits_of_rows(names[n], weight_types[t], (attn_dtype)x);
 }
 
 /* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
