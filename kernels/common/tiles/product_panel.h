@@ -137,12 +137,27 @@ static ALWAYS_INLINE int64_t weight_bytes(const attn_dtype type) { return type =
 
 /* ---- Few rows ---- */
 
-enum { FEW_TILE = 4 }; /* rows that share a load of W */
+enum {
+  FEW_TILE = 4,     /* rows that share a load of W */
+  FEW_AHEAD = 32768 /* bytes; tested: 8 to 128 KiB */
+};
+
+/* Two tiles read a part of a panel in turns, and memory would rest while the second one does. So each prefetches half of the
+ * lines that are FEW_AHEAD further; a single tile leaves that to the CPU. */
+typedef enum few_turn { FEW_FIRST, FEW_SECOND, FEW_ALONE } few_turn;
+
+/* Lines beside a step of `bytes` bytes, with the first half rounded up. They may be beyond W. */
+static ALWAYS_INLINE void prefetch_few(const char *step, int64_t bytes, const few_turn turn) {
+  const int64_t lines = turn == FEW_ALONE ? 0 : ceil_div(bytes, LINE_BYTES), half = ceil_div(lines, 2);
+  const int64_t begin = turn == FEW_SECOND ? half : 0, end = turn == FEW_SECOND ? lines : half;
+  for (int64_t i = begin; i < end; i++)
+    __builtin_prefetch((const void *)((uintptr_t)step + FEW_AHEAD + (uintptr_t)i * LINE_BYTES), 0, 2);
+}
 
 /* FEW_TILE / rows panels at once, so that there are as many chains of sums for any number of rows: a single chain would wait
  * for each of its additions. */
 static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
-                                     const attn_dtype type, const int rows, const int panels) {
+                                     const attn_dtype type, const int rows, const int panels, const few_turn turn) {
   const int64_t step = PRODUCT_COLUMNS * weight_bytes(type), vector = step / TILE_VECS;
   vec sum[FEW_TILE][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
   UNROLL
@@ -155,6 +170,7 @@ static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *pa
   UNROLL_4
   for (int64_t k = 0; k < b->depth; k++) {
     vec_factor x[FEW_TILE];
+    prefetch_few(panel + k * step, step, turn);
     UNROLL
     for (int i = 0; i < rows; i++) x[i] = vec_factor_at((const float *)b->x + i * b->x_stride + k);
     UNROLL
@@ -176,23 +192,24 @@ static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *pa
 }
 
 static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
-                                   const int rows) {
+                                   const int rows, const few_turn turn) {
   const int group = FEW_TILE / rows;
   const char *panel = b->panel;
   int64_t p = 0;
   for (; p + group <= panels; p += group)
-    few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, group);
-  for (; p < panels; p++) few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, 1);
+    few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, group, turn);
+  for (; p < panels; p++) few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, 1, turn);
 }
 
-static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type) {
+static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
+                                   const few_turn turn) {
   assert(b->rows == 1 || b->rows == 2 || b->rows == FEW_TILE);
   if (b->rows == 1)
-    few_tile(b, panels, panel_bytes, type, 1);
+    few_tile(b, panels, panel_bytes, type, 1, turn);
   else if (b->rows == 2)
-    few_tile(b, panels, panel_bytes, type, 2);
+    few_tile(b, panels, panel_bytes, type, 2, turn);
   else
-    few_tile(b, panels, panel_bytes, type, FEW_TILE);
+    few_tile(b, panels, panel_bytes, type, FEW_TILE, turn);
 }
 
 /* More than one tile: the second finds each part of a panel in L1. */
@@ -212,14 +229,17 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels,
           part.start = part.out;
           part.start_stride = b->out_stride;
         }
-        few_rows(&part, 1, panel_bytes, type);
+        if (i == 0)
+          few_tile(&part, 1, panel_bytes, type, FEW_TILE, FEW_FIRST);
+        else
+          few_rows(&part, 1, panel_bytes, type, FEW_SECOND);
       }
 }
 
 static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
                                       const attn_dtype type) {
   if (b->rows <= FEW_TILE)
-    few_rows(b, panels, panel_bytes, type);
+    few_rows(b, panels, panel_bytes, type, FEW_ALONE);
   else
     few_tiles(b, panels, panel_bytes, type);
 }
