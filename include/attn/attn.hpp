@@ -684,6 +684,23 @@ class mha_problem {
   attn_mha_problem c_;
 };
 
+namespace detail {
+inline std::size_t reach_rows(const attn_problem &a, std::int64_t packed, std::int64_t padded, std::int64_t width,
+                              const attn_strides &s) noexcept {
+  const bool varlen = (a.uses & ATTN_USE_VARLEN) != 0;
+  return reach({{varlen ? 1 : a.batch, s.b}, {varlen ? packed : padded, s.s}, {width, s.d}});
+}
+inline std::size_t reach_x(const attn_mha_problem &p) noexcept {
+  return reach_rows(p.attention, p.attention.total_q, p.attention.seq_q, p.width, p.x_stride);
+}
+inline std::size_t reach_y(const attn_mha_problem &p) noexcept {
+  return reach_rows(p.attention, p.attention.total_q, p.attention.seq_q, p.width_out, p.y_stride);
+}
+inline std::size_t reach_memory(const attn_mha_problem &p) noexcept {
+  return reach_rows(p.attention, p.attention.total_k, p.attention.seq_k, p.width_memory, p.memory_stride);
+}
+}  // namespace detail
+
 /** Weights with their size set and all else 0: fill in what there is, as attn_mha_weights says. */
 struct mha_weights : attn_mha_weights {
   /** Matrices in this order. */
@@ -756,18 +773,11 @@ class mha {
   mha(attn_mha *made, const attn_mha_problem &p) noexcept : layer_(made), problem_(p) {}
 
   expected<void> check(view<const float> x, view<float> y, view<const float> memory) const noexcept {
-    const attn_problem &a = problem_.attention;
-    const bool varlen = (a.uses & ATTN_USE_VARLEN) != 0;
-    const std::int64_t batch = varlen ? 1 : a.batch, rows = varlen ? a.total_q : a.seq_q,
-                       keys = varlen ? a.total_k : a.seq_k;
     detail::size_check sizes("attn::mha");
-    sizes.check("x", x, 4, size(batch, rows, problem_.width, problem_.x_stride));
-    sizes.check("y", y, 4, size(batch, rows, problem_.width_out, problem_.y_stride));
-    sizes.check("memory", memory, 4, size(batch, keys, problem_.width_memory, problem_.memory_stride));
+    sizes.check("x", x, 4, detail::reach_x(problem_));
+    sizes.check("y", y, 4, detail::reach_y(problem_));
+    sizes.check("memory", memory, 4, detail::reach_memory(problem_));
     return sizes.outcome();
-  }
-  static std::size_t size(std::int64_t batch, std::int64_t rows, std::int64_t width, const attn_strides &s) noexcept {
-    return detail::reach({{batch, s.b}, {rows, s.s}, {width, s.d}});
   }
 
   std::unique_ptr<attn_mha, destroy> layer_;

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /** @file
- * The pools and caches of attn/nn.h for C++17 and later, with owners and sizes that are checked. Errors as in attn.hpp.
+ * The pools, caches and layers of attn/nn.h for C++17 and later, with owners and sizes that are checked. Errors as in
+ * attn.hpp. A layer owns a workspace: one call at a time; a reshaped layer of the same weights is a second one.
  *
  *     #include <attn/nn.hpp>                                // and link libattn_nn
  *
  *     attn::kv_cache cache({4, 32, 8, 128, 128, 8192});     // sequences, heads_q, heads_kv, dim_qk, dim_v, capacity
  *     cache.step(tokens, q, k, v, o);                       // throws attn::error; then nothing was appended
+ *
+ *     auto config = attn::block_config::encoder(2, 8, 100, 512, 2048);    // batch, heads, seq, width, hidden
+ *     config.pre_norm = true;                               // and weights, by the names of attn_block_config
+ *     attn::block(config).run({x, y});
  */
 #ifndef ATTN_NN_HPP
 #define ATTN_NN_HPP
@@ -206,6 +211,360 @@ class kv_cache {
 
   std::unique_ptr<attn_kv_cache, destroy> cache_;
   attn_kv_cache_shape shape_; /* its pointers are not read again */
+};
+
+/* ---- Layers -------------------------------------------------------------------------------------------------------- */
+
+namespace detail {
+template <class Handle, void (*destroy)(Handle *)>
+struct destroyer {
+  void operator()(Handle *handle) const noexcept { destroy(handle); }
+};
+template <class Handle, void (*destroy)(Handle *)>
+using owner = std::unique_ptr<Handle, destroyer<Handle, destroy>>;
+}  // namespace detail
+
+/** A network's shape. Weights and what has no place here are set by the names of attn_feed_forward_config. */
+struct feed_forward_config : attn_feed_forward_config {
+  /** Elements of a row outside and in between. */
+  feed_forward_config(std::int64_t width_, std::int64_t hidden_) noexcept
+      : attn_feed_forward_config(detail::sized<attn_feed_forward_config>()) {
+    width = width_, hidden = hidden_;
+  }
+};
+
+/** A position-wise feed-forward network, its weights packed. */
+class feed_forward {
+ public:
+  /** attn_feed_forward_create(). */
+  explicit feed_forward(const attn_feed_forward_config &config, const options &o = {})
+      : feed_forward(try_make(config, o).value()) {}
+  /** The same without exceptions. */
+  static expected<feed_forward> try_make(const attn_feed_forward_config &config, const options &o = {}) noexcept {
+    attn_feed_forward *made = nullptr;
+    const attn_options asked = o.get();
+    const attn_status status = attn_feed_forward_create(&config, &asked, &made);
+    if (status != ATTN_OK) return failure(status);
+    return feed_forward(made, config.width);
+  }
+
+  /** y from x, both [rows][width]; y may be x. */
+  void run(std::int64_t rows, view<const float> x, view<float> y) { try_run(rows, x, y).value(); }
+  /** The same without exceptions. */
+  expected<void> try_run(std::int64_t rows, view<const float> x, view<float> y) noexcept {
+    detail::size_check sizes("attn::feed_forward");
+    sizes.check("x", x, 4, detail::reach({{rows * width_, 1}}));
+    sizes.check("y", y, 4, detail::reach({{rows * width_, 1}}));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_feed_forward_workspace(layer_.get(), rows)); !room) return room;
+    return detail::outcome(
+        attn_feed_forward_run(layer_.get(), rows, x.data(), y.data(), own_.data(), own_.size()));
+  }
+  /** The C handle. */
+  const attn_feed_forward *get() const noexcept { return layer_.get(); }
+
+ private:
+  feed_forward(attn_feed_forward *made, std::int64_t width) noexcept : layer_(made), width_(width) {}
+
+  detail::owner<attn_feed_forward, attn_feed_forward_destroy> layer_;
+  std::int64_t width_;
+  workspace own_;
+};
+
+/** A block's shape. Weights and what has no place here are set by the names of attn_block_config. */
+struct block_config : attn_block_config {
+  /** attn_encoder_block_init(). */
+  static block_config encoder(std::int64_t batch, std::int64_t heads, std::int64_t seq, std::int64_t width,
+                              std::int64_t hidden) noexcept {
+    block_config made;
+    attn_encoder_block_init(&made, batch, heads, seq, width, hidden);
+    return made;
+  }
+  /** attn_decoder_block_init(). */
+  static block_config decoder(std::int64_t batch, std::int64_t heads, std::int64_t seq, std::int64_t seq_memory,
+                              std::int64_t width, std::int64_t width_memory, std::int64_t hidden) noexcept {
+    block_config made;
+    attn_decoder_block_init(&made, batch, heads, seq, seq_memory, width, width_memory, hidden);
+    return made;
+  }
+
+ private:
+  block_config() noexcept : attn_block_config() {}
+};
+
+/** The tensors of one call. Members that are not used stay empty. */
+struct block_args {
+  view<const float> x;             /**< [batch][seq][width], in a step [all new tokens][width]. */
+  view<float> y;                   /**< Shaped as x; may be x. */
+  view<const float> memory{};      /**< Decoder blocks: [batch][seq_memory][width_memory] by cross.memory_stride. */
+  view<const float> projected_k{}; /**< In its place: keys from block::project_memory(). */
+  view<const float> projected_v{}; /**< Values, likewise. */
+  const args *self = nullptr;      /**< Masks and lengths of the self-attention. */
+  const args *cross = nullptr;     /**< Those of the cross-attention. */
+};
+
+/** A transformer block, its weights packed. */
+class block {
+ public:
+  /** attn_block_create(). */
+  explicit block(const attn_block_config &config, const options &o = {}) : block(try_make(config, o).value()) {}
+  /** The same without exceptions. */
+  static expected<block> try_make(const attn_block_config &config, const options &o = {}) noexcept {
+    attn_block *made = nullptr;
+    const attn_options asked = o.get();
+    const attn_status status = attn_block_create(&config, &asked, &made);
+    if (status != ATTN_OK) return failure(status);
+    return block(made, config);
+  }
+
+  /** attn_block_reshape(): a block over the same packed weights, with the attentions of this config. */
+  block reshape(const attn_block_config &config) const { return try_reshape(config).value(); }
+  /** The same without exceptions. */
+  expected<block> try_reshape(const attn_block_config &config) const noexcept {
+    attn_block *made = nullptr;
+    const attn_status status =
+        attn_block_reshape(block_.get(), &config.self, config.has_cross ? &config.cross : nullptr, &made);
+    if (status != ATTN_OK) return failure(status);
+    return block(made, config);
+  }
+
+  /** attn_block_run(). */
+  void run(const block_args &a) { try_run(a).value(); }
+  /** The same without exceptions. */
+  expected<void> try_run(const block_args &a) noexcept {
+    if (const auto fit = check(a, detail::reach_x(config_.self)); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_block_workspace(block_.get())); !room) return room;
+    const c_args c(a);
+    return detail::outcome(attn_block_run(block_.get(), &c.all, own_.data(), own_.size()));
+  }
+
+  /** attn_block_step(): the new tokens of the step that the cache has begun. */
+  void step(kv_cache &cache, const block_args &a, std::int64_t layer = 0) { try_step(cache, a, layer).value(); }
+  /** The same without exceptions. */
+  expected<void> try_step(kv_cache &cache, const block_args &a, std::int64_t layer = 0) noexcept {
+    const auto fit = check(a, detail::reach({{cache.step_tokens() * config_.self.width, 1}}));
+    if (!fit) return fit;
+    const c_args c(a);
+    return detail::outcome(attn_block_step(block_.get(), cache.get(), layer, &c.all));
+  }
+
+  /** attn_block_project_memory(): k and v of a decoder block's memory, [batch][heads_kv][seq_memory][dim]. */
+  void project_memory(const block_args &a, view<float> k, view<float> v) { try_project_memory(a, k, v).value(); }
+  /** The same without exceptions. */
+  expected<void> try_project_memory(const block_args &a, view<float> k, view<float> v) noexcept {
+    detail::size_check sizes("attn::block::project_memory");
+    sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
+    sizes.check("k", k, 4, projected(config_.cross.attention.dim_qk));
+    sizes.check("v", v, 4, projected(config_.cross.attention.dim_v));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_block_workspace(block_.get())); !room) return room;
+    const c_args c(a);
+    return detail::outcome(
+        attn_block_project_memory(block_.get(), &c.all, k.data(), v.data(), own_.data(), own_.size()));
+  }
+
+  /** The kernel of the self-attention. */
+  const char *kernel() const noexcept { return attn_block_kernel(block_.get()); }
+  /** The C handle. */
+  const attn_block *get() const noexcept { return block_.get(); }
+
+ private:
+  /** The struct of a call, and those that it points to. */
+  struct c_args {
+    explicit c_args(const block_args &a) noexcept
+        : self(a.self ? a.self->get() : attn_args()), cross(a.cross ? a.cross->get() : attn_args()) {
+      all.x = a.x.data(), all.y = a.y.data(), all.memory = a.memory.data();
+      all.projected_k = a.projected_k.data(), all.projected_v = a.projected_v.data();
+      all.self = a.self ? &self : nullptr, all.cross = a.cross ? &cross : nullptr;
+    }
+    c_args(const c_args &) = delete;
+    attn_args self, cross;
+    attn_block_args all = detail::sized<attn_block_args>();
+  };
+  block(attn_block *made, const attn_block_config &config) noexcept : block_(made), config_(config) {}
+
+  expected<void> check(const block_args &a, std::size_t rows) const noexcept {
+    detail::size_check sizes("attn::block_args");
+    sizes.check("x", a.x, 4, rows);
+    sizes.check("y", a.y, 4, rows);
+    if (config_.has_cross) {
+      sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
+      sizes.check("projected_k", a.projected_k, 4, projected(config_.cross.attention.dim_qk));
+      sizes.check("projected_v", a.projected_v, 4, projected(config_.cross.attention.dim_v));
+    }
+    return sizes.outcome();
+  }
+  std::size_t projected(std::int64_t dim) const noexcept {
+    const attn_problem &a = config_.cross.attention;
+    return detail::reach({{a.batch * a.heads_kv * a.seq_k * dim, 1}});
+  }
+
+  detail::owner<attn_block, attn_block_destroy> block_;
+  attn_block_config config_; /* its pointers are not read again */
+  workspace own_;
+};
+
+/** A shape of additive attention. What has no place here is set by the names of attn_additive_config. */
+struct additive_config : attn_additive_config {
+  /** Sequences, their queries and keys, and widths. */
+  additive_config(std::int64_t batch_, std::int64_t seq_q_, std::int64_t seq_k_, std::int64_t width_q_,
+                  std::int64_t width_k_, std::int64_t hidden_, std::int64_t dim_v_) noexcept
+      : attn_additive_config(detail::sized<attn_additive_config>()) {
+    batch = batch_, seq_q = seq_q_, seq_k = seq_k_, width_q = width_q_, width_k = width_k_, hidden = hidden_, dim_v = dim_v_;
+  }
+};
+
+/** The tensors of one call. Members that are not used stay empty. */
+struct additive_args {
+  view<const float> q;               /**< [batch][seq_q][width_q] */
+  view<const float> k;               /**< [batch][seq_k][width_k] */
+  view<const float> v;               /**< [batch][seq_k][dim_v] */
+  view<float> o;                     /**< [batch][seq_q][dim_v] */
+  view<const float> projected_k{};   /**< [batch][seq_k][hidden] from additive::project_keys(), in place of k. */
+  view<const std::int32_t> kv_len{}; /**< [batch] */
+  view<float> weights{};             /**< Output [batch][seq_q][seq_k]. */
+};
+
+/** Additive attention with its projections, its weights packed. */
+class additive {
+ public:
+  /** attn_additive_create(). */
+  explicit additive(const attn_additive_config &config, const options &o = {}) : additive(try_make(config, o).value()) {}
+  /** The same without exceptions. */
+  static expected<additive> try_make(const attn_additive_config &config, const options &o = {}) noexcept {
+    attn_additive *made = nullptr;
+    const attn_options asked = o.get();
+    const attn_status status = attn_additive_create(&config, &asked, &made);
+    if (status != ATTN_OK) return failure(status);
+    return additive(made, config);
+  }
+
+  /** attn_additive_reshape(): a layer over the same packed weights. */
+  additive reshape(std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k) const {
+    return try_reshape(batch, seq_q, seq_k).value();
+  }
+  /** The same without exceptions. */
+  expected<additive> try_reshape(std::int64_t batch, std::int64_t seq_q, std::int64_t seq_k) const noexcept {
+    attn_additive *made = nullptr;
+    const attn_status status = attn_additive_reshape(layer_.get(), batch, seq_q, seq_k, &made);
+    if (status != ATTN_OK) return failure(status);
+    attn_additive_config config = config_;
+    config.batch = batch, config.seq_q = seq_q, config.seq_k = seq_k;
+    return additive(made, config);
+  }
+
+  /** attn_additive_run(). */
+  void run(const additive_args &a) { try_run(a).value(); }
+  /** The same without exceptions. */
+  expected<void> try_run(const additive_args &a) noexcept {
+    const attn_additive_config &s = config_;
+    detail::size_check sizes("attn::additive_args");
+    sizes.check("q", a.q, 4, rows(s.seq_q, s.width_q));
+    sizes.check("k", a.k, 4, rows(s.seq_k, s.width_k));
+    sizes.check("v", a.v, 4, rows(s.seq_k, s.dim_v));
+    sizes.check("o", a.o, 4, rows(s.seq_q, s.dim_v));
+    sizes.check("projected_k", a.projected_k, 4, rows(s.seq_k, s.hidden));
+    sizes.check("kv_len", a.kv_len, 4, rows(1, 1));
+    sizes.check("weights", a.weights, 4, rows(s.seq_q, s.seq_k));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_additive_workspace(layer_.get())); !room) return room;
+    auto c = detail::sized<attn_additive_args>();
+    c.q = a.q.data(), c.k = a.k.data(), c.v = a.v.data(), c.o = a.o.data(), c.projected_k = a.projected_k.data();
+    c.kv_len = a.kv_len.data(), c.weights = a.weights.data();
+    return detail::outcome(attn_additive_run(layer_.get(), &c, own_.data(), own_.size()));
+  }
+
+  /** attn_additive_project_keys(): [batch][seq_k][hidden] of k. */
+  void project_keys(view<const float> k, view<float> projected) { try_project_keys(k, projected).value(); }
+  /** The same without exceptions. */
+  expected<void> try_project_keys(view<const float> k, view<float> projected) noexcept {
+    detail::size_check sizes("attn::additive::project_keys");
+    sizes.check("k", k, 4, rows(config_.seq_k, config_.width_k));
+    sizes.check("projected", projected, 4, rows(config_.seq_k, config_.hidden));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_additive_workspace(layer_.get())); !room) return room;
+    return detail::outcome(
+        attn_additive_project_keys(layer_.get(), k.data(), projected.data(), own_.data(), own_.size()));
+  }
+
+  /** The kernel of its attention. */
+  const char *kernel() const noexcept { return attn_additive_kernel(layer_.get()); }
+  /** The C handle. */
+  const attn_additive *get() const noexcept { return layer_.get(); }
+
+ private:
+  additive(attn_additive *made, const attn_additive_config &config) noexcept : layer_(made), config_(config) {}
+  std::size_t rows(std::int64_t seq, std::int64_t width) const noexcept {
+    return detail::reach({{config_.batch * seq * width, 1}});
+  }
+
+  detail::owner<attn_additive, attn_additive_destroy> layer_;
+  attn_additive_config config_; /* its pointers are not read again */
+  workspace own_;
+};
+
+/** A Synthesizer's shape. Weights and what has no place here are set by the names of attn_synthesizer_config. */
+struct synthesizer_config : attn_synthesizer_config {
+  /** Dense or random; sequences, their tokens, widths, heads, and the longest sequence. */
+  synthesizer_config(attn_synthesizer_kind kind_, std::int64_t batch_, std::int64_t seq_, std::int64_t width_,
+                     std::int64_t heads_, std::int64_t dim_v_, std::int64_t length_) noexcept
+      : attn_synthesizer_config(detail::sized<attn_synthesizer_config>()) {
+    kind = kind_, batch = batch_, seq = seq_, width = width_, heads = heads_, dim_v = dim_v_, length = length_;
+  }
+};
+
+/** A Synthesizer, its weights packed. */
+class synthesizer {
+ public:
+  /** attn_synthesizer_create(). */
+  explicit synthesizer(const attn_synthesizer_config &config, const options &o = {})
+      : synthesizer(try_make(config, o).value()) {}
+  /** The same without exceptions. */
+  static expected<synthesizer> try_make(const attn_synthesizer_config &config, const options &o = {}) noexcept {
+    attn_synthesizer *made = nullptr;
+    const attn_options asked = o.get();
+    const attn_status status = attn_synthesizer_create(&config, &asked, &made);
+    if (status != ATTN_OK) return failure(status);
+    return synthesizer(made, config.batch, config.seq, config.width);
+  }
+
+  /** attn_synthesizer_reshape(): a layer over the same packed weights. */
+  synthesizer reshape(std::int64_t batch, std::int64_t seq) const { return try_reshape(batch, seq).value(); }
+  /** The same without exceptions. */
+  expected<synthesizer> try_reshape(std::int64_t batch, std::int64_t seq) const noexcept {
+    attn_synthesizer *made = nullptr;
+    const attn_status status = attn_synthesizer_reshape(layer_.get(), batch, seq, &made);
+    if (status != ATTN_OK) return failure(status);
+    return synthesizer(made, batch, seq, width_);
+  }
+
+  /** y from x, both [batch][seq][width]; y may be x. kv_len: [batch], with use_kv_len. */
+  void run(view<const float> x, view<float> y, view<const std::int32_t> kv_len = {}) { try_run(x, y, kv_len).value(); }
+  /** The same without exceptions. */
+  expected<void> try_run(view<const float> x, view<float> y, view<const std::int32_t> kv_len = {}) noexcept {
+    detail::size_check sizes("attn::synthesizer");
+    sizes.check("x", x, 4, detail::reach({{batch_ * seq_ * width_, 1}}));
+    sizes.check("y", y, 4, detail::reach({{batch_ * seq_ * width_, 1}}));
+    sizes.check("kv_len", kv_len, 4, detail::reach({{batch_, 1}}));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_synthesizer_workspace(layer_.get())); !room) return room;
+    auto c = detail::sized<attn_synthesizer_args>();
+    c.x = x.data(), c.y = y.data(), c.kv_len = kv_len.data();
+    return detail::outcome(attn_synthesizer_run(layer_.get(), &c, own_.data(), own_.size()));
+  }
+
+  /** The kernel of its attention. */
+  const char *kernel() const noexcept { return attn_synthesizer_kernel(layer_.get()); }
+  /** The C handle. */
+  const attn_synthesizer *get() const noexcept { return layer_.get(); }
+
+ private:
+  synthesizer(attn_synthesizer *made, std::int64_t batch, std::int64_t seq, std::int64_t width) noexcept
+      : layer_(made), batch_(batch), seq_(seq), width_(width) {}
+
+  detail::owner<attn_synthesizer, attn_synthesizer_destroy> layer_;
+  std::int64_t batch_, seq_, width_;
+  workspace own_;
 };
 
 }  // namespace attn

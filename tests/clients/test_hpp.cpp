@@ -377,11 +377,120 @@ void layers_in_caches() {
   CHECK(y == right);
 }
 
+// The layers of nn.h: what the C functions compute of the same structs, and their mistakes.
+constexpr std::size_t wide = 16, deep = 24, few = 5;
+const auto weight = floats(4 * wide * deep, 4), input = floats(few * wide, 5), far = floats(3 * wide, 6);
+
+void feed_forwards() {
+  attn::feed_forward_config config(wide, deep);
+  config.first.weight = config.second.weight = weight.data();
+  attn::feed_forward network(config);
+  std::vector<float> y(few * wide), right(few * wide), small(3);
+  network.run(few, input, y);
+  attn::workspace space;
+  space.try_reserve(attn_feed_forward_workspace(network.get(), few)).value();
+  CHECK(attn_feed_forward_run(network.get(), few, input.data(), right.data(), space.data(), space.size()) == ATTN_OK);
+  CHECK(y == right && y[0] != 0);
+  refused([&] { network.run(few, input, small); }, ATTN_INVALID_ARGUMENT, "attn::feed_forward.y has 3 elements");
+  refused([&] { network.run(-1, input, y); }, ATTN_INVALID_ARGUMENT, "rows is -1");
+  config.hidden = 0;
+  CHECK(!attn::feed_forward::try_make(config));
+}
+
+void blocks() {
+  static_assert(!std::is_copy_constructible_v<attn::block> && std::is_nothrow_move_constructible_v<attn::block>);
+  attn::options c_kernel;
+  c_kernel.kernel = "flash_c";
+  auto config = attn::block_config::decoder(1, 2, few, 3, wide, wide, deep);
+  for (auto *w : {&config.self_weights, &config.cross_weights})
+    w->w_q = w->w_k = w->w_v = w->w_o = weight.data();
+  config.feed_forward.first.weight = config.feed_forward.second.weight = weight.data();
+  config.cross.attention.uses |= ATTN_USE_KV_LEN;
+  attn::block layer(config, c_kernel);
+  const std::array<std::int32_t, 1> length = {2}, counts = {few};
+  attn::args masks;
+  masks.kv_len = length;
+  std::vector<float> y(few * wide), right(few * wide), small(3), keys(3 * wide), values(3 * wide);
+  const auto call = [&](attn::view<float> to) {
+    attn::block_args a{input, to, far};
+    a.cross = &masks;
+    return a;
+  };
+  layer.run(call(right));
+  CHECK(right[0] != 0 && layer.kernel() == std::string("flash_c"));
+
+  layer.project_memory(call(nullptr), keys, values);
+  auto projected = call(y);
+  projected.memory = {}, projected.projected_k = keys, projected.projected_v = values;
+  layer.run(projected);
+  CHECK(y == right);
+  attn::kv_cache cache({1, 2, 2, wide / 2, wide / 2, few}, c_kernel);
+  cache.begin(counts);
+  std::fill(y.begin(), y.end(), 0.0f);
+  layer.step(cache, projected);
+  CHECK(y == right);
+
+  auto one = attn::block_config::decoder(1, 2, 1, 3, wide, wide, deep);
+  one.cross.attention.uses |= ATTN_USE_KV_LEN;
+  std::vector<float> first(wide);
+  auto short_call = call(first);
+  short_call.x = {input.data(), wide};
+  layer.reshape(one).run(short_call);
+  CHECK(std::equal(first.begin(), first.end(), right.begin()));
+  refused([&] { layer.run(call(small)); }, ATTN_INVALID_ARGUMENT, "attn::block_args.y has 3 elements");
+  refused([&] { layer.project_memory(call(y), small, values); }, ATTN_INVALID_ARGUMENT, "project_memory.k has 3 elements");
+  refused([&] { layer.run({input, y}); }, ATTN_INVALID_ARGUMENT, "memory");
+  refused([&] { layer.step(cache, projected, 1); }, ATTN_INVALID_ARGUMENT, "layer is 1");
+  refused([&] { layer.reshape(attn::block_config::encoder(1, 2, few, wide, deep)); }, ATTN_INVALID_ARGUMENT, "cross");
+  CHECK(!attn::block::try_make(attn::block_config::encoder(1, 2, few, wide, deep)));
+}
+
+void additives() {
+  attn::additive_config config(1, few, 3, wide, wide, deep, wide);
+  config.use_kv_len = true;
+  config.query.weight = config.key.weight = config.score_weight = weight.data();
+  attn::additive layer(config);
+  const std::array<std::int32_t, 1> length = {2};
+  std::vector<float> o(few * wide), again(few * wide), p(few * 3), projected(3 * deep), small(3);
+  layer.run({input, far, far, o, {}, length, p});
+  CHECK(o[0] != 0 && std::abs(p[0] + p[1] - 1) < 1e-6f && p[2] == 0 && std::strlen(layer.kernel()) > 0);
+  layer.project_keys(far, projected);
+  layer.run({input, {}, far, again, projected, length});
+  CHECK(o == again);
+  std::vector<float> first(wide);
+  layer.reshape(1, 1, 3).run({{input.data(), wide}, far, far, first, {}, length});
+  CHECK(std::equal(first.begin(), first.end(), o.begin()));
+  refused([&] { layer.run({input, far, far, small, {}, length}); }, ATTN_INVALID_ARGUMENT, "additive_args.o has 3");
+  refused([&] { layer.run({input, far, far, o}); }, ATTN_INVALID_ARGUMENT, "kv_len is NULL");
+  refused([&] { layer.project_keys(small, projected); }, ATTN_INVALID_ARGUMENT, "project_keys.k has 3 elements");
+  refused([&] { layer.reshape(-1, 1, 1); }, ATTN_INVALID_ARGUMENT, "batch is -1");
+  config.score_weight = nullptr;
+  CHECK(!attn::additive::try_make(config));
+}
+
+void synthesizers() {
+  attn::synthesizer_config config(ATTN_SYNTHESIZER_RANDOM, 1, few, wide, 2, wide / 2, few);
+  config.scores = config.value.weight = config.output.weight = weight.data();
+  config.causal = config.use_kv_len = true;
+  attn::synthesizer layer(config);
+  const std::array<std::int32_t, 1> length = {few};
+  std::vector<float> y(few * wide), first(wide), small(3);
+  layer.run(input, y, length);
+  CHECK(y[0] != 0 && std::strlen(layer.kernel()) > 0);
+  layer.reshape(1, 1).run({input.data(), wide}, first, std::array<std::int32_t, 1>{1});
+  CHECK(std::equal(first.begin(), first.end(), y.begin()));
+  refused([&] { layer.run(input, small, length); }, ATTN_INVALID_ARGUMENT, "attn::synthesizer.y has 3 elements");
+  refused([&] { layer.run(input, y); }, ATTN_INVALID_ARGUMENT, "kv_len is NULL");
+  refused([&] { layer.reshape(1, few + 1); }, ATTN_INVALID_ARGUMENT, "seq is 6");
+  config.heads = 0;
+  CHECK(!attn::synthesizer::try_make(config));
+}
+
 }  // namespace
 
 int main() {
   one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
-  appending(), caches(), layers_in_caches();
+  appending(), caches(), layers_in_caches(), feed_forwards(), blocks(), additives(), synthesizers();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;
 }
