@@ -33,8 +33,10 @@ extern "C" {
 typedef struct attn_mha_problem {
   size_t struct_size; /**< Bytes of this struct, set by attn_mha_problem_init(). */
 
-  /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. Its
-   * dtypes are float32 and its score is DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
+  /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. The
+   * layer keeps queries as dtype_q, keys and values as dtype_kv, each f32, bf16 or f16, rounded once when they are
+   * projected, and with qk_norm (then dim_qk is at most 1024) once more when they are normed. dtype_o is float32, the score
+   * DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
   attn_problem attention;
 
   int64_t width;        /**< Elements of a row of x, >= 1. */
@@ -122,8 +124,9 @@ ATTN_API attn_status attn_mha_create(const attn_mha_problem *problem, const attn
                                      const attn_mha_options *options, attn_mha **layer);
 
 /** A second layer over the same packed weights: for another batch, other lengths, masks, windows, strides, whatever a
- * problem says but widths, heads and head dimensions, which must be the layer's. It takes a few microseconds, as a plan
- * does, and little memory. A program whose calls differ makes one layer, and another of it for each shape that it meets:
+ * problem says but widths, heads, head dimensions and dtypes, which must be the layer's. It takes a few microseconds, as a
+ * plan does, and little memory. A program whose calls differ makes one layer, and another of it for each shape that it
+ * meets:
  *
  *     attn_mha_problem_init(&problem, batch, 8, seq, seq, 512);
  *     attn_mha_reshape(layer, &problem, &reshaped);
@@ -148,8 +151,8 @@ typedef struct attn_mha_args {
   const attn_args *attention; /**< Arrays that problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o
                                  are not read. NULL = nothing. */
   attn_mha_profile *profile;  /**< Times are added to it; NULL = take no times. */
-  const float *projected_k;   /**< The memory's keys from attn_mha_project_memory(), in place of memory; or NULL. */
-  const float *projected_v;   /**< Its values, likewise. */
+  const void *projected_k;    /**< The memory's keys from attn_mha_project_memory(), in place of memory; or NULL. */
+  const void *projected_v;    /**< Its values, likewise. */
 } attn_mha_args;
 
 /** Bytes of workspace that one run needs, a multiple of 64. It holds Q, K, V and the heads' outputs of the whole batch, and
@@ -165,15 +168,16 @@ ATTN_API attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *ar
 
 /** Projects the memory once, for a decoder that attends to it often: k[batch][heads_kv][seq_k][dim_qk] and
  * v[batch][heads_kv][seq_k][dim_v] from args->memory (or x in self-attention), to be given to attn_mha_run() as projected_k
- * and projected_v. With VARLEN k[heads_kv][total_k][dim_qk]. The workspace is that of a run. y has the same bits as without.
- */
-ATTN_API attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, float *k, float *v,
+ * and projected_v, both of dtype_kv. With VARLEN k[heads_kv][total_k][dim_qk]. The workspace is that of a run. y has the
+ * same bits as without. */
+ATTN_API attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, void *k, void *v,
                                              void *workspace, size_t workspace_bytes);
 
 /** The projections of a layer on their own, with qk_norm the norms too, for programs that keep keys in a cache
  * (attn_mha_step() of attn/nn.h): q [rows][heads_q][dim_qk], k [rows][heads_kv][dim_qk] and v [rows][heads_kv][dim_v] of x
- * [rows][width], all dense. q, k or v may be NULL. Rows have the bits that they have in attn_mha_run(). */
-ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, float *q, float *k, float *v,
+ * [rows][width], all dense; q is of dtype_q, k and v are of dtype_kv. q, k or v may be NULL. Rows have the bits that they
+ * have in attn_mha_run(). */
+ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, void *q, void *k, void *v,
                                            void *workspace, size_t workspace_bytes);
 
 /** The last projection: y [rows][width_out] of o [rows][heads_q][dim_v], both dense. */

@@ -305,8 +305,8 @@ ATTN_API attn_status attn_kv_cache_attend(attn_kv_cache *cache, const attn_kv_ca
 /** A multi-head layer in a step that has begun: x [all new tokens][width], sequence after sequence, is projected; keys and
  * values are appended in the cache's layer, the queries attend, and y [all new tokens][width_out] is their projection. y may
  * be x. The layer must have the cache's heads and dims, and width_memory = width; scale, window and the like are the
- * cache's, which must take float32 tokens. y has the bits of attn_mha_run() over the whole text with the same kernel, if the
- * cache keeps float32. Allocates until it has seen the largest step. */
+ * cache's, which must take tokens of the layer's dtype_q and dtype_kv. y has the bits of attn_mha_run() over the whole text
+ * with the same kernel, if the cache keeps dtype_kv. Allocates until it has seen the largest step. */
 ATTN_API attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y);
 
 /** New tokens of the step that has begun, of all sequences together. */
@@ -615,8 +615,8 @@ typedef struct attn_block_args {
                                   read. */
   const attn_args *cross;      /**< The same for cross.attention.uses. */
   attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
-  const float *projected_k; /**< Decoder blocks: the memory's keys from attn_block_project_memory(), in place of memory. */
-  const float *projected_v; /**< Its values, likewise. */
+  const void *projected_k; /**< Decoder blocks: the memory's keys from attn_block_project_memory(), in place of memory. */
+  const void *projected_v; /**< Its values, likewise. */
 } attn_block_args;
 
 /** A transformer block with its weights packed. */
@@ -636,8 +636,8 @@ ATTN_API size_t attn_block_workspace(const attn_block *block);
 
 /** Projects a decoder block's memory once, args->memory, for steps and runs that attend to it: k
  * [batch][heads_kv][seq_memory][dim_qk] and v [batch][heads_kv][seq_memory][dim_v] as attn_mha_project_memory() lays them,
- * for args.projected_k and projected_v. The workspace is that of a run. */
-ATTN_API attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, float *k, float *v,
+ * of cross.attention.dtype_kv, for args.projected_k and projected_v. The workspace is that of a run. */
+ATTN_API attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, void *k, void *v,
                                                void *workspace, size_t workspace_bytes);
 
 /** Computes args->y. */
@@ -646,7 +646,7 @@ ATTN_API attn_status attn_block_run(const attn_block *block, const attn_block_ar
 
 /** A block in a step that has begun (attn_kv_cache_begin()): args->x and y are [all new tokens][width], sequence after
  * sequence; the self-attention is that of attn_mha_step(), so args->self is NULL, and the block's sizes of batch and seq do
- * not count. y has the bits of attn_block_run() over the whole text with the same kernel, if the cache keeps float32.
+ * not count. y has the bits of attn_block_run() over the whole text with the same kernel, if the cache keeps dtype_kv.
  *
  * A decoder block also attends to args->memory, or to what attn_block_project_memory() made of it: then each of the
  * cross-attention's sequences takes cross.seq_q tokens in every step. Allocates until it has seen the largest step. On

@@ -267,6 +267,10 @@ def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
     return struct
 
 
+def _set_heads_dtype(attention, dtype):
+    attention.dtype_q = attention.dtype_kv = _float_dtype("heads_dtype", dtype)
+
+
 def _set_masks(attention, causal, align, window, uses):
     aligns = {"top_left": C.ATTN_ALIGN_TOP_LEFT, "bottom_right": C.ATTN_ALIGN_BOTTOM_RIGHT}
     if align not in aligns:
@@ -343,6 +347,8 @@ class MultiHeadAttention(_AnyShape):
     projections ("product_amx"); the error of an unknown name lists those that run here. bf16_rows: with bfloat16 weights,
     rows are rounded to it before they are projected, which is faster. int8_weights: weights are rounded to int8, each row of
     an "out_in" matrix by a scale of its own, its largest magnitude / 127, and take a byte each.
+    heads_dtype: how the layer keeps Q, K and V, "float32", "bfloat16" or "float16"; steps need a cache that takes such
+    tokens.
     """
 
     _kind = "mha"
@@ -353,7 +359,7 @@ class MultiHeadAttention(_AnyShape):
                  align: str = "top_left", window: tuple[int | None, int | None] | None = None, scale: float | None = None,
                  softcap: float = 0, uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None, bf16_rows: bool = False, int8_weights: bool = False,
-                 **weights: Any) -> None:
+                 heads_dtype: str = "float32", **weights: Any) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
@@ -370,6 +376,7 @@ class MultiHeadAttention(_AnyShape):
             problem.memory_stride = S.attn_strides(b=keys * problem.width_memory, s=problem.width_memory, d=1)
             problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
             _set_masks(problem.attention, causal, align, window, uses)
+            _set_heads_dtype(problem.attention, heads_dtype)
             problem.attention.softcap = softcap
             if scale is not None:
                 problem.attention.scale = scale
@@ -597,7 +604,7 @@ class Block(_AnyShape):
     None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense
     layers. dim_qk, scale, softcap and window are those of the self-attention, as MultiHeadAttention takes them; dim_qk and
     scale also of the cross-attention. Steps take scale, softcap and window from the cache. bf16_rows, int8_weights: of all
-    dense layers, as MultiHeadAttention takes them.
+    dense layers, and heads_dtype, as MultiHeadAttention takes them.
     """
 
     _kind = "block"
@@ -611,7 +618,7 @@ class Block(_AnyShape):
                  pre_norm: bool = False, post_norms: Any = None, activation: str = "relu", causal: bool = False,
                  uses: tuple[str, ...] = (), cross_uses: tuple[str, ...] = (), layout: str = "out_in",
                  kernel: str | None = None, threads: int | None = None, product: str | None = None,
-                 bf16_rows: bool = False, int8_weights: bool = False) -> None:
+                 bf16_rows: bool = False, int8_weights: bool = False, heads_dtype: str = "float32") -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv, dim_qk=dim_qk)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
@@ -620,12 +627,13 @@ class Block(_AnyShape):
             keys, width_memory = _pair("memory", memory, "a pair (seq, width), seq an integer or None; or None")
             _whole_or_none(**{"seq of memory": keys})
             _whole(**{"width of memory": width_memory})
-        hidden = _shape(w1, "w1", 2)[0]
+        hidden, self._heads_dtype = _shape(w1, "w1", 2)[0], heads_dtype
 
         def config_of(batch, seq, keys, own=None, other=None):
             config = Block._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
             config.self.attention.heads_kv = heads if heads_kv is None else heads_kv
             for attention in (config.self.attention, config.cross.attention)[:2 if memory else 1]:
+                _set_heads_dtype(attention, heads_dtype)
                 if dim_qk:
                     attention.dim_qk = attention.dim_v = dim_qk
                     attention.scale = dim_qk**-0.5
@@ -713,7 +721,8 @@ class Block(_AnyShape):
         other = None
         if isinstance(memory, tuple):
             (args.projected_k, _, has), (args.projected_v, _, second) = (
-                arrays.read(part, f"{name} of memory") for name, part in zip(("keys", "values"), memory))
+                arrays.read(part, f"{name} of memory", dtypes=(self._heads_dtype,))
+                for name, part in zip(("keys", "values"), memory))
             _fit("keys of memory", has, batch=batch, heads=a.heads_kv, seq=keys, dim=a.dim_qk)
             batch, _, keys, _ = has
             _fit("values of memory", second, batch=batch, heads=a.heads_kv, seq=keys, dim=a.dim_v)
@@ -733,13 +742,20 @@ class Block(_AnyShape):
 
         return self._for_shape((*sizes, masks and masks.key, other and other.key), problems)
 
-    def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """(keys, values) of the cross-attention, to be given as `memory` in calls and steps: they are computed once."""
+    def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None,
+                       out: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
+        """(keys, values) [batch, heads_kv, keys, dim] of the cross-attention, to be given as `memory` in calls and steps:
+        they are computed once. out: arrays of heads_dtype for them, which are needed unless that is float32."""
         self._check_memory(memory, cross)
         a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
         layer = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], self._sizes["seq"])
         batch, rows, _ = _shape(memory, "memory", 3)
-        (keys, to_keys), (values, to_values) = (_new(memory, batch, a.heads_kv, rows, d) for d in (a.dim_qk, a.dim_v))
+        if out is None and self._heads_dtype != "float32":
+            raise TypeError(f"out is None; it must be two arrays of {self._heads_dtype}, which is heads_dtype")
+        (keys, to_keys), (values, to_values) = (
+            _new(memory, batch, a.heads_kv, rows, dim) if out is None else
+            (out[i], arrays.read(out[i], "out", (batch, a.heads_kv, rows, dim), (self._heads_dtype,), True)[0])
+            for i, dim in enumerate((a.dim_qk, a.dim_v)))
         check(F.attn_block_project_memory(layer.handle, ctypes.byref(args), to_keys, to_values,
                                           *self._workspace(handle=layer.handle)))
         return keys, values

@@ -93,6 +93,30 @@ def test_weights_as_files_have_them():
         layers.MultiHeadAttention(**sizes, layout="heads", **w)
 
 
+def test_heads_of_16_bits():
+    x, memory, w = draw(2, 7, 32), draw(2, 9, 32), weights_of(32, 32, 32)
+    right = mha(x, x, w, 4, causal=True)
+    with pytest.raises(TypeError, match="heads_dtype is 'int8'; it must be one of 'float32', "):
+        layers.MultiHeadAttention(heads=4, width=32, heads_dtype="int8", **w)
+    for dtype, off in (("float16", 2e-3), ("bfloat16", 2e-2)):
+        layer = layers.MultiHeadAttention(heads=4, width=32, causal=True, heads_dtype=dtype, **w)
+        close(layer(x), right, off)
+        assert np.abs(layer(x) - right).max() > off / 100
+        cache = layers.KVCache(batch=2, heads=4, dim_qk=8, capacity=20, dtype=dtype)
+        cache.begin([7, 7])
+        close(layer.step(x.reshape(14, 32), cache).reshape(x.shape), right, off)
+        floats = layers.KVCache(batch=2, heads=4, dim_qk=8, capacity=20)
+        floats.begin([7, 7])
+        with pytest.raises(ValueError, match="dtype_q and dtype_kv are . and .; they must be 0, the type of tokens"):
+            layer.step(x.reshape(14, 32), floats)
+    block = layers.Block(heads=4, width=32, self_weights=w, cross_weights=w, memory=(None, 32), w1=draw(16, 32),
+                         w2=draw(32, 16), heads_dtype="float16")
+    with pytest.raises(TypeError, match="out is None; it must be two arrays of float16"):
+        block.project_memory(memory)
+    kept = block.project_memory(memory, out=(np.empty((2, 4, 9, 8), np.float16), np.empty((2, 4, 9, 8), np.float16)))
+    assert (block(x, kept) == block(x, memory)).all()
+
+
 def test_cross_attention_and_masks():
     x, memory, w = draw(2, 5, 24), draw(2, 9, 40), weights_of(24, 24, 24, 40)
     mask = R.random((2, 3, 5, 9)) > 0.3

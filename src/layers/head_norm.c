@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/layers/norm_row.h"
@@ -42,25 +43,39 @@ void attn_head_norm_destroy(attn_head_norm *norm) { free(norm->gains); }
 /* One call. */
 typedef struct call {
   row_norm norm;
-  int64_t rows;
-  float *x;
+  attn_head_rows rows;
 } call;
+
+/* One row of 16 bits. */
+static void norm_rounded(const call *c, int64_t row) {
+  float floats[ATTN_HEAD_NORM_DIM];
+  const int64_t width = c->norm.width;
+  const attn_storage rows = {c->rows.data, c->rows.dtype};
+  for (int64_t i = 0; i < width; i++) floats[i] = attn_load_f32(rows, row * width + i);
+  norm_row(&c->norm, floats, floats);
+  for (int64_t i = 0; i < width; i++) attn_store_f32(c->rows.data, c->rows.dtype, row * width + i, floats[i]);
+}
 
 static void run_block(void *context, int64_t block, int worker) {
   const call *c = context;
   (void)worker;
   const uint64_t mode = attn_float_mode_enter();
-  for (int64_t row = block * BLOCK_ROWS; row < min64(c->rows, (block + 1) * BLOCK_ROWS); row++)
-    norm_row(&c->norm, c->x + row * c->norm.width, c->x + row * c->norm.width);
+  for (int64_t row = block * BLOCK_ROWS; row < min64(c->rows.count, (block + 1) * BLOCK_ROWS); row++) {
+    float *floats = (float *)c->rows.data + row * c->norm.width;
+    if (c->rows.dtype == ATTN_F32)
+      norm_row(&c->norm, floats, floats);
+    else
+      norm_rounded(c, row);
+  }
   attn_float_mode_leave(mode);
 }
 
-void attn_head_norm_run(const attn_head_norm *norm, bool keys, int64_t rows, float *x, const attn_options *options) {
+void attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn_head_rows *rows, const attn_options *options) {
   if (!norm->gains) return;
   const float *gain = norm->gains + (keys ? norm->dim : 0);
-  call c = {{.width = norm->dim, .rms = true, .gain = gain, .epsilon = norm->epsilon}, rows, x};
+  call c = {{.width = norm->dim, .rms = true, .gain = gain, .epsilon = norm->epsilon}, *rows};
   attn_options now = *options;
   if (now.threads == 0)
-    now.threads = attn_parallel_pays_for_elements(rows * norm->dim * TIMES) ? attn_parallel_default_threads() : 1;
-  attn_parallel_run(&now, ceil_div(rows, BLOCK_ROWS), run_block, &c);
+    now.threads = attn_parallel_pays_for_elements(rows->count * norm->dim * TIMES) ? attn_parallel_default_threads() : 1;
+  attn_parallel_run(&now, ceil_div(rows->count, BLOCK_ROWS), run_block, &c);
 }

@@ -5,6 +5,8 @@
 
 #include "attn/attn.h"
 
+enum { ATTN_HEAD_NORM_DIM = 1024 };
+
 typedef struct attn_head_norm {
   float *gains; /* [2][dim]: of Q, and of K; NULL = no norms */
   int64_t dim;
@@ -17,8 +19,15 @@ attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, 
 /* A copy for another layer. */
 attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm);
 
-/* Norms `rows` rows of dim elements each, of Q or of K, where they are; nothing without norms. */
-void attn_head_norm_run(const attn_head_norm *norm, bool keys, int64_t rows, float *x, const attn_options *options);
+/* Heads of one dimension each, one behind the other. */
+typedef struct attn_head_rows {
+  void *data;
+  attn_dtype dtype; /* with another than float32 at most ATTN_HEAD_NORM_DIM elements */
+  int64_t count;
+} attn_head_rows;
+
+/* Norms rows of Q or of K where they are; nothing without norms. */
+void attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn_head_rows *rows, const attn_options *options);
 
 void attn_head_norm_destroy(attn_head_norm *norm);
 

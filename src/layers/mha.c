@@ -89,24 +89,25 @@ static attn_status plan_weights(attn_mha *layer) {
 static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? needed : *bytes; }
 
 /* In whole cache lines. */
-static size_t identity_floats(const attn_mha *layer) {
-  return layer->weights ? (size_t)round_up(attn_identity_elements(layer->problem.attention.seq_k), 16) : 0;
+static int64_t identity_bytes(const attn_mha *layer) {
+  const attn_problem *a = &layer->problem.attention;
+  return layer->weights ? round_up((int64_t)attn_identity_bytes(a->seq_k, a->dtype_kv), ATTN_MEMORY_ALIGN) : 0;
 }
 
 /* [Q][K][V][O][memory of one product or plan at a time; if weights are wanted, the identity and then the plan's memory] */
 static attn_status lay_out_workspace(attn_mha *layer) {
   const attn_problem *a = &layer->problem.attention;
   const int64_t queries = all_rows(layer, true), keys = all_rows(layer, false);
-  const memory_part parts[] = {{&layer->q_at, queries, float_bytes(a->heads_q * a->dim_qk)},
-                               {&layer->k_at, keys, float_bytes(a->heads_kv * a->dim_qk)},
-                               {&layer->v_at, keys, float_bytes(a->heads_kv * a->dim_v)},
+  const memory_part parts[] = {{&layer->q_at, queries, attn_elements_bytes(a->dtype_q, a->heads_q * a->dim_qk)},
+                               {&layer->k_at, keys, attn_elements_bytes(a->dtype_kv, a->heads_kv * a->dim_qk)},
+                               {&layer->v_at, keys, attn_elements_bytes(a->dtype_kv, a->heads_kv * a->dim_v)},
                                {&layer->o_at, queries, float_bytes(a->heads_q * a->dim_v)}};
   if (!LAY_OUT(parts, &layer->rest_at))
     return attn_fail(ATTN_UNSUPPORTED, "the workspace of this layer exceeds the address space; take a smaller batch or seq");
   for (int i = 0; i < PROJECTIONS; i++)
     want(&layer->rest_bytes, attn_product_workspace(layer->product[i], i == PROJECT_Q || i == PROJECT_OUT ? queries : keys));
   want(&layer->rest_bytes, attn_plan_workspace(layer->attention));
-  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + identity_floats(layer) * sizeof(float));
+  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + (size_t)identity_bytes(layer));
   layer->workspace_bytes = (size_t)layer->rest_at + layer->rest_bytes;
   return ATTN_OK;
 }
@@ -215,16 +216,18 @@ typedef struct layer_run {
   const layer_args *given;
   const float *memory;
   attn_strides memory_stride;
-  float *q, *k, *v, *o;
-  void *rest;
+  void *q, *k, *v;
+  float *o;
+  char *rest;
 } layer_run;
 
 /* Norms the heads of `rows` tokens that a projection gave, if it is that of Q or K. */
-static void norm_heads(const attn_mha *layer, int which, int64_t rows, float *heads) {
+static void norm_heads(const attn_mha *layer, int which, int64_t rows, void *heads) {
   const attn_problem *a = &layer->problem.attention;
   if (which != PROJECT_Q && which != PROJECT_K) return;
   const int64_t count = which == PROJECT_Q ? a->heads_q : a->heads_kv;
-  attn_head_norm_run(&layer->norm, which == PROJECT_K, rows * count, heads, &layer->options);
+  const attn_head_rows all = {heads, which == PROJECT_Q ? a->dtype_q : a->dtype_kv, rows * count};
+  attn_head_norm_run(&layer->norm, which == PROJECT_K, &all, &layer->options);
 }
 
 static attn_status project(const layer_run *r, int which) {
@@ -268,10 +271,11 @@ static attn_status attend(const layer_run *r) {
   return attn_plan_run(r->layer->attention, &args, r->rest, r->layer->rest_bytes);
 }
 
-static attn_status check_pointer(const char *field, const float *pointer, bool needed) {
+static attn_status check_pointer(const char *field, const void *pointer, attn_dtype dtype, bool needed) {
+  const size_t align = attn_dtype_alignment(dtype);
   REQUIRE(!needed || pointer, "attn_mha_args.%s is NULL; the layer has rows there", field);
-  REQUIRE((uintptr_t)pointer % sizeof(float) == 0, "attn_mha_args.%s is %p; it must be aligned to its element, 4 bytes",
-          field, (const void *)pointer);
+  REQUIRE((uintptr_t)pointer % align == 0, "attn_mha_args.%s is %p; it must be aligned to its element, %zu bytes", field,
+          pointer, align);
   return ATTN_OK;
 }
 
@@ -288,10 +292,11 @@ static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, c
   const attn_mha_problem *p = &layer->problem;
   const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
   const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
-  attn_status status = check_pointer("x", args->x, has_rows);
-  if (status == ATTN_OK) status = check_pointer("memory", args->memory, false);
-  if (status == ATTN_OK) status = check_pointer("projected_k", args->projected_k, args->projected_v && has_keys);
-  if (status == ATTN_OK) status = check_pointer("projected_v", args->projected_v, args->projected_k && has_keys);
+  const attn_dtype kv = p->attention.dtype_kv;
+  attn_status status = check_pointer("x", args->x, ATTN_F32, has_rows);
+  if (status == ATTN_OK) status = check_pointer("memory", args->memory, ATTN_F32, false);
+  if (status == ATTN_OK) status = check_pointer("projected_k", args->projected_k, kv, args->projected_v && has_keys);
+  if (status == ATTN_OK) status = check_pointer("projected_v", args->projected_v, kv, args->projected_k && has_keys);
   if (status != ATTN_OK) return status;
   REQUIRE(!args->memory || !args->projected_k,
           "attn_mha_args.memory is given beside projected_k; it must be NULL, because the keys are there already");
@@ -309,9 +314,9 @@ static layer_run start_run(const attn_mha *layer, const layer_args *given, char 
                      .given = given,
                      .memory = args->memory ? args->memory : args->x,
                      .memory_stride = args->memory ? p->memory_stride : p->x_stride,
-                     .q = floats_at(workspace, layer->q_at),
-                     .k = floats_at(workspace, layer->k_at),
-                     .v = floats_at(workspace, layer->v_at),
+                     .q = workspace + layer->q_at,
+                     .k = workspace + layer->k_at,
+                     .v = workspace + layer->v_at,
                      .o = floats_at(workspace, layer->o_at),
                      .rest = workspace + layer->rest_at};
 }
@@ -320,8 +325,8 @@ static layer_run start_run(const attn_mha *layer, const layer_args *given, char 
 static attn_status project_memory(layer_run *r) {
   const attn_mha_args *args = &r->given->args;
   if (args->projected_k) { /* which nobody writes through these pointers */
-    r->k = (float *)(uintptr_t)args->projected_k;
-    r->v = (float *)(uintptr_t)args->projected_v;
+    r->k = (void *)(uintptr_t)args->projected_k;
+    r->v = (void *)(uintptr_t)args->projected_v;
     return ATTN_OK;
   }
   const attn_status status = project(r, PROJECT_K);
@@ -339,7 +344,7 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
   status = check_run(layer, &given.args, workspace, workspace_bytes);
   if (status != ATTN_OK) return status;
   if (all_rows(layer, true) == 0) return ATTN_OK;
-  status = check_pointer("y", given.args.y, true);
+  status = check_pointer("y", given.args.y, ATTN_F32, true);
   layer_run run = start_run(layer, &given, workspace);
   const double projecting = now_ns(profile);
   if (status == ATTN_OK) status = project(&run, PROJECT_Q);
@@ -360,8 +365,8 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
 static attn_status run_weights(const layer_run *r, float *weights) {
   const attn_problem *a = &r->layer->problem.attention;
   const int64_t columns = min64(a->seq_k, WEIGHT_COLUMNS);
-  const char *identity = attn_identity_fill(r->rest, a->seq_k, ATTN_F32);
-  float *rest = (float *)r->rest + identity_floats(r->layer);
+  const char *identity = attn_identity_fill(r->rest, a->seq_k, a->dtype_kv);
+  char *rest = r->rest + identity_bytes(r->layer);
   attn_args args = r->given->attention;
   args.q = r->q;
   args.k = r->k;
@@ -369,7 +374,7 @@ static attn_status run_weights(const layer_run *r, float *weights) {
   attn_status status = ATTN_OK;
   for (int64_t first = 0; first < a->seq_k && status == ATTN_OK; first += columns) {
     const int64_t column = min64(first, a->seq_k - columns); /* the last pass overlaps the one before */
-    args.v = identity + column * (int64_t)sizeof(float);
+    args.v = attn_element_at(identity, a->dtype_kv, column);
     args.o = weights + column * r->layer->problem.weights_stride.k;
     status = attn_plan_run(r->layer->weights, &args, rest, attn_plan_workspace(r->layer->weights));
   }
@@ -396,7 +401,7 @@ attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_arg
 
 /* ---- Projections on their own ---- */
 
-attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, float *k, float *v, void *workspace,
+attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *args, void *k, void *v, void *workspace,
                                     size_t workspace_bytes) {
   layer_args given;
   attn_status status = read_args(args, &given);
@@ -406,8 +411,9 @@ attn_status attn_mha_project_memory(const attn_mha *layer, const attn_mha_args *
   if (status != ATTN_OK) return status;
   REQUIRE(!given.args.projected_k, "attn_mha_args.projected_k is given; here it must be NULL, because it is made");
   if (all_rows(layer, false) == 0) return ATTN_OK;
-  REQUIRE(k && (uintptr_t)k % sizeof *k == 0, "k is %p; it must point to aligned floats", (void *)k);
-  REQUIRE(v && (uintptr_t)v % sizeof *v == 0, "v is %p; it must point to aligned floats", (void *)v);
+  const size_t align = attn_dtype_alignment(layer->problem.attention.dtype_kv);
+  REQUIRE(k && (uintptr_t)k % align == 0, "k is %p; it must point to aligned elements of dtype_kv", k);
+  REQUIRE(v && (uintptr_t)v % align == 0, "v is %p; it must point to aligned elements of dtype_kv", v);
   layer_run run = start_run(layer, &given, workspace);
   run.k = k;
   run.v = v;
@@ -422,7 +428,7 @@ size_t attn_mha_rows_workspace(const attn_mha *layer, int64_t rows) {
 
 /* Dense rows through one projection. Heads stand side by side in both. */
 static attn_status project_dense(const attn_mha *layer, int which, int64_t rows, int64_t depth, int64_t columns,
-                                 const float *x, float *y, void *workspace, size_t bytes) {
+                                 const float *x, void *y, void *workspace, size_t bytes) {
   const attn_status status = attn_product_run(
       layer->product[which],
       &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.b = rows * depth, .s = depth, .d = 1},
@@ -438,7 +444,7 @@ static attn_status check_rows(const attn_mha *layer, int64_t rows) {
   return ATTN_OK;
 }
 
-attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, float *q, float *k, float *v,
+attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, void *q, void *k, void *v,
                                   void *workspace, size_t workspace_bytes) {
   attn_status status = check_rows(layer, rows);
   if (status != ATTN_OK || rows == 0) return status;
@@ -450,7 +456,7 @@ attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const flo
   const struct {
     int which;
     int64_t columns;
-    float *y;
+    void *y;
   } parts[] = {{PROJECT_Q, a->heads_q * a->dim_qk, q},
                {PROJECT_K, a->heads_kv * a->dim_qk, k},
                {PROJECT_V, a->heads_kv * a->dim_v, v}};

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 
+#include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/strides.h"
@@ -75,9 +76,11 @@ static attn_status check_weights_wanted(const attn_mha_problem *p) {
 
 static attn_status check_attention(const attn_mha_problem *p) {
   const attn_problem *a = &p->attention;
-  REQUIRE(a->dtype_q == ATTN_F32 && a->dtype_kv == ATTN_F32 && a->dtype_o == ATTN_F32,
-          "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer all must be ATTN_F32",
-          (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
+  REQUIRE(
+      attn_dtype_is_float(a->dtype_q) && attn_dtype_is_float(a->dtype_kv) && a->dtype_o == ATTN_F32,
+      "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer q and kv must be " ATTN_FLOAT_CONSTANTS
+      ", and o ATTN_F32",
+      (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
   REQUIRE(
       a->dim_qk != 0 || a->heads_q < 1 || p->width % a->heads_q == 0,
       "attn_mha_problem.width is %" PRId64 " with %" PRId64
@@ -147,10 +150,12 @@ attn_status attn_mha_check_same_weights(const attn_mha_problem *layer, const att
                {"attention.heads_q", a->heads_q, was->heads_q},
                {"attention.heads_kv", a->heads_kv, was->heads_kv},
                {"attention.dim_qk", a->dim_qk, was->dim_qk},
-               {"attention.dim_v", a->dim_v, was->dim_v}};
+               {"attention.dim_v", a->dim_v, was->dim_v},
+               {"attention.dtype_q", (int64_t)a->dtype_q, (int64_t)was->dtype_q},
+               {"attention.dtype_kv", (int64_t)a->dtype_kv, (int64_t)was->dtype_kv}};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     REQUIRE(sizes[i].value == sizes[i].right,
-            "attn_mha_problem.%s is %" PRId64 "; it must be %" PRId64 ", as the layer's weights are", sizes[i].field,
+            "attn_mha_problem.%s is %" PRId64 "; it must be %" PRId64 ", as the layer has it", sizes[i].field,
             sizes[i].value, sizes[i].right);
   return ATTN_OK;
 }

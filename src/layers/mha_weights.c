@@ -11,6 +11,7 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
+#include "src/layers/head_norm.h"
 
 /* One projection: depth x columns of an array that has `all` columns. Columns are heads of `dim`, the first at column
  * begins[0], or at `first` with the others behind it. */
@@ -21,15 +22,16 @@ typedef struct projection {
   const float *bias; /* the array's; NULL = none */
   const int64_t *begins;
   int64_t first, all;
+  attn_dtype dtype_y;
 } projection;
 
 static void list_projections(const attn_mha_problem *p, const attn_mha_weights *w, projection list[PROJECTIONS]) {
   const attn_problem *a = &p->attention;
   const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v, out = p->width_out;
-  list[PROJECT_Q] = (projection){"w_q", p->width, q, a->dim_qk, w->w_q, w->b_q, NULL, 0, q};
-  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, a->dim_qk, w->w_k, w->b_k, NULL, 0, k};
-  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, a->dim_v, w->w_v, w->b_v, NULL, 0, v};
-  list[PROJECT_OUT] = (projection){"w_o", a->heads_q * a->dim_v, out, out, w->w_o, w->b_o, NULL, 0, out};
+  list[PROJECT_Q] = (projection){"w_q", p->width, q, a->dim_qk, w->w_q, w->b_q, NULL, 0, q, a->dtype_q};
+  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, a->dim_qk, w->w_k, w->b_k, NULL, 0, k, a->dtype_kv};
+  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, a->dim_v, w->w_v, w->b_v, NULL, 0, v, a->dtype_kv};
+  list[PROJECT_OUT] = (projection){"w_o", a->heads_q * a->dim_v, out, out, w->w_o, w->b_o, NULL, 0, out, ATTN_F32};
   if (!w->w_qkv) return;
   int64_t heads = 0, columns = 0;
   for (int i = PROJECT_Q; i <= PROJECT_V; i++) {
@@ -59,12 +61,16 @@ static attn_status check_fused(const attn_mha_problem *p, const attn_mha_weights
   return ATTN_OK;
 }
 
-static attn_status check_norms(const attn_mha_weights *w) {
+static attn_status check_norms(const attn_problem *a, const attn_mha_weights *w) {
+  const bool rounded = a->dtype_q != ATTN_F32 || a->dtype_kv != ATTN_F32;
   REQUIRE(w->qk_norm || !(w->q_norm_gain || w->k_norm_gain),
           "attn_mha_weights.%s is given without qk_norm; it must be NULL, or qk_norm true",
           w->q_norm_gain ? "q_norm_gain" : "k_norm_gain");
   REQUIRE(!w->qk_norm || (w->qk_norm_epsilon >= 0 && isfinite(w->qk_norm_epsilon)),
           "attn_mha_weights.qk_norm_epsilon is %g; it must be finite and at least 0", (double)w->qk_norm_epsilon);
+  REQUIRE(!w->qk_norm || !rounded || a->dim_qk <= ATTN_HEAD_NORM_DIM,
+          "attn_mha_problem.attention.dim_qk is %" PRId64 " with qk_norm and heads of 16 bits; it must be at most %d",
+          a->dim_qk, ATTN_HEAD_NORM_DIM);
   return ATTN_OK;
 }
 
@@ -95,7 +101,7 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
           "attn_mha_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false", (int)w->dtype,
           (int)ATTN_BF16);
   attn_status status = check_fused(p, w);
-  if (status == ATTN_OK) status = check_norms(w);
+  if (status == ATTN_OK) status = check_norms(&p->attention, w);
   projection list[PROJECTIONS];
   list_projections(p, w, list);
   for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++) status = check_arrays(&list[i], w->dtype);
@@ -124,6 +130,7 @@ static attn_status pack_dense(const projection *part, const attn_mha_weights *w,
       .stride_column = in_out ? 1 : part->depth,
       .dtype = w->dtype,
       .bias = part->bias ? part->bias + part->first : NULL,
+      .dtype_y = part->dtype_y,
       .bf16_rows = w->bf16_rows,
       .int8_weights = w->int8_weights,
   };

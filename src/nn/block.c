@@ -431,7 +431,7 @@ attn_status attn_block_run(const attn_block *block, const attn_block_args *args,
                            : status;
 }
 
-attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, float *k, float *v,
+attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, void *k, void *v,
                                       void *workspace, size_t bytes) {
   attn_block_args own;
   const attn_status status = read_args(block, args, &own);

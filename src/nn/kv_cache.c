@@ -17,6 +17,9 @@
 #include "src/nn/check.h"
 #include "src/nn/kv_cache.h"
 
+/* The type of q, k and v as steps bring them. */
+static attn_dtype dtype_of_tokens(const attn_kv_cache_shape *s) { return s->float_tokens ? ATTN_F32 : s->dtype; }
+
 /* ---- Creating ---- */
 
 static const attn_struct_layout shape_layout = ATTN_LAYOUT_GROWN(attn_kv_cache_shape, dtype, window);
@@ -126,7 +129,7 @@ static attn_problem problem_of(const attn_kv_cache *cache, int64_t tokens, int64
   p.dtype_kv = s->dtype; /* rows of blocks are rounded up */
   attn_problem_set_pages(&p, s->page_tokens, s->pages);
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.dtype_q = s->float_tokens ? ATTN_F32 : s->dtype;
+  p.dtype_q = dtype_of_tokens(s);
   attn_kv_cache_set_scores(cache, &p);
   if (s->scales) {
     p.uses |= ATTN_USE_KV_SCALES;
@@ -406,7 +409,7 @@ attn_status attn_kv_cache_begin(attn_kv_cache *cache, const int32_t *counts) {
 attn_status attn_kv_cache_append(attn_kv_cache *cache, const attn_kv_cache_args *a, const int64_t *slots, const void **q) {
   const attn_kv_cache_shape *s = &cache->shape;
   const attn_kv_pool *pool = slots ? cache->floats : cache->pool;
-  const attn_dtype given = s->float_tokens ? ATTN_F32 : s->dtype;
+  const attn_dtype given = dtype_of_tokens(s);
   const bool packed = a->tokens == 0;
   attn_kv_append_args args = ATTN_STRUCT(
       attn_kv_append_args, .batch = s->batch, .tokens = packed ? cache->cu_seqlens[s->batch] : a->tokens,
@@ -493,8 +496,10 @@ static attn_status check_mha(const attn_kv_cache *cache, const attn_mha_problem 
   for (size_t i = 0; i < sizeof same / sizeof *same; i++)
     REQUIRE(same[i].value == same[i].caches, "the layer's %s is %" PRId64 "; it must be %" PRId64 ", as in the cache",
             same[i].name, same[i].value, same[i].caches);
-  REQUIRE(s->dtype == ATTN_F32 || s->float_tokens,
-          "attn_kv_cache_shape.float_tokens is false with a cache of 16 bits; for multi-head layers it must be true");
+  const attn_dtype given = dtype_of_tokens(s);
+  REQUIRE(a->dtype_q == given && a->dtype_kv == given,
+          "the layer's dtype_q and dtype_kv are %d and %d; they must be %d, the type of tokens that the cache takes%s",
+          (int)a->dtype_q, (int)a->dtype_kv, (int)given, s->dtype == ATTN_F32 ? "" : " (attn_kv_cache_shape.float_tokens)");
   return ATTN_OK;
 }
 
@@ -502,9 +507,10 @@ static attn_status check_mha(const attn_kv_cache *cache, const attn_mha_problem 
 static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, int64_t rows, int64_t at[5]) {
   const attn_kv_cache_shape *s = &cache->shape;
   int64_t end = 0;
-  const memory_part parts[] = {{&at[0], rows, float_bytes(s->heads_q * s->dim_qk)},
-                               {&at[1], rows, float_bytes(s->heads_kv * s->dim_qk)},
-                               {&at[2], rows, float_bytes(s->heads_kv * s->dim_v)},
+  const attn_dtype dtype = dtype_of_tokens(s);
+  const memory_part parts[] = {{&at[0], rows, attn_elements_bytes(dtype, s->heads_q * s->dim_qk)},
+                               {&at[1], rows, attn_elements_bytes(dtype, s->heads_kv * s->dim_qk)},
+                               {&at[2], rows, attn_elements_bytes(dtype, s->heads_kv * s->dim_v)},
                                {&at[3], rows, float_bytes(s->heads_q * s->dim_v)},
                                {&at[4], 1, (int64_t)attn_mha_rows_workspace(mha, rows)}};
   if (!LAY_OUT(parts, &end)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the step has %" PRId64 " rows", rows);
@@ -516,8 +522,7 @@ static attn_status step_mha(const attn_mha *mha, attn_kv_cache *cache, int64_t l
   int64_t at[5];
   attn_status status = lay_out_heads(cache, mha, rows, at);
   if (status != ATTN_OK) return status;
-  char *memory = cache->heads;
-  float *q = floats_at(memory, at[0]), *k = floats_at(memory, at[1]), *v = floats_at(memory, at[2]);
+  char *memory = cache->heads, *q = memory + at[0], *k = memory + at[1], *v = memory + at[2];
   float *o = floats_at(memory, at[3]);
   const size_t bytes = cache->heads_bytes - (size_t)at[4];
   status = attn_mha_project_rows(mha, rows, x, q, k, v, memory + at[4], bytes);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn/product.h"
+#include "attn/nn.h"
 #include "data/tensors.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/ref/nn_oracle_f64.h"
@@ -377,6 +377,97 @@ static void check_kernel(const char *kernel) { (void)check_shapes(kernel); }
 
 TEST(test_every_kernel_inside) { test_each_kernel(check_kernel); }
 
+/* ---- Heads of 16 bits ---- */
+
+enum { HEADS_Q = 4, HEADS_KV = 2, TOKENS = 37, DIM = 16, DIM_V = 8, BATCH = 2 };
+
+/* The type that a head has is that of its projection's output; its norm rounds once more. */
+static char *rounded_heads(const float *heads, int64_t count, attn_dtype dtype, const float *gain) {
+  char *rounded = test_allocate((size_t)attn_elements_bytes(dtype, count));
+  float normed[DIM];
+  for (int64_t i = 0; i < count; i++) attn_store_f32(rounded, dtype, i, heads[i]);
+  for (int64_t row = 0; gain && row < count / DIM; row++) {
+    for (int64_t d = 0; d < DIM; d++) normed[d] = attn_load_f32((attn_storage){rounded, dtype}, row * DIM + d);
+    test_ok(attn_add_rms_norm(1, DIM, normed, NULL, &(attn_norm){.gain = gain, .epsilon = 1e-3f}, NULL, normed));
+    for (int64_t d = 0; d < DIM; d++) attn_store_f32(rounded, dtype, row * DIM + d, normed[d]);
+  }
+  return rounded;
+}
+
+/* Token by token, as attn_mha_project_rows() writes heads. */
+static attn_strides by_tokens(int64_t heads, int64_t dim) {
+  return (attn_strides){.b = TOKENS * heads * dim, .h = dim, .s = heads * dim, .d = 1};
+}
+
+/* The answer of a layer, from the projections of one that keeps float32 and has no norms. */
+static void compute_by_parts(const layer *l, const char *kernel, float *y, float *p) {
+  const attn_problem *inside = &l->problem.attention;
+  attn_mha_problem floats_only = l->problem;
+  attn_mha_weights plain = l->weights;
+  attn_mha *mha;
+  floats_only.attention.dtype_q = floats_only.attention.dtype_kv = ATTN_F32;
+  plain.qk_norm = false, plain.q_norm_gain = plain.k_norm_gain = NULL;
+  test_ok(attn_mha_create(&floats_only, &plain, NULL, &mha));
+  static float q[BATCH * TOKENS * HEADS_Q * DIM], k[BATCH * TOKENS * HEADS_KV * DIM], v[BATCH * TOKENS * HEADS_KV * DIM_V];
+  static float o[BATCH * TOKENS * HEADS_Q * DIM_V];
+  const size_t bytes = attn_mha_rows_workspace(mha, BATCH * TOKENS);
+  void *workspace = test_allocate(bytes);
+  test_ok(attn_mha_project_rows(mha, BATCH * TOKENS, l->x, q, k, v, workspace, bytes));
+  const float *gain = l->weights.q_norm_gain;
+  char *heads[] = {rounded_heads(q, COUNT(q), inside->dtype_q, gain),
+                   rounded_heads(k, COUNT(k), inside->dtype_kv, gain ? l->weights.k_norm_gain : NULL),
+                   rounded_heads(v, COUNT(v), inside->dtype_kv, NULL)};
+  attn_problem problem = *inside;
+  problem.q_stride = by_tokens(HEADS_Q, DIM);
+  problem.k_stride = by_tokens(HEADS_KV, DIM);
+  problem.v_stride = by_tokens(HEADS_KV, DIM_V);
+  problem.o_stride = by_tokens(HEADS_Q, DIM_V);
+  const attn_args args = ATTN_STRUCT(attn_args, .q = heads[0], .k = heads[1], .v = heads[2], .o = o);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&problem, &options, &plan));
+  void *memory = test_allocate(attn_plan_workspace(plan) + 64);
+  test_ok(attn_plan_run(plan, &args, memory, attn_plan_workspace(plan)));
+  test_ok(attn_mha_project_output(mha, BATCH * TOKENS, o, y, workspace, bytes));
+  test_ok(attn_weights(&problem, &args, &options, p));
+  for (int i = 0; i < 3; i++) free(heads[i]);
+  free(memory);
+  free(workspace);
+  attn_plan_destroy(plan);
+  attn_mha_destroy(mha);
+}
+
+/* In every kernel that takes these types. */
+static void check_16_bits(const char *kernel) {
+  static const attn_dtype types[][2] = {
+      {ATTN_BF16, ATTN_BF16}, {ATTN_F16, ATTN_F16}, {ATTN_F32, ATTN_BF16}, {ATTN_F32, ATTN_F16}};
+  const attn_mha_options options = ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = kernel));
+  for (size_t i = 0; i < 2 * COUNT(types); i++) {
+    const shape s = {"16 bits", BATCH, HEADS_Q, HEADS_KV,     TOKENS,         TOKENS,           DIM,           DIM_V,
+                     32,        32,    32,      .bias = true, .causal = true, .qk_norm = i % 2, .gains = i % 2};
+    layer l = make_layer(&s);
+    l.problem.attention.dtype_q = types[i / 2][0], l.problem.attention.dtype_kv = types[i / 2][1];
+    const attn_mha_args args = args_of(&l);
+    const attn_status status = run_made(&l.problem, &l.weights, &args, &options, l.p);
+    if (status == ATTN_OK) {
+      float *y = test_allocate(l.y_floats * sizeof *y), *p = test_allocate(l.p_floats * sizeof *p);
+      compute_by_parts(&l, kernel, y, p);
+      assert_memory_equal(l.y, y, l.y_floats * sizeof *y);
+      assert_memory_equal(l.p, p, l.p_floats * sizeof *p);
+      free(y);
+      free(p);
+    } else {
+      assert_int_equal(status, ATTN_UNSUPPORTED);
+      test_contains(attn_last_error(), kernel);
+    }
+    free_layer(&l);
+  }
+}
+
+TEST(test_heads_of_16_bits) { test_each_kernel(check_16_bits); }
+
+/* ---- Kernels that refuse ---- */
+
 /* The strides of the identity, whose products are the weights. */
 static const char *refuse_backwards(const attn_problem *problem, char *buffer, size_t bytes) {
   (void)buffer, (void)bytes;
@@ -729,9 +820,9 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.attention.batch = -1, "attn_problem.batch is -1");
   REFUSES(problem.attention.heads_kv = 3, "attn_problem.heads_q is 4 with heads_kv 3");
   REFUSES(problem.attention.dtype_kv = problem.attention.dtype_q = problem.attention.dtype_o = ATTN_BF16, "dtypes 2, 2, 2");
-  REFUSES(problem.attention.dtype_q = ATTN_F16, "dtypes 1, 0, 0");
-  REFUSES(problem.attention.dtype_kv = ATTN_F16, "dtypes 0, 1, 0");
+  REFUSES(problem.attention.dtype_q = ATTN_F16, "attn_problem.dtype_q is 1 with dtype_kv 0");
   REFUSES(problem.attention.dtype_o = ATTN_F16, "dtypes 0, 0, 1");
+  REFUSES(problem.attention.dtype_kv = ATTN_I8, "inside a layer q and kv must be ATTN_F32");
   REFUSES(problem.attention.score = ATTN_SCORE_GAUSSIAN, "attn_mha_problem.attention.score is 2");
   REFUSES(problem.attention.uses |= ATTN_USE_PAGES, "uses has ATTN_USE_PAGES");
   REFUSES(problem.attention.uses |= ATTN_USE_KV_SCALES, "uses has ATTN_USE_KV_SCALES");

@@ -38,7 +38,7 @@ static void fill(void) {
 }
 
 /* biased: by the distance of query and key, which one run over the text has as a bias of its own. */
-static void steps_have_the_bits(bool biased) {
+static void steps_have_the_bits(bool biased, attn_dtype dtype) {
   static float table[HEADS * DISTANCES], bias[HEADS * TEXT * TEXT];
   attn_mha_problem problem;
   attn_mha *mha[LAYERS];
@@ -46,6 +46,7 @@ static void steps_have_the_bits(bool biased) {
   fill();
   attn_mha_problem_init(&problem, BATCH, HEADS, TEXT, TEXT, WIDTH);
   problem.attention.heads_kv = HEADS_KV, problem.attention.dim_qk = DIM, problem.attention.dim_v = DIM_V;
+  problem.attention.dtype_q = problem.attention.dtype_kv = dtype;
   attn_problem_set_causal(&problem.attention, ATTN_ALIGN_TOP_LEFT);
   test_fill(table, COUNT(table), 9);
   for (int64_t h = 0, at = 0; h < HEADS; h++)
@@ -63,7 +64,7 @@ static void steps_have_the_bits(bool biased) {
   }
   const attn_kv_cache_shape shape =
       ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS_KV, .dim_qk = DIM, .dim_v = DIM_V,
-                  .scale = problem.attention.scale, .capacity = TEXT, .layers = LAYERS, .page_tokens = 16,
+                  .scale = problem.attention.scale, .capacity = TEXT, .dtype = dtype, .layers = LAYERS, .page_tokens = 16,
                   .bias_by_distance = biased ? table : NULL, .bias_distances = biased ? DISTANCES : 0);
   test_ok(attn_kv_cache_create(&shape, &ATTN_STRUCT(attn_options, .kernel = "flash_portable", .threads = 1), &cache));
   const int32_t *lengths = attn_kv_cache_lengths(cache);
@@ -97,12 +98,21 @@ static void steps_have_the_bits(bool biased) {
   test_ok(attn_kv_cache_create(&other, NULL, &cache));
   test_invalid(attn_mha_step(mha[0], cache, 0, x, whole), "the layer's heads_q is 4; it must be 8");
   attn_kv_cache_destroy(cache);
+  other = shape;
+  other.dtype = dtype == ATTN_F32 ? ATTN_BF16 : ATTN_F32;
+  test_ok(attn_kv_cache_create(&other, NULL, &cache));
+  test_invalid(attn_mha_step(mha[0], cache, 0, x, whole), "the type of tokens that the cache takes");
+  attn_kv_cache_destroy(cache);
   for (int i = 0; i < LAYERS; i++) attn_mha_destroy(mha[i]);
 }
 
-TEST(steps_have_the_bits_of_one_run) { steps_have_the_bits(false); }
+TEST(steps_have_the_bits_of_one_run) {
+  steps_have_the_bits(false, ATTN_F32);
+  steps_have_the_bits(false, ATTN_BF16);
+  steps_have_the_bits(false, ATTN_F16);
+}
 
-TEST(biased_steps_have_the_bits_of_one_run) { steps_have_the_bits(true); }
+TEST(biased_steps_have_the_bits_of_one_run) { steps_have_the_bits(true, ATTN_F32); }
 
 TEST(a_memory_is_projected_once) {
   enum { QUERIES = 3 };
