@@ -50,6 +50,7 @@ typedef struct call {
 static void norm_rounded(const call *c, int64_t row) {
   float floats[ATTN_HEAD_NORM_DIM];
   const int64_t width = c->norm.width;
+  floats[0] = 0; /* compilers do not know that width >= 1 */
   const attn_storage rows = {c->rows.data, c->rows.dtype};
   for (int64_t i = 0; i < width; i++) floats[i] = attn_load_f32(rows, row * width + i);
   norm_row(&c->norm, floats, floats);
