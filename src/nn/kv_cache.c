@@ -663,6 +663,13 @@ attn_status attn_kv_cache_fork(attn_kv_cache *cache, int64_t from, int64_t to, i
   return ATTN_OK;
 }
 
+/* Every sequence stays what it is. */
+static bool nothing_moves(const attn_kv_cache *cache, const int32_t *parents) {
+  for (int64_t b = 0; b < cache->shape.batch; b++)
+    if (parents[b] != b && (parents[b] >= 0 || cache->lengths[b] > 0)) return false;
+  return true;
+}
+
 attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents) {
   REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
   REQUIRE(parents, "parents is NULL; it must name a sequence for each sequence");
@@ -670,6 +677,7 @@ attn_status attn_kv_cache_reorder(attn_kv_cache *cache, const int32_t *parents) 
   for (int64_t b = 0; b < batch; b++)
     REQUIRE(parents[b] >= -1 && parents[b] < batch,
             "parents[%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64 ", or -1 for none", b, parents[b], batch - 1);
+  if (nothing_moves(cache, parents)) return ATTN_OK;
   int32_t *lengths = cache->next[0], *first = cache->next[1], *table = cache->next_table;
   for (int64_t b = 0; b < batch; b++) {
     const int64_t parent = parents[b];
