@@ -297,8 +297,8 @@ struct block_args {
   view<const float> x;             /**< [batch][seq][width], in a step [all new tokens][width]. */
   view<float> y;                   /**< Shaped as x; may be x. */
   view<const float> memory{};      /**< Decoder blocks: [batch][seq_memory][width_memory] by cross.memory_stride. */
-  view<const float> projected_k{}; /**< In its place: keys from block::project_memory(). */
-  view<const float> projected_v{}; /**< Values, likewise. */
+  view<const void> projected_k{};  /**< In its place: keys from block::project_memory(). */
+  view<const void> projected_v{};  /**< Values, likewise. */
   const args *self = nullptr;      /**< Masks and lengths of the self-attention. */
   const args *cross = nullptr;     /**< Those of the cross-attention. */
 };
@@ -348,14 +348,15 @@ class block {
     return detail::outcome(attn_block_step(block_.get(), cache.get(), layer, &c.all));
   }
 
-  /** attn_block_project_memory(): k and v of a decoder block's memory, [batch][heads_kv][seq_memory][dim]. */
-  void project_memory(const block_args &a, view<float> k, view<float> v) { try_project_memory(a, k, v).value(); }
+  /** attn_block_project_memory(): k and v of a decoder block's memory, [batch][heads_kv][seq_memory][dim] of the
+   * cross-attention's dtype_kv. */
+  void project_memory(const block_args &a, view<void> k, view<void> v) { try_project_memory(a, k, v).value(); }
   /** The same without exceptions. */
-  expected<void> try_project_memory(const block_args &a, view<float> k, view<float> v) noexcept {
+  expected<void> try_project_memory(const block_args &a, view<void> k, view<void> v) noexcept {
     detail::size_check sizes("attn::block::project_memory");
     sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
-    sizes.check("k", k, 4, projected(config_.cross.attention.dim_qk));
-    sizes.check("v", v, 4, projected(config_.cross.attention.dim_v));
+    check_projected(sizes, "k", k, config_.cross.attention.dim_qk);
+    check_projected(sizes, "v", v, config_.cross.attention.dim_v);
     if (const auto fit = sizes.outcome(); !fit) return fit;
     if (const auto room = own_.try_reserve(attn_block_workspace(block_.get())); !room) return room;
     const c_args c(a);
@@ -389,14 +390,14 @@ class block {
     sizes.check("y", a.y, 4, rows);
     if (config_.has_cross) {
       sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
-      sizes.check("projected_k", a.projected_k, 4, projected(config_.cross.attention.dim_qk));
-      sizes.check("projected_v", a.projected_v, 4, projected(config_.cross.attention.dim_v));
+      check_projected(sizes, "projected_k", a.projected_k, config_.cross.attention.dim_qk);
+      check_projected(sizes, "projected_v", a.projected_v, config_.cross.attention.dim_v);
     }
     return sizes.outcome();
   }
-  std::size_t projected(std::int64_t dim) const noexcept {
+  void check_projected(detail::size_check &sizes, const char *name, view<const void> heads, std::int64_t dim) const noexcept {
     const attn_problem &a = config_.cross.attention;
-    return detail::reach({{a.batch * a.heads_kv * a.seq_k * dim, 1}});
+    sizes.check(name, heads, a.dtype_kv, detail::reach({{a.batch * a.heads_kv * a.seq_k * dim, 1}}));
   }
 
   detail::owner<attn_block, attn_block_destroy> block_;

@@ -430,6 +430,18 @@ void blocks() {
   layer.step(cache, projected);
   CHECK(y == right);
 
+  config.cross.attention.dtype_q = config.cross.attention.dtype_kv = ATTN_F16;
+  attn::block halves(config, c_kernel);
+  std::vector<std::uint16_t> half_keys(3 * wide), half_values(3 * wide);
+  std::vector<float> rounded(few * wide);
+  halves.run(call(rounded));
+  halves.project_memory(call(nullptr), half_keys, half_values);
+  refused([&] { halves.run(projected); }, ATTN_INVALID_ARGUMENT, "projected_k has elements of 4 bytes");
+  projected.projected_k = half_keys, projected.projected_v = half_values;
+  halves.run(projected);
+  CHECK(y == rounded && y != right);
+  projected.projected_k = keys, projected.projected_v = values;
+
   auto one = attn::block_config::decoder(1, 2, 1, 3, wide, wide, deep);
   one.cross.attention.uses |= ATTN_USE_KV_LEN;
   std::vector<float> first(wide);
