@@ -7,11 +7,12 @@
 #include <string.h>
 
 #include "kernels/common/problem/arithmetic.h"
-#include "kernels/common/problem/convert.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
+#include "src/choice/dispatch.h"
 #include "src/layers/norm_row.h"
 #include "src/plan/parallel.h"
+#include "src/registry/tier_parts.h"
 
 enum { BLOCK_ROWS = 64, TIMES = 7 /* reads and writes of an element in norm_row() */ };
 
@@ -20,10 +21,15 @@ static attn_status allocate(attn_head_norm *norm) {
   return norm->gains ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the norms of a layer's heads");
 }
 
-attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm) {
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, const attn_options *options,
+                                  attn_head_norm *norm) {
   *norm = (attn_head_norm){.dim = dim, .epsilon = weights->qk_norm_epsilon};
   if (!weights->qk_norm) return ATTN_OK;
-  const attn_status status = allocate(norm);
+  const char *cap;
+  attn_status status = attn_dispatch_cap(options, &cap);
+  if (status != ATTN_OK) return status;
+  norm->rows = attn_tier_parts_below(cap).kv_rows;
+  status = allocate(norm);
   if (status != ATTN_OK) return status;
   const float *const gains[] = {weights->q_norm_gain, weights->k_norm_gain};
   for (int64_t i = 0; i < 2 * dim; i++) norm->gains[i] = gains[i / dim] ? gains[i / dim][i % dim] : 1;
@@ -44,17 +50,21 @@ void attn_head_norm_destroy(attn_head_norm *norm) { free(norm->gains); }
 typedef struct call {
   row_norm norm;
   attn_head_rows rows;
+  const attn_kv_rows_kernel *convert;
 } call;
 
 /* One row of 16 bits. */
 static void norm_rounded(const call *c, int64_t row) {
   float floats[ATTN_HEAD_NORM_DIM];
-  const int64_t width = c->norm.width;
-  floats[0] = 0; /* compilers do not know that width >= 1 */
-  const attn_storage rows = {c->rows.data, c->rows.dtype};
-  for (int64_t i = 0; i < width; i++) floats[i] = attn_load_f32(rows, row * width + i);
+  const int64_t at = row * c->norm.width, begin = 0;
+  attn_kv_rows part = {.tokens = 1, .heads = 1, .dim = c->norm.width, .from_element = 1, .to_element = 1};
+  part.from = (attn_storage){c->rows.data, c->rows.dtype}, part.from_at = &at;
+  part.to = floats, part.to_dtype = ATTN_F32, part.to_at = &begin;
+  c->convert->write(&part);
   norm_row(&c->norm, floats, floats);
-  for (int64_t i = 0; i < width; i++) attn_store_f32(c->rows.data, c->rows.dtype, row * width + i, floats[i]);
+  part.from = (attn_storage){floats, ATTN_F32}, part.from_at = &begin;
+  part.to = c->rows.data, part.to_dtype = c->rows.dtype, part.to_at = &at;
+  c->convert->write(&part);
 }
 
 static void run_block(void *context, int64_t block, int worker) {
@@ -74,7 +84,7 @@ static void run_block(void *context, int64_t block, int worker) {
 void attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn_head_rows *rows, const attn_options *options) {
   if (!norm->gains) return;
   const float *gain = norm->gains + (keys ? norm->dim : 0);
-  call c = {{.width = norm->dim, .rms = true, .gain = gain, .epsilon = norm->epsilon}, *rows};
+  call c = {{.width = norm->dim, .rms = true, .gain = gain, .epsilon = norm->epsilon}, *rows, norm->rows};
   attn_options now = *options;
   if (now.threads == 0)
     now.threads = attn_parallel_pays_for_elements(rows->count * norm->dim * TIMES) ? attn_parallel_default_threads() : 1;

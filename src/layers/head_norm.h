@@ -4,17 +4,20 @@
 #define ATTN_HEAD_NORM_H
 
 #include "attn/attn.h"
+#include "kernels/kv_rows.h"
 
 enum { ATTN_HEAD_NORM_DIM = 1024 };
 
 typedef struct attn_head_norm {
-  float *gains; /* [2][dim]: of Q, and of K; NULL = no norms */
+  float *gains;                    /* [2][dim]: of Q, and of K; NULL = no norms */
+  const attn_kv_rows_kernel *rows; /* converts rows of 16 bits */
   int64_t dim;
   float epsilon;
 } attn_head_norm;
 
 /* Copies what the weights say, whose heads have dim elements. */
-attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm);
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, const attn_options *options,
+                                  attn_head_norm *norm);
 
 /* A copy for another layer. */
 attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm);
