@@ -68,9 +68,9 @@ static inline attn_mha_problem *attn_mha_problem_sized(attn_mha_problem *problem
 
 /** How a weight matrix lies in memory. */
 typedef enum attn_weight_layout {
-  ATTN_IN_OUT = 0,      /**< [in][out]: y = x W */
-  ATTN_OUT_IN,          /**< [out][in]: y = x W^T, as PyTorch stores it */
-  ATTN_HEADS_IN_OUT = 2 /**< [heads][in][dim]: a matrix for each head, as in the paper; w_o is [heads][dim][out]. */
+  ATTN_IN_OUT = 0,  /**< [in][out]: y = x W */
+  ATTN_OUT_IN,      /**< [out][in]: y = x W^T, as PyTorch stores it */
+  ATTN_HEADS_IN_OUT /**< [heads][in][dim]: a matrix for each head, as in the paper; w_o is [heads][dim][out]. */
 } attn_weight_layout;
 
 /** Dense weights. attn_mha_create() copies and packs them, so they need not outlive it. The columns (`out`) of Q, K and V

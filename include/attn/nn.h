@@ -636,7 +636,7 @@ ATTN_API size_t attn_block_workspace(const attn_block *block);
 
 /** Projects a decoder block's memory once, args->memory, for steps and runs that attend to it: k
  * [batch][heads_kv][seq_memory][dim_qk] and v [batch][heads_kv][seq_memory][dim_v] as attn_mha_project_memory() lays them,
- * of cross.attention.dtype_kv, for args.projected_k and projected_v. The workspace is that of a run. */
+ * for args.projected_k and projected_v. Both have cross.attention.dtype_kv. The workspace is that of a run. */
 ATTN_API attn_status attn_block_project_memory(const attn_block *block, const attn_block_args *args, void *k, void *v,
                                                void *workspace, size_t workspace_bytes);
 

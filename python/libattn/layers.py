@@ -236,11 +236,10 @@ def _matrix_shapes(problem, layout):
 def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
     """attn_mha_weights of arrays in that layout."""
     a = problem.attention
-    heads = {"q": a.heads_q * a.dim_qk, "k": a.heads_kv * a.dim_qk, "v": a.heads_kv * a.dim_v}
-    columns = {**heads, "qkv": sum(heads.values()), "o": problem.width_out}
     if layout not in _LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights), 'in_out' or "
                          "'heads_in_out'")
+    shapes, columns = _matrix_shapes(problem, layout), _matrix_shapes(problem, "in_out")
     struct, dtypes = S.attn_mha_weights(layout=_LAYOUTS[layout]), set()
     struct.qk_norm = weights.get("qk_norm_epsilon") is not None
     for name, array in weights.items():
@@ -255,9 +254,9 @@ def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
                 raise ValueError(f"{name} is given without qk_norm_epsilon; it must be None")
             setattr(struct, name, arrays.floats(array, name, (a.dim_qk,)))
         elif name.startswith("b_"):
-            setattr(struct, name, arrays.floats(array, name, (columns[name[2:]],)))
+            setattr(struct, name, arrays.floats(array, name, columns["w" + name[1:]][1:]))
         else:
-            address, dtype, _ = arrays.read(array, name, _matrix_shapes(problem, layout)[name], tuple(DTYPES))
+            address, dtype, _ = arrays.read(array, name, shapes[name], tuple(DTYPES))
             setattr(struct, name, address)
             dtypes.add(dtype)
     if len(dtypes) > 1:
