@@ -749,8 +749,8 @@ class Block(_AnyShape):
         a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
         layer = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], self._sizes["seq"])
         batch, rows, _ = _shape(memory, "memory", 3)
-        if out is None and self._heads_dtype != "float32":
-            raise TypeError(f"out is None; it must be two arrays of {self._heads_dtype}, which is heads_dtype")
+        if out is not None or self._heads_dtype != "float32":
+            _pair("out", out, f"two arrays of {self._heads_dtype}, which is heads_dtype")
         (keys, to_keys), (values, to_values) = (
             _new(memory, batch, a.heads_kv, rows, dim) if out is None else
             (out[i], arrays.read(out[i], "out", (batch, a.heads_kv, rows, dim), (self._heads_dtype,), True)[0])

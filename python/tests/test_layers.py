@@ -113,6 +113,8 @@ def test_heads_of_16_bits():
                          w2=draw(32, 16), heads_dtype="float16")
     with pytest.raises(TypeError, match="out is None; it must be two arrays of float16"):
         block.project_memory(memory)
+    with pytest.raises(TypeError, match="out is 5; it must be two arrays of float16"):
+        block.project_memory(memory, out=5)
     kept = block.project_memory(memory, out=(np.empty((2, 4, 9, 8), np.float16), np.empty((2, 4, 9, 8), np.float16)))
     assert (block(x, kept) == block(x, memory)).all()
 
