@@ -9,17 +9,20 @@ from typing import Any
 from ._native import C, F, S, allocate, check
 from ._sdpa import FUNCTIONS
 from ._blocks import BYTES, VALUES, check_format
-from .layers import CACHE_DTYPES, DTYPES, KV_FORMATS, _flags, _options, _whole
+from .layers import (CACHE_DTYPES, DTYPES, KV_FORMATS, _flags, _handle_of, _handle_or_none, _numbers, _one_of, _options,
+                     _whole)
 
 PAIRINGS = {"interleaved": "ATTN_ROPE_INTERLEAVED", "halves": "ATTN_ROPE_HALVES"}
 SCALINGS = {None: "ATTN_ROPE_UNSCALED", "linear": "ATTN_ROPE_LINEAR", "ntk": "ATTN_ROPE_NTK", "yarn": "ATTN_ROPE_YARN",
             "llama3": "ATTN_ROPE_LLAMA3"}
 
 
-def _one_of(name, value, table):
-    if value not in table:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, table))}")
-    return getattr(C, table[value])
+def _read_numbers(name, numbers):
+    """The floats of a list or an array."""
+    try:
+        return [float(x) for x in numbers]
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} is {numbers!r}; it must be a list of numbers") from None
 
 
 class Rope:
@@ -37,18 +40,19 @@ class Rope:
                  frequencies: Any = None) -> None:
         _whole(dim=dim)
         _flags(truncate=truncate)
+        numbers = {"base": base, "factor": factor, "original_length": original_length, "beta_fast": beta_fast,
+                   "beta_slow": beta_slow, "attention_factor": attention_factor, "low_freq_factor": low_freq_factor,
+                   "high_freq_factor": high_freq_factor}
+        _numbers(**numbers)
         own = None
         if frequencies is not None:
-            values = [float(x) for x in frequencies]
+            values = _read_numbers("frequencies", frequencies)
             if len(values) * 2 != dim:
                 raise ValueError(f"frequencies has {len(values)} numbers; with dim {dim} it must have {dim // 2}")
             own = (ctypes.c_double * len(values))(*values)
-        config = S.attn_rope_config(pairing=_one_of("pairing", pairing, PAIRINGS), dim=dim, base=base,
-                                    scaling=_one_of("scaling", scaling, SCALINGS), factor=factor,
-                                    original_length=original_length, beta_fast=beta_fast, beta_slow=beta_slow,
-                                    exact_ramp=not truncate, attention_factor=attention_factor,
-                                    low_freq_factor=low_freq_factor, high_freq_factor=high_freq_factor,
-                                    frequencies=ctypes.cast(own, ctypes.c_void_p) if own else None)
+        config = S.attn_rope_config(pairing=getattr(C, _one_of("pairing", pairing, PAIRINGS)), dim=dim,
+                                    scaling=getattr(C, _one_of("scaling", scaling, SCALINGS)), exact_ramp=not truncate,
+                                    **numbers, frequencies=ctypes.cast(own, ctypes.c_void_p) if own else None)
         self.dim = dim
         self._handle = ctypes.c_void_p()
         check(F.attn_rope_create(ctypes.byref(config), ctypes.byref(self._handle)))
@@ -161,7 +165,7 @@ def rope(x: Any, rotation: Rope, *, positions: Any = None, past: Any = None, lay
                             x=address, out=to, x_stride=strides, out_stride=out_strides,
                             positions=call.whole(positions, "positions", sizes[0] * sizes[2]),
                             past=call.whole(past, "past", sizes[0]))
-    check(F.attn_rope_run(rotation._handle, ctypes.byref(args), ctypes.byref(_options(None, threads))))
+    check(F.attn_rope_run(_handle_of("rotation", rotation, Rope), ctypes.byref(args), ctypes.byref(_options(None, threads))))
     return out
 
 
@@ -226,7 +230,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     if q is not None and q_out is None:
         view = FUNCTIONS["view"](q, "q")
         q_out = allocate(q, tuple(view[3]), view[2])
-    args = S.attn_kv_append_args(rope=rotation._handle if rotation else None)
+    args = S.attn_kv_append_args(rope=_handle_or_none("rotation", rotation, Rope))
     seen = _read_rows(call, args, layout, {"k": k, "v": v, "q": q, "q_out": q_out})
     outer = []
     for name, array, heads, dim in (("k_cache", k_cache, "heads_kv", "dim_qk"), ("v_cache", v_cache, "heads_kv", "dim_v")):

@@ -60,6 +60,39 @@ def _flags(**flags):
             raise TypeError(f"{name} is {value!r}; it must be True or False")
 
 
+def _numbers(**values):
+    """Refuses what is no finite float32."""
+    for name, value in values.items():
+        try:
+            fits = not isinstance(value, (str, bytes)) and abs(float(value)) < 2.0**128
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise TypeError(f"{name} is {value!r}; it must be one finite number")
+
+
+def _numbers_or_none(**values):
+    _numbers(**{name: value for name, value in values.items() if value is not None})
+
+
+def _one_of(name, value, table, error=ValueError):
+    """The entry of a table that has this name."""
+    if not isinstance(value, (str, type(None))) or value not in table:
+        raise error(f"{name} is {value!r}; it must be one of {', '.join(map(repr, table))}")
+    return table[value]
+
+
+def _handle_of(name, value, kind):
+    """The handle of an object of this package."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; it must be a {kind.__name__}")
+    return value._handle
+
+
+def _handle_or_none(name, value, kind):
+    return None if value is None else _handle_of(name, value, kind)
+
+
 def _pair(name, value, right):
     """The two of a tuple or a list; `right` is the end of the sentence that refuses anything else."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -115,13 +148,17 @@ def _new(like, *shape):
     return array, read_dense(array, "the result")[0]
 
 
-def _text(name):
+def _text(**names):
+    """The bytes of one name, for C; None for None."""
+    (what, name), = names.items()
+    if not isinstance(name, (str, type(None))):
+        raise TypeError(f"{what} is {name!r}; it must be the name of one, or None")
     return name.encode() if name else None
 
 
-def _options(kernel, threads):
+def _options(kernel, threads, what="kernel"):
     _whole_or_none(threads=threads)
-    return S.attn_options(kernel=_text(kernel), threads=threads or 0)
+    return S.attn_options(kernel=_text(**{what: kernel}), threads=threads or 0)
 
 
 def _linear(arrays, weight, bias, name, inputs, outputs, dtype="float32"):
@@ -236,11 +273,9 @@ def _matrix_shapes(problem, layout):
 def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights):
     """attn_mha_weights of arrays in that layout."""
     a = problem.attention
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights), 'in_out' or "
-                         "'heads_in_out'")
+    struct, dtypes = S.attn_mha_weights(layout=_one_of("layout", layout, _LAYOUTS)), set()
     shapes, columns = _matrix_shapes(problem, layout), _matrix_shapes(problem, "in_out")
-    struct, dtypes = S.attn_mha_weights(layout=_LAYOUTS[layout]), set()
+    _numbers_or_none(qk_norm_epsilon=weights.get("qk_norm_epsilon"))
     struct.qk_norm = weights.get("qk_norm_epsilon") is not None
     for name, array in weights.items():
         if array is None:
@@ -270,11 +305,11 @@ def _set_heads_dtype(attention, dtype):
     attention.dtype_q = attention.dtype_kv = _float_dtype("heads_dtype", dtype)
 
 
+_ALIGNS = {"top_left": C.ATTN_ALIGN_TOP_LEFT, "bottom_right": C.ATTN_ALIGN_BOTTOM_RIGHT}
+
+
 def _set_masks(attention, causal, align, window, uses):
-    aligns = {"top_left": C.ATTN_ALIGN_TOP_LEFT, "bottom_right": C.ATTN_ALIGN_BOTTOM_RIGHT}
-    if align not in aligns:
-        raise ValueError(f"align is {align!r}; it must be 'top_left' or 'bottom_right'")
-    attention.align = aligns[align]
+    attention.align = _one_of("align", align, _ALIGNS)
     if window is not None:
         left, right = _pair("window", window, "a pair (left, right) of integers, None = all keys of that side, or None")
         _whole_or_none(**{"left of window": left, "right of window": right})
@@ -364,6 +399,9 @@ class MultiHeadAttention(_AnyShape):
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
                        dim_qk=dim_qk, dim_v=dim_v)
         _flags(causal=causal, bf16_rows=bf16_rows, int8_weights=int8_weights)
+        _numbers(softcap=softcap)
+        _numbers_or_none(scale=scale)
+        _check_uses(uses=uses)
         dim_qk = dim_qk or width // heads
 
         def problem_of(batch, seq, keys, brought=None, want_weights=False):
@@ -389,7 +427,7 @@ class MultiHeadAttention(_AnyShape):
         self._problem_of, self._problem = problem_of, problem_of(*first)
         arrays, problem = _Arrays(), self._problem
         inner = _options(kernel, threads)
-        options = S.attn_mha_options(attention=ctypes.addressof(inner), product=_text(product))
+        options = S.attn_mha_options(attention=ctypes.addressof(inner), product=_text(product=product))
         packed = _mha_weights(arrays, problem, layout, _named(weights), bf16_rows, int8_weights)
         self._handle, self._memory = ctypes.c_void_p(), threading.local()
         check(F.attn_mha_create(ctypes.byref(problem), ctypes.byref(packed), ctypes.byref(options),
@@ -427,10 +465,11 @@ class MultiHeadAttention(_AnyShape):
         after sequence: they attend to what the cache holds in this layer of it. Scale, window and the like are the cache's;
         batch and seq of this layer do not count. Rows have the bits of a call over the whole text with the same kernel."""
         _whole(layer=layer)
-        arrays, tokens = _Arrays(), cache.step_tokens
+        arrays, steps = _Arrays(), _handle_of("cache", cache, KVCache)
+        tokens = cache.step_tokens
         address = arrays.floats(x, "x", (tokens, self._problem.width))
         y, out = _new(x, tokens, self._problem.width_out)
-        check(F.attn_mha_step(self._handle, cache._handle, layer, address, out))
+        check(F.attn_mha_step(self._handle, steps, layer, address, out))
         return y
 
     def describe(self) -> str:
@@ -443,9 +482,11 @@ _WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "
             "qk_norm_epsilon", "head_columns")
 
 
-def _named(weights):
+def _named(weights, what="weights"):
+    if not isinstance(weights, dict):
+        raise TypeError(f"{what} is {weights!r}; it must be a dict of weights: {', '.join(_WEIGHTS)}")
     for name in weights:
-        if name.startswith("dropout"):
+        if str(name).startswith("dropout"):
             raise TypeError(f"{name} is no argument: the layers of libattn are for inference, which has no dropout")
         if name not in _WEIGHTS:
             raise TypeError(f"{name} is neither a setting nor a weight; the weights are {', '.join(_WEIGHTS)}")
@@ -458,15 +499,11 @@ _ACTIVATIONS = {"relu": "ATTN_RELU", "gelu": "ATTN_GELU", "silu": "ATTN_SILU", "
 
 
 def _activation(name):
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"activation is {name!r}; it must be one of {', '.join(map(repr, _ACTIVATIONS))}")
-    return getattr(C, _ACTIVATIONS[name])
+    return getattr(C, _one_of("activation", name, _ACTIVATIONS))
 
 
 def _float_dtype(name, dtype):
-    if dtype not in DTYPES:
-        raise TypeError(f"{name} is {dtype!r}; it must be one of {', '.join(map(repr, DTYPES))}")
-    return getattr(C, DTYPES[dtype])
+    return getattr(C, _one_of(name, dtype, DTYPES, TypeError))
 
 
 class Linear(_Layer):
@@ -484,7 +521,7 @@ class Linear(_Layer):
                  activation: str | None = None, bf16_rows: bool = False, threads: int | None = None,
                  product: str | None = None, scale: Any = None, int8_weights: bool = False) -> None:
         _flags(bf16_rows=bf16_rows, int8_weights=int8_weights)
-        arrays, options, types = _Arrays(), _options(product, threads), {**DTYPES, "int8": "ATTN_I8"}
+        arrays, options, types = _Arrays(), _options(product, threads, "product"), {**DTYPES, "int8": "ATTN_I8"}
         address, kept, (self.out, self.width) = arrays.read(weight, "weight", _shape(weight, "weight", 2), tuple(types))
         self._dtype, self._out_dtype = dtype, out_dtype
         config = S.attn_product_weights(depth=self.width, columns=self.out, weight=address, stride_depth=1,
@@ -539,7 +576,7 @@ class FeedForward(_Layer):
         _flags(bf16_rows=bf16_rows, int8_weights=int8_weights)
         arrays = _Arrays()
         self.hidden, self.width = _shape(w1, "w1", 2)
-        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product),
+        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product=product),
                                             bf16_rows=bf16_rows, int8_weights=int8_weights)
         _set_network(config, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         self._make(config, _options(None, threads))
@@ -622,6 +659,9 @@ class Block(_AnyShape):
         _positive(heads=heads, heads_kv=heads_kv, dim_qk=dim_qk)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
         _flags(rms_norm=rms_norm, pre_norm=pre_norm, causal=causal, bf16_rows=bf16_rows, int8_weights=int8_weights)
+        _numbers(softcap=softcap, epsilon=epsilon)
+        _numbers_or_none(scale=scale)
+        _check_uses(uses=uses, cross_uses=cross_uses)
         if memory is not None:
             keys, width_memory = _pair("memory", memory, "a pair (seq, width), seq an integer or None; or None")
             _whole_or_none(**{"seq of memory": keys})
@@ -653,16 +693,17 @@ class Block(_AnyShape):
         self._config_of = config_of
         self._config = config = config_of(*(1 if size is None else size for size in (batch, seq, keys)))
         arrays = _Arrays()
-        config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights), bf16_rows, int8_weights)
+        config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights, "self_weights"), bf16_rows,
+                                           int8_weights)
         if memory:
-            config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}), bf16_rows,
-                                                int8_weights)
+            given = _named({} if cross_weights is None else cross_weights, "cross_weights")
+            config.cross_weights = _mha_weights(arrays, config.cross, layout, given, bf16_rows, int8_weights)
         _set_network(config.feed_forward, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         config.feed_forward.bf16_rows, config.feed_forward.int8_weights = bf16_rows, int8_weights
         _set_norms(config, arrays, "norm", norms, epsilon)
         _set_norms(config, arrays, "post_norm", (None,) * 3 if post_norms is None else post_norms, epsilon)
         config.pre_norm, config.rms_norm, config.post_norms = pre_norm, rms_norm, post_norms is not None
-        config.product = _text(product)
+        config.product = _text(product=product)
         self._make(config, _options(kernel, threads))
         self._open(batch=batch, seq=seq, keys=keys)
 
@@ -712,6 +753,8 @@ class Block(_AnyShape):
             raise ValueError("memory is given; it must be None, because the block was made without one")
         elif cross:
             raise ValueError("cross is given; it must be None, because the block was made without memory")
+        if not isinstance(cross, (dict, type(None))):
+            raise TypeError(f"cross is {cross!r}; it must be a dict of arrays: {', '.join(_USES)}")
 
     def _bring_memory(self, args, arrays, memory, cross, batch, seq, masks=None):
         """The memory [batch, keys, width], or the pair that project_memory() made of it, and the masks of `cross`. Returns
@@ -766,22 +809,29 @@ class Block(_AnyShape):
         sequence of the memory takes as many tokens. The rows have the bits of a call over the whole text with the same
         kernel."""
         _whole(layer=layer)
-        arrays, tokens, block = _Arrays(), cache.step_tokens, self._newest
-        args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
+        arrays, steps, block = _Arrays(), _handle_of("cache", cache, KVCache), self._newest
+        tokens = cache.step_tokens
         self._check_memory(memory, cross)
+        args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
         if memory is not None:
             sequences = len(memory[0] if isinstance(memory, tuple) else memory)
             seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
             block = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], seq)
         y, args.y = _new(x, tokens, self._config.self.width)
-        check(F.attn_block_step(block.handle, cache._handle, layer, ctypes.byref(args)))
+        check(F.attn_block_step(block.handle, steps, layer, ctypes.byref(args)))
         return y
+
+
+def _check_uses(**uses):
+    for what, names in uses.items():
+        if not isinstance(names, (tuple, list, set, frozenset)):
+            raise TypeError(f"{what} is {names!r}; it must be a tuple of names: {', '.join(map(repr, _USES))}")
+        for name in names:
+            _one_of(f"a name of {what}", name, {key: key for key in _USES})
 
 
 def _set_uses(attention, uses):
     for name in uses:
-        if name not in _USES:
-            raise ValueError(f"uses has {name!r}; it may have {', '.join(map(repr, _USES))}")
         attention.uses |= getattr(C, _USES[name][0])
 
 
@@ -925,13 +975,12 @@ class KVPool(_Layer):
     def __init__(self, *, pages: int, heads_kv: int, dim_qk: int, dim_v: int | None = None, page_tokens: int = 64,
                  num_layers: int = 1, dtype: str = "float32", scales: bool | None = None,
                  key_channels: bool = False) -> None:
-        if dtype not in POOL_DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
+        kept = getattr(C, _one_of("dtype", dtype, POOL_DTYPES, TypeError))
         _whole(pages=pages, heads_kv=heads_kv, dim_qk=dim_qk, page_tokens=page_tokens, num_layers=num_layers)
         _whole_or_none(dim_v=dim_v)
         self._dtype = dtype
         self._shape = S.attn_kv_pool_shape(layers=num_layers, pages=pages, page_tokens=page_tokens, heads_kv=heads_kv,
-                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=getattr(C, POOL_DTYPES[dtype]),
+                                           dim_qk=dim_qk, dim_v=dim_v or dim_qk, dtype=kept,
                                            scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
         self._handle = ctypes.c_void_p()
         check(F.attn_kv_pool_create(ctypes.byref(self._shape), ctypes.byref(self._handle)))
@@ -966,21 +1015,25 @@ class KVCache(_Layer):
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
                  page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None,
                  key_channels: bool = False, bias_by_distance: Any = None) -> None:
-        if dtype not in POOL_DTYPES:
-            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(POOL_DTYPES)}")
+        from ._kv import Rope  # which is made of parts of this file
+
+        kept = getattr(C, _one_of("dtype", dtype, POOL_DTYPES, TypeError))
         _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity)
         _whole_or_none(heads_kv=heads_kv, dim_v=dim_v, window=window, window_first=window_first, num_layers=num_layers,
                        page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
         _flags(float_tokens=float_tokens)
+        _numbers(softcap=softcap)
+        _numbers_or_none(scale=scale)
         self._dtype = "float32" if float_tokens else dtype
         self._lives = (rotation, pool)  # kept as long as the cache
         self._shape = S.attn_kv_cache_shape(
             batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk, dim_v=dim_v or dim_qk, capacity=capacity,
-            dtype=getattr(C, POOL_DTYPES[dtype]), float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
+            dtype=kept, float_tokens=float_tokens, scale=scale or 0.0, softcap=softcap,
             window=window or 0, window_first=window_first or 0, sinks=arrays.vector(sinks, "sinks", heads, whole=False),
-            alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False), rope=rotation._handle if rotation else None,
-            pool=pool._handle if pool else None, layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
+            alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False),
+            rope=_handle_or_none("rotation", rotation, Rope), pool=_handle_or_none("pool", pool, KVPool),
+            layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
             scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
         if bias_by_distance is not None:
             self._shape.bias_by_distance, _, shape = arrays.read(bias_by_distance, "bias_by_distance")
@@ -1100,6 +1153,7 @@ def _add_norm(function, x, residual, pair, epsilon):
     if not shape:
         raise ValueError("x has no dimensions; it must have at least one")
     y, out = _new(x, *shape)
+    _numbers(epsilon=epsilon)
     norm = _norm(arrays, pair, shape[-1], epsilon)
     check(function(math.prod(shape[:-1]), shape[-1], address, arrays.floats(residual, "residual", shape),
                    ctypes.byref(norm), None, out))
@@ -1118,6 +1172,7 @@ def sinusoidal_positions(rows: int, width: int, *, like: Any, first: int = 0) ->
 def embedding(table: Any, tokens: Any, *, factor: float = 1.0) -> Any:
     """factor table[tokens] as float32 [count, width]. table [vocabulary, width] is float32, float16 or bfloat16; tokens are
     int32, or a list."""
+    _numbers(factor=factor)
     arrays = _Arrays()
     address, dtype, shape = arrays.read(table, "table", None, tuple(DTYPES))
     _fit("table", shape, vocabulary=None, width=None)
@@ -1134,8 +1189,7 @@ def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = N
     1."""
     _flags(unit=unit)
     kinds = {"mean": C.ATTN_POOL_MEAN, "first": C.ATTN_POOL_FIRST}
-    if kind not in kinds:
-        raise ValueError(f"kind is {kind!r}; it must be one of {', '.join(map(repr, kinds))}")
+    what = _one_of("kind", kind, kinds)
     arrays, packed = _Arrays(), cu_seqlens is not None
     address, _, shape = arrays.read(x, "x")
     _fit("x", shape, **dict.fromkeys(["rows", "width"] if packed else ["batch", "seq", "width"]))
@@ -1145,7 +1199,7 @@ def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = N
                          f"{shape[0]}, the rows of x")
     y, out = _new(x, batch, shape[-1])
     check(F.attn_pool_rows(ctypes.byref(S.attn_pooling(
-        kind=kinds[kind], unit=unit, batch=batch, seq=0 if packed else shape[1], width=shape[-1],
+        kind=what, unit=unit, batch=batch, seq=0 if packed else shape[1], width=shape[-1],
         x=address, y=out, lengths=arrays.vector(lengths, "lengths", batch),
         cu_seqlens=arrays.vector(cu_seqlens, "cu_seqlens", batch + 1)))))
     return y
@@ -1157,6 +1211,7 @@ class Sampler:
 
     def __init__(self, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 0.0, seed: int = 0) -> None:
         _whole(top_k=top_k)
+        _numbers(temperature=temperature, top_p=top_p)
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ValueError(f"seed is {seed!r}; it must be an integer in 0..2^64 - 1")
         self._what = S.attn_sampling(temperature=temperature, top_k=top_k, top_p=top_p)

@@ -361,7 +361,7 @@ def test_pool_and_cache_of_blocks(name, most):
         layers.KVCache(dtype=name, **{**shape, "float_tokens": False})
     with pytest.raises(ValueError, match="scales is true with dtype"):
         libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dtype=name, scales=True)
-    with pytest.raises(TypeError, match="dtype is q5_0; it must be one of .*q8_0, q4_0"):
+    with pytest.raises(TypeError, match="dtype is 'q5_0'; it must be one of .*'q8_0', 'q4_0'"):
         libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=40, dtype="q5_0")
 
 

@@ -89,7 +89,7 @@ def test_weights_as_files_have_them():
         layers.MultiHeadAttention(**sizes, w_qkv=fused["w"], w_o=w["w_o"], head_columns=columns + (np.arange(8) == 5) * 9)
     with pytest.raises(ValueError, match="w_q has shape"):
         layers.MultiHeadAttention(**sizes, layout="heads_in_out", **w)
-    with pytest.raises(ValueError, match="layout is 'heads'; it must be 'out_in'"):
+    with pytest.raises(ValueError, match="layout is 'heads'; it must be one of 'out_in', "):
         layers.MultiHeadAttention(**sizes, layout="heads", **w)
 
 
@@ -345,7 +345,7 @@ def test_kv_cache():
     close(step(slice(6, 9)), biased[:, :, 6:])
     with pytest.raises(ValueError, match=r"bias_by_distance has shape \(3, 4\); it must have \(4, distances\)"):
         layers.KVCache(batch=2, heads=4, dim_qk=16, capacity=9, bias_by_distance=draw(3, 4))
-    with pytest.raises(TypeError, match="dtype is int16"):
+    with pytest.raises(TypeError, match="dtype is 'int16'"):
         layers.KVCache(batch=1, heads=1, dim_qk=1, capacity=1, dtype="int16")
 
 
@@ -573,6 +573,64 @@ def test_flags_may_be_numpys():
     x = draw(1, 2, 3)
     assert np.array_equal(layers.pool(x, unit=np.bool_(True)), layers.pool(x, unit=True))
     assert not np.array_equal(layers.pool(x, unit=np.bool_(False)), layers.pool(x, unit=True))
+
+
+WITH_NUMBERS = {**MADE, layers.Sampler: layers.Sampler,
+                layers.embedding: lambda **o: layers.embedding(draw(3, 2), [1], **o),
+                layers.add_layer_norm: lambda **o: layers.add_layer_norm(draw(3, 2), **o),
+                layers.add_rms_norm: lambda **o: layers.add_rms_norm(draw(3, 2), **o),
+                libattn.Rope: lambda **o: libattn.Rope(**{"pairing": "halves", "dim": 8, **o})}
+
+
+@pytest.mark.parametrize("what", WITH_NUMBERS, ids=lambda what: what.__name__)
+def test_numbers_and_names_of_another_kind(what):
+    """Every number and name that a signature has."""
+    wrong = {"float": ("no", [1.0], 10**400, float("nan"), None), "float | None": ("no", [1.0], 10**400, float("inf")),
+             "str": (3, ["c"], None), "str | None": (3, ["c"], b"c")}
+    given = {name: p.annotation for name, p in inspect.signature(what).parameters.items() if p.annotation in wrong}
+    assert given
+    for name, kind in given.items():
+        for value in wrong[kind]:
+            with pytest.raises((TypeError, ValueError), match=rf"^{name} is {re.escape(repr(value))}; it must be "):
+                WITH_NUMBERS[what](**{name: value})
+
+
+def test_objects_of_another_kind():
+    cache = layers.KVCache(batch=1, heads=2, dim_qk=4, capacity=5)
+    block = layers.Block(heads=2, width=8, self_weights=weights_of(8, 8, 8), w1=draw(8, 8), w2=draw(8, 8), memory=(None, 8),
+                         cross_weights=weights_of(8, 8, 8))
+    layer, x = layers.MultiHeadAttention(heads=2, width=8, **weights_of(8, 8, 8)), draw(1, 8)
+    for sentence, call in {
+            "rotation is 3; it must be a Rope": lambda: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5, rotation=3),
+            "pool is []; it must be a KVPool": lambda: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5, pool=[]),
+            "cache is None; it must be a KVCache": lambda: layer.step(x, None),
+            "cache is 4; it must be a KVCache": lambda: block.step(x, 4),
+            "rotation is None; it must be a Rope": lambda: libattn.rope(draw(1, 1, 1, 4), None),
+            "frequencies is 3; it must be a list of numbers": lambda: libattn.Rope("halves", 4, frequencies=3),
+            "cross is 3; it must be a dict of arrays: mask, ": lambda: block.step(x, cache, draw(1, 2, 8), cross=3),
+    }.items():
+        with pytest.raises(TypeError, match="^" + re.escape(sentence)):
+            call()
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), [
+    ({"self_weights": None}, "self_weights is None; it must be a dict of weights: w_qkv, w_q, "),
+    ({"self_weights": [1]}, "self_weights is [1]; it must be a dict of weights: w_qkv, w_q, "),
+    ({"self_weights": {3: 4}}, "3 is neither a setting nor a weight; the weights are w_qkv, w_q, "),
+    ({"self_weights": {"qk_norm_epsilon": "no"}}, "qk_norm_epsilon is 'no'; it must be one finite number"),
+    ({"memory": (3, 8), "cross_weights": "w_q"}, "cross_weights is 'w_q'; it must be a dict of weights: w_qkv, w_q, "),
+    ({"uses": "mask"}, "uses is 'mask'; it must be a tuple of names: 'mask', 'bias', "),
+    ({"uses": None}, "uses is None; it must be a tuple of names: 'mask', 'bias', "),
+    ({"uses": ("mask", 3)}, "a name of uses is 3; it must be one of 'mask', 'bias', "),
+    ({"memory": (3, 8), "cross_uses": [["bias"]]}, "a name of cross_uses is ['bias']; it must be one of 'mask', 'bias', "),
+])
+def test_blocks_refuse_odd_weights_and_uses(wrong, sentence):
+    sizes = {"heads": 2, "width": 8, "self_weights": weights_of(8, 8, 8), "w1": draw(8, 8), "w2": draw(8, 8)}
+    with pytest.raises((TypeError, ValueError), match="^" + re.escape(sentence)):
+        layers.Block(**{**sizes, **wrong})
+    if "uses" in wrong:
+        with pytest.raises((TypeError, ValueError), match="^" + re.escape(sentence)):
+            layers.MultiHeadAttention(heads=2, width=8, w_q=draw(8, 8), **wrong)
 
 
 @pytest.mark.parametrize(("wrong", "sentence"), [
