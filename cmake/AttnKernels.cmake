@@ -23,7 +23,7 @@ set(plugins_text "")
 set(plugins_all_text "")
 # Files beside the kernels; a tier without one uses the next lower tier's. Products and peak loops have tables of their own;
 # flash_few_<isa>.c belongs to its tier's flash kernel alone.
-set(ATTN_TIER_PARTS score_steps product kv_rows peak flash_few)
+set(ATTN_TIER_PARTS score_steps product kv_rows rows peak flash_few)
 set(tier_parts_text "")
 set(product_text "")
 set(peak_text "")

@@ -35,7 +35,7 @@ typedef struct attn_mha_problem {
 
   /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. The
    * layer keeps queries as dtype_q, keys and values as dtype_kv, each f32, bf16 or f16, rounded once when they are
-   * projected, and with qk_norm (then dim_qk is at most 1024) once more when they are normed. dtype_o is float32, the score
+   * projected, and with qk_norm once more when they are normed. dtype_o is float32, the score
    * DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
   attn_problem attention;
 

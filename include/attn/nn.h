@@ -33,6 +33,7 @@
 #include "attn/attn.h"
 #include "attn/kv.h"
 #include "attn/product.h"
+#include "attn/rows.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,13 +48,6 @@ extern "C" {
  * first >= 0, rows >= 0, width >= 1; first + rows at most 2^31. Where the width is odd, the last column is a sine. Returns
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out);
-
-/** The parameters of layer normalisation. */
-typedef struct attn_norm {
-  const float *gain; /**< [width]; NULL = 1 */
-  const float *bias; /**< [width]; NULL = 0 */
-  float epsilon;     /**< Added to the variance; >= 0 and finite (PyTorch: 1e-5). */
-} attn_norm;
 
 /** Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq.
  * 3 and 4):

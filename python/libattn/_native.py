@@ -107,7 +107,7 @@ def _check_layout(struct, fields, numbers):
 
 
 def _build_interface():
-    """structs, constants and functions of attn.h, mha.h, kv.h, nn.h and product.h."""
+    """structs, constants and functions of attn.h, mha.h, kv.h, rows.h, nn.h and product.h."""
     description, layouts, values, addresses = _read_headers()
     structs, at = {}, 0
     constants = dict(zip(description["enumerators"], values[:len(description["enumerators"])]))

@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-HEADERS = ("attn.h", "mha.h", "kv.h", "nn.h", "product.h")
+HEADERS = ("attn.h", "mha.h", "kv.h", "rows.h", "nn.h", "product.h")
 
 
 def without_comments(text):

@@ -45,7 +45,8 @@ AREAS = (
     ("src/nn/*", "nn_pieces nn_tokens nn_block nn_cache nn_layers nn_pool nn_channels nn_reshape safetensors"
                  " fuzz_safetensors fuzz_caches layer fault_memory layer_family"),
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
-              " mistakes grown kv_append score_steps product common operation pieces pages numerics nonfinite fuzz_plans"
+              " mistakes grown rows kv_append score_steps product common operation pieces pages numerics nonfinite"
+              " fuzz_plans"
               " fuzz_tuning by_length scales quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
               " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
               " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
@@ -55,7 +56,8 @@ AREAS = (
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
     ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages key_blocks state scales"
-                  " kv_append quantised_rows prefetch decode nonfinite numerics fuzz_kernels serving steady reference mha"
+                  " rows kv_append quantised_rows prefetch decode nonfinite numerics fuzz_kernels serving steady reference"
+                  " mha"
                   " exp_c exp_avx2"
                   " cold_rows_avx2 warm_rows_avx2 cold_windows_c cold_windows_avx2 tier_c tier_avx2 tier_avx512 flush"
                   " edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512 bf16_amx"

@@ -4,20 +4,15 @@
 #define ATTN_HEAD_NORM_H
 
 #include "attn/attn.h"
-#include "kernels/kv_rows.h"
-
-enum { ATTN_HEAD_NORM_DIM = 1024 };
 
 typedef struct attn_head_norm {
-  float *gains;                    /* [2][dim]: of Q, and of K; NULL = no norms */
-  const attn_kv_rows_kernel *rows; /* converts rows of 16 bits */
+  float *gains; /* [2][dim]: of Q, and of K; NULL = no norms */
   int64_t dim;
   float epsilon;
 } attn_head_norm;
 
 /* Copies what the weights say, whose heads have dim elements. */
-attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, const attn_options *options,
-                                  attn_head_norm *norm);
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm);
 
 /* A copy for another layer. */
 attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm);
@@ -25,12 +20,13 @@ attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm
 /* Heads of one dimension each, one behind the other. */
 typedef struct attn_head_rows {
   void *data;
-  attn_dtype dtype; /* with another than float32 at most ATTN_HEAD_NORM_DIM elements */
+  attn_dtype dtype;
   int64_t count;
 } attn_head_rows;
 
 /* Norms rows of Q or of K where they are; nothing without norms. */
-void attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn_head_rows *rows, const attn_options *options);
+attn_status attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn_head_rows *rows,
+                               const attn_options *options);
 
 void attn_head_norm_destroy(attn_head_norm *norm);
 

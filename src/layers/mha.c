@@ -65,7 +65,7 @@ static attn_status read_options(const attn_mha_options *theirs, layer_options *o
 
 static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_options *options) {
   const attn_status status = attn_mha_pack_weights(&layer->problem, weights, options, layer->product);
-  return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, options, &layer->norm) : status;
+  return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, &layer->norm) : status;
 }
 
 /* ---- Plans ---- */
@@ -222,12 +222,12 @@ typedef struct layer_run {
 } layer_run;
 
 /* Norms the heads of `rows` tokens that a projection gave, if it is that of Q or K. */
-static void norm_heads(const attn_mha *layer, int which, int64_t rows, void *heads) {
+static attn_status norm_heads(const attn_mha *layer, int which, int64_t rows, void *heads) {
   const attn_problem *a = &layer->problem.attention;
-  if (which != PROJECT_Q && which != PROJECT_K) return;
+  if (which != PROJECT_Q && which != PROJECT_K) return ATTN_OK;
   const int64_t count = which == PROJECT_Q ? a->heads_q : a->heads_kv;
   const attn_head_rows all = {heads, which == PROJECT_Q ? a->dtype_q : a->dtype_kv, rows * count};
-  attn_head_norm_run(&layer->norm, which == PROJECT_K, &all, &layer->options);
+  return attn_head_norm_run(&layer->norm, which == PROJECT_K, &all, &layer->options);
 }
 
 static attn_status project(const layer_run *r, int which) {
@@ -253,8 +253,7 @@ static attn_status project(const layer_run *r, int which) {
                                  a->dim_v, r->given->args.y, p->y_stride,  0};
   }
   const attn_status status = attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
-  if (status == ATTN_OK) norm_heads(r->layer, which, args.batch * args.rows, args.y);
-  return status;
+  return status == ATTN_OK ? norm_heads(r->layer, which, args.batch * args.rows, args.y) : status;
 }
 
 static attn_status attend(const layer_run *r) {
@@ -434,8 +433,7 @@ static attn_status project_dense(const attn_mha *layer, int which, int64_t rows,
       &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.b = rows * depth, .s = depth, .d = 1},
                    .y = y, .y_stride = {.b = rows * columns, .s = columns, .d = 1}),
       workspace, bytes);
-  if (status == ATTN_OK) norm_heads(layer, which, rows, y);
-  return status;
+  return status == ATTN_OK ? norm_heads(layer, which, rows, y) : status;
 }
 
 static attn_status check_rows(const attn_mha *layer, int64_t rows) {

@@ -11,7 +11,6 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
-#include "src/layers/head_norm.h"
 
 /* One projection: depth x columns of an array that has `all` columns. Columns are heads of `dim`, the first at column
  * begins[0], or at `first` with the others behind it. */
@@ -61,16 +60,12 @@ static attn_status check_fused(const attn_mha_problem *p, const attn_mha_weights
   return ATTN_OK;
 }
 
-static attn_status check_norms(const attn_problem *a, const attn_mha_weights *w) {
-  const bool rounded = a->dtype_q != ATTN_F32 || a->dtype_kv != ATTN_F32;
+static attn_status check_norms(const attn_mha_weights *w) {
   REQUIRE(w->qk_norm || !(w->q_norm_gain || w->k_norm_gain),
           "attn_mha_weights.%s is given without qk_norm; it must be NULL, or qk_norm true",
           w->q_norm_gain ? "q_norm_gain" : "k_norm_gain");
   REQUIRE(!w->qk_norm || (w->qk_norm_epsilon >= 0 && isfinite(w->qk_norm_epsilon)),
           "attn_mha_weights.qk_norm_epsilon is %g; it must be finite and at least 0", (double)w->qk_norm_epsilon);
-  REQUIRE(!w->qk_norm || !rounded || a->dim_qk <= ATTN_HEAD_NORM_DIM,
-          "attn_mha_problem.attention.dim_qk is %" PRId64 " with qk_norm and heads of 16 bits; it must be at most %d",
-          a->dim_qk, ATTN_HEAD_NORM_DIM);
   return ATTN_OK;
 }
 
@@ -101,7 +96,7 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
           "attn_mha_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false", (int)w->dtype,
           (int)ATTN_BF16);
   attn_status status = check_fused(p, w);
-  if (status == ATTN_OK) status = check_norms(&p->attention, w);
+  if (status == ATTN_OK) status = check_norms(w);
   projection list[PROJECTIONS];
   list_projections(p, w, list);
   for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++) status = check_arrays(&list[i], w->dtype);

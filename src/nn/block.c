@@ -12,8 +12,8 @@
 
 #include "src/api/error.h"
 #include "src/nn/kv_cache.h"
-#include "src/nn/layer_norm.h"
 #include "src/nn/linear.h"
+#include "src/plan/own_options.h"
 
 enum { MOST_SUBLAYERS = 3, MOST_NORMS = 2 * MOST_SUBLAYERS };
 
@@ -26,10 +26,12 @@ typedef struct sublayer {
 
 struct attn_block {
   int64_t rows, width;
-  bool pre_norm, rms_norm, post_norms;
+  bool pre_norm, post_norms;
+  attn_norm_kind norm_kind;
   int count;
   sublayer sublayers[MOST_SUBLAYERS];
-  attn_options options;
+  attn_options options; /* for the norms */
+  attn_option_names names;
   float *norm_arrays; /* gain and bias of every norm, [2 count][2][width]; shared by the blocks of other shapes */
 };
 
@@ -158,7 +160,9 @@ static attn_status check_block(const attn_block_config *c) {
                          {&c->cross_post_norm, c->post_norms && c->has_cross},
                          {&c->feed_forward_post_norm, c->post_norms}};
   for (int i = 0; i < MOST_NORMS && status == ATTN_OK; i++)
-    if (norms[i].used) status = attn_nn_check_norm(norms[i].norm);
+    if (norms[i].used)
+      status = attn_row_join_run(
+          &ATTN_STRUCT(attn_row_join, .width = width, .norm_kind = ATTN_NORM_LAYER, .norm = *norms[i].norm), NULL);
   return status;
 }
 
@@ -193,7 +197,8 @@ static attn_status build(attn_block *block, const attn_block_config *c, const at
   block->norm_arrays = attn_nn_allocate_shared("the norms", (size_t)(MOST_NORMS * 2 * block->width) * sizeof(float));
   if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
   const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options, .product = c->product);
-  attn_status status = attn_nn_keep_options(options, &block->options);
+  attn_status status = attn_options_read(options, &block->options);
+  attn_own_options(&block->options, &block->names);
   if (status == ATTN_OK) status = add_attentions(block, c, &mha);
   if (status != ATTN_OK) return status;
   sublayer *s = add_sublayer(block, &c->feed_forward_norm, &c->feed_forward_post_norm);
@@ -248,7 +253,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->rows = rows_of(&c.self);
   block->width = c.self.width;
   block->pre_norm = c.pre_norm;
-  block->rms_norm = c.rms_norm;
+  block->norm_kind = c.rms_norm ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
   block->post_norms = c.post_norms;
   return finish_block(block, build(block, &c, options), result);
 }
@@ -268,6 +273,7 @@ attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *
   attn_block *made = attn_nn_new("attn_block", sizeof *made);
   if (!made) return ATTN_OUT_OF_MEMORY;
   *made = *block;
+  attn_own_options(&made->options, &made->names);
   made->rows = rows_of(&problems[0]);
   attn_nn_share(made->norm_arrays);
   for (int i = 0; i < made->count; i++) { /* all that it owns, so that it can be destroyed from here on */
@@ -348,42 +354,51 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
   return status;
 }
 
-static void join(const block_run *r, attn_nn_join j) {
+/* s = x + other; the norm, if the join has one, is of the block's kind. */
+static attn_status join(const block_run *r, attn_row_join j, const attn_norm *norm) {
   const double begin = attn_nn_now_ns(r->args->profile);
+  j.struct_size = sizeof j;
+  j.rows = r->rows;
   j.width = r->block->width;
-  j.rms = r->block->rms_norm;
-  attn_nn_each_block(&r->block->options, r->rows, attn_nn_join_floats(&j), attn_nn_join_rows, &j);
+  if (norm) {
+    j.norm_kind = r->block->norm_kind;
+    j.norm = *norm;
+  }
+  const attn_status status = attn_row_join_run(&j, &r->block->options);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
+  return status;
 }
 
 static attn_status run_post_norm(const block_run *r) {
   const float *stream = r->args->x;
   attn_status status = ATTN_OK;
-  for (int i = 0; i < r->block->count; i++) {
+  for (int i = 0; i < r->block->count && status == ATTN_OK; i++) {
     const sublayer *s = &r->block->sublayers[i];
-    status = run_sublayer(r, s, stream);
-    if (status != ATTN_OK) return status;
     float *next = i + 1 < r->block->count ? r->stream : r->args->y;
-    join(r, (attn_nn_join){.x = r->out, .residual = stream, .norm = &s->norm, .y = next});
+    status = run_sublayer(r, s, stream);
+    if (status == ATTN_OK) status = join(r, (attn_row_join){.x = r->out, .other = stream, .y = next}, &s->norm);
     stream = next;
   }
   return status;
 }
 
+/* Adds what a sublayer gave to the stream, and norms it for the next one. */
+static attn_status join_pre_norm(const block_run *r, const sublayer *s, const float *stream) {
+  attn_status status = ATTN_OK;
+  if (r->block->post_norms) status = join(r, (attn_row_join){.x = r->out, .y = r->out}, &s->post_norm);
+  if (status != ATTN_OK) return status;
+  if (s + 1 == r->block->sublayers + r->block->count)
+    return join(r, (attn_row_join){.x = r->out, .other = stream, .y = r->args->y}, NULL);
+  return join(r, (attn_row_join){.x = r->out, .other = stream, .sum = r->stream, .y = r->normed}, &s[1].norm);
+}
+
 static attn_status run_pre_norm(const block_run *r) {
   const float *stream = r->args->x;
   const sublayer *s = r->block->sublayers;
-  join(r, (attn_nn_join){.x = stream, .norm = &s[0].norm, .y = r->normed});
-  attn_status status = ATTN_OK;
-  for (int i = 0; i < r->block->count; i++) {
+  attn_status status = join(r, (attn_row_join){.x = stream, .y = r->normed}, &s[0].norm);
+  for (int i = 0; i < r->block->count && status == ATTN_OK; i++) {
     status = run_sublayer(r, &s[i], r->normed);
-    if (status != ATTN_OK) return status;
-    if (r->block->post_norms) join(r, (attn_nn_join){.x = r->out, .norm = &s[i].post_norm, .y = r->out});
-    const bool last = i + 1 == r->block->count;
-    if (last)
-      join(r, (attn_nn_join){.x = r->out, .residual = stream, .y = r->args->y});
-    else
-      join(r, (attn_nn_join){.x = r->out, .residual = stream, .norm = &s[i + 1].norm, .sum = r->stream, .y = r->normed});
+    if (status == ATTN_OK) status = join_pre_norm(r, &s[i], stream);
     stream = r->stream;
   }
   return status;

@@ -8,11 +8,13 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/nn/linear.h"
+#include "src/plan/own_options.h"
 
 struct attn_feed_forward {
   atomic_int owners;
   int64_t width, hidden;
-  attn_options options;
+  attn_options options; /* for the multiplication by the gate */
+  attn_option_names names;
   attn_product *first, *second, *gate; /* gate: NULL without one */
 };
 
@@ -46,7 +48,8 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
                                   &layer->second, c->bf16_rows, c->int8_weights},
                                  {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation,
                                   &layer->gate, c->bf16_rows, c->int8_weights}};
-  attn_status status = attn_nn_keep_options(options, &layer->options);
+  attn_status status = attn_options_read(options, &layer->options);
+  attn_own_options(&layer->options, &layer->names);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
@@ -98,30 +101,17 @@ size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows)
   return layer && rows > 0 ? (size_t)layout_of(layer, rows).bytes : 0;
 }
 
-/* Rows of the hidden layer and of its gate. */
-typedef struct gated_rows {
-  float *hidden;
-  const float *gate;
-  int64_t width;
-} gated_rows;
-
-static void multiply_rows(const void *context, int64_t first, int64_t rows) {
-  const gated_rows *g = context;
-  float *hidden = g->hidden + first * g->width;
-  const float *gate = g->gate + first * g->width;
-  for (int64_t i = 0; i < rows * g->width; i++) hidden[i] *= gate[i];
-}
-
 /* The hidden rows from x. */
 static attn_status run_first(const attn_feed_forward *layer, int64_t rows, const float *x, const layout *l, char *memory) {
   const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
-  const gated_rows g = {floats_at(memory, l->hidden), floats_at(memory, l->gate), layer->hidden};
+  float *hidden = floats_at(memory, l->hidden), *gate = floats_at(memory, l->gate);
   char *product = memory + l->product;
-  attn_status status = attn_nn_linear_run(layer->first, in, x, g.hidden, product, l->product_bytes);
+  attn_status status = attn_nn_linear_run(layer->first, in, x, hidden, product, l->product_bytes);
+  if (status == ATTN_OK && layer->gate) status = attn_nn_linear_run(layer->gate, in, x, gate, product, l->product_bytes);
   if (status != ATTN_OK || !layer->gate) return status;
-  status = attn_nn_linear_run(layer->gate, in, x, floats_at(memory, l->gate), product, l->product_bytes);
-  if (status == ATTN_OK) attn_nn_each_block(&layer->options, rows, 3 * layer->hidden, multiply_rows, &g);
-  return status;
+  const attn_row_join join = ATTN_STRUCT(attn_row_join, .rows = rows, .width = layer->hidden, .kind = ATTN_JOIN_MULTIPLY,
+                                         .x = hidden, .other = gate, .y = hidden);
+  return attn_row_join_run(&join, &layer->options);
 }
 
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,

@@ -40,13 +40,4 @@ attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, 
 /* An error if LAY_OUT found a workspace too large to address. */
 attn_status attn_nn_check_fits(const char *layer, bool fits);
 
-/* Divides the rows of a layer into equal blocks and runs body(context, first row, rows) on the threads: on one where their
- * number is open and the body reads and writes too few floats in all. */
-typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);
-void attn_nn_each_block(const attn_options *options, int64_t rows, int64_t floats_per_row, attn_nn_rows_fn body,
-                        const void *context);
-
-/* Checks the options and keeps them for loops and plans: threads = 0 stays 0. */
-attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept);
-
 #endif

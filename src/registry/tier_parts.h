@@ -5,9 +5,11 @@
 
 #include "kernels/kv_rows.h"
 #include "kernels/library/score_steps.h"
+#include "kernels/rows.h"
 
 typedef struct attn_tier_parts {
   const attn_kv_rows_kernel *kv_rows;
+  const attn_rows_kernel *rows;
   const attn_score_steps *score_steps;
 } attn_tier_parts;
 

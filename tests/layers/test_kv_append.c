@@ -26,15 +26,6 @@ static void fill(void *data, attn_dtype dtype, int64_t count) {
     attn_store_f32(data, dtype, i, (float)(pick(20001) - 10000) / (pick(2) ? 4096.0f : 64.0f));
 }
 
-/* Every tier of this CPU, lowest first. */
-static int tiers(char names[16][16]) {
-  char all[200];
-  int count = 0;
-  snprintf(all, sizeof all, "%s", attn_cpu_tiers());
-  for (char *name = strtok(all, " "); name; name = strtok(NULL, " ")) snprintf(names[count++], 16, "%s", name);
-  return count;
-}
-
 static attn_rope *make_rope(attn_rope_pairing pairing, int64_t dim) {
   attn_rope *rope;
   test_ok(attn_rope_create(&ATTN_STRUCT(attn_rope_config, .pairing = pairing, .dim = dim, .base = 10000), &rope));
@@ -264,7 +255,7 @@ static void run_scene(scene *s, const attn_options *options) {
 
 TEST(every_tier_writes_what_a_loop_over_elements_writes) {
   char names[16][16];
-  const int count = tiers(names);
+  const int count = test_tiers(names);
   attn_rope *ropes[3] = {NULL, make_rope(ATTN_ROPE_INTERLEAVED, 24), make_rope(ATTN_ROPE_HALVES, 20)};
   for (int i = 0; i < (test_few() ? 60 : 400); i++) {
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i % count], .threads = 1 + i % 2);
@@ -344,7 +335,7 @@ TEST(rotations_of_every_tier) {
   yarn.pairing = ATTN_ROPE_HALVES, yarn.scaling = ATTN_ROPE_YARN, yarn.factor = 8, yarn.original_length = 4096;
   partial.pairing = ATTN_ROPE_HALVES, partial.dim = 34, partial.base = 500000;
   char names[16][16];
-  for (int i = 0, count = tiers(names); i < count; i++) {
+  for (int i = 0, count = test_tiers(names); i < count; i++) {
     rotations_are_within_the_bound(&plain, 1, names[i]);
     rotations_are_within_the_bound(&yarn, 0.1 * log(8) + 1, names[i]);
     rotations_are_within_the_bound(&partial, 1, names[i]);
@@ -380,7 +371,7 @@ TEST(rows_may_be_rotated_where_they_are) {
   static float x[ROWS * DIM], out[ROWS * DIM];
   char names[16][16];
   attn_rope *rope = make_rope(ATTN_ROPE_HALVES, 256);
-  for (int i = 0, count = tiers(names); i < count; i++) {
+  for (int i = 0, count = test_tiers(names); i < count; i++) {
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
     test_fill(x, COUNT(x), 3);
     attn_rope_args args = ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 3, .heads = 2, .dim = DIM, .x = x, .out = out);
@@ -402,7 +393,7 @@ TEST(long_appends_are_whole) {
   char names[16][16];
   for (int i = 0; i < PAGES; i++) table[i] = PAGES - 1 - i;
   fill(k, ATTN_BF16, HEADS * TOKENS * DIM);
-  for (int i = 0, count = tiers(names); i < 3 * count; i++) {
+  for (int i = 0, count = test_tiers(names); i < 3 * count; i++) {
     memset(cache, 0, sizeof cache);
     const attn_kv_append_args args =
         ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = TOKENS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = 1, .k = k,
@@ -423,7 +414,7 @@ TEST(factors_of_long_rows_and_of_special_ones) {
   static uint8_t bytes[2][LONG];
   float factor[2], factors[HEADS];
   char names[16][16];
-  for (int i = 0, count = tiers(names); i < count; i++) {
+  for (int i = 0, count = test_tiers(names); i < count; i++) {
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
     test_fill(k, COUNT(k), 7);
     k[8500] = -30, k[LONG + 1] = 50;
@@ -507,7 +498,7 @@ TEST(blocks_of_special_rows) {
     rows[8][d] = d == 9 ? 8 : d == 10 ? -8 : (float)(d % 15 - 7) + 0.5f;
     rows[9][d] = d % 3 ? -0.0f : 0;
   }
-  for (int i = 0, count = tiers(names); i < count; i++) {
+  for (int i = 0, count = test_tiers(names); i < count; i++) {
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = names[i]);
     attn_kv_append_args args =
         ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = ROWS, .heads_kv = 1, .dim_qk = DIM, .dim_v = 1, .k = rows,

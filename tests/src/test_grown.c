@@ -135,6 +135,13 @@ RUN(product_args, product, attn_product_create(&product_weights, NULL, &made),
     attn_product_run(made, &grown.known, workspace, sizeof workspace),
     {.batch = 1, .rows = 2, .x = in, .x_stride = {.s = 4, .d = 1}, .y = out, .y_stride = {.s = 5, .d = 1}})
 
+/* ---- rows.h ---- */
+
+static attn_status give_row_join(int64_t added) {
+  GROW(attn_row_join, {.rows = SEQ, .width = WIDTH, .x = in, .y = out});
+  return attn_row_join_run(&grown.known, NULL);
+}
+
 /* ---- nn.h ---- */
 
 static attn_status give_embedding(int64_t added) {
@@ -279,7 +286,8 @@ static const struct {
                STRUCT(kv_cache_args),    STRUCT(kv_cache_shape), STRUCT(feed_forward_config),
                STRUCT(additive_config),  STRUCT(additive_args),  STRUCT(synthesizer_config),
                STRUCT(synthesizer_args), STRUCT(block_config),   STRUCT(block_args),
-               STRUCT(embedding),        STRUCT(pooling),        STRUCT(sampling)};
+               STRUCT(embedding),        STRUCT(pooling),        STRUCT(sampling),
+               STRUCT(row_join)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
@@ -314,6 +322,6 @@ static int count_untried(const char *header) {
 }
 
 TEST(every_struct_with_a_size_is_tried) {
-  static const char *const headers[] = {"attn.h", "mha.h", "kv.h", "nn.h", "product.h"};
+  static const char *const headers[] = {"attn.h", "mha.h", "kv.h", "nn.h", "product.h", "rows.h"};
   for (size_t i = 0; i < COUNT(headers); i++) assert_int_equal(count_untried(headers[i]), 0);
 }

@@ -42,6 +42,14 @@ static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
   return narrow;
 }
 
+int test_tiers(char names[16][16]) {
+  char all[200];
+  int count = 0;
+  snprintf(all, sizeof all, "%s", attn_cpu_tiers());
+  for (char *name = strtok(all, " "); name; name = strtok(NULL, " ")) snprintf(names[count++], 16, "%s", name);
+  return count;
+}
+
 test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
   test_data data = {.args = inputs->args};
   data.o_bytes =

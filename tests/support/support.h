@@ -54,6 +54,9 @@ void test_data_destroy(test_data *data);
 /* Fills `count` floats, uniform in -1..1, from the seed. */
 void test_fill(float *values, size_t count, unsigned seed);
 
+/* Every tier of this CPU, lowest first: their number. */
+int test_tiers(char names[16][16]);
+
 /* New outputs o and lse for the same inputs. */
 test_data test_data_share_inputs(const attn_problem *problem, const test_data *inputs);
 void test_data_destroy_outputs(test_data *data);

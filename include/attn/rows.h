@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/** @file
+ * Rows between dense layers: residuals, gates and norms, in the vectors of the tier that the CPU has. The layers of
+ * attn/nn.h use it, and so can a program that builds its own.
+ *
+ *     attn_row_join join = ATTN_STRUCT(attn_row_join, .rows = 100, .width = 512, .x = x, .other = residual,
+ *                                      .norm_kind = ATTN_NORM_LAYER, .norm = {.gain = gain, .epsilon = 1e-5f}, .y = y);
+ *     if (attn_row_join_run(&join, NULL) != ATTN_OK) puts(attn_last_error());
+ *
+ * Errors as in attn.h: a status, and a sentence from attn_last_error().
+ */
+#ifndef ATTN_ROWS_H
+#define ATTN_ROWS_H
+
+#include "attn/attn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The parameters of a norm. */
+typedef struct attn_norm {
+  const float *gain; /**< [width]; NULL = 1 */
+  const float *bias; /**< [width]; NULL = 0 */
+  float epsilon;     /**< Added to the variance or mean square; >= 0 and finite (PyTorch: 1e-5). */
+} attn_norm;
+
+/** Which norm. */
+typedef enum attn_norm_kind {
+  ATTN_NORM_NONE = 0, /**< y = s */
+  ATTN_NORM_LAYER,    /**< y = gain (s - mean(s)) / sqrt(variance(s) + epsilon) + bias (Ba et al. 2016,
+                         https://arxiv.org/abs/1607.06450, eq. 3 and 4); the variance is the mean square, uncorrected. */
+  ATTN_NORM_RMS,      /**< y = gain s / sqrt(mean(s^2) + epsilon) + bias (Zhang & Sennrich 2019,
+                         https://arxiv.org/abs/1910.07467, eq. 4) */
+} attn_norm_kind;
+
+/** How x and other become s. */
+typedef enum attn_join_kind {
+  ATTN_JOIN_ADD = 0,  /**< s = x + other: a residual connection; s = x without other. */
+  ATTN_JOIN_MULTIPLY, /**< s = x times other, element by element: a gate. */
+} attn_join_kind;
+
+/** Rows, all dense [rows][width]; types are f32, bf16 or f16. Arithmetic is float32, and each output is rounded once, from
+ * s and not from what sum keeps of it. y and sum may be x or other where their types are the same, but not each other. */
+typedef struct attn_row_join {
+  size_t struct_size;       /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t rows;             /**< >= 0 */
+  int64_t width;            /**< Elements of a row, >= 1. */
+  attn_join_kind kind;      /**< Addition or multiplication. */
+  attn_norm_kind norm_kind; /**< None, or which. */
+  attn_norm norm;           /**< Its parameters; not read without one. */
+  attn_dtype dtype_x;       /**< Type of x. */
+  attn_dtype dtype_other;   /**< Type of other. */
+  attn_dtype dtype_sum;     /**< Type of sum. */
+  attn_dtype dtype_y;       /**< Type of y. */
+  const void *x;            /**< First operand. */
+  const void *other;        /**< Second operand; NULL = none, with ATTN_JOIN_ADD alone. */
+  void *sum;                /**< Output: s, as a pre-norm block carries it on; or NULL. */
+  void *y;                  /**< Output. */
+} attn_row_join;
+
+/** Computes y and sum. options may be NULL; max_isa, threads and pool of them count. Every tier gives the same bits, and a
+ * row's depend on that row alone. Allocates nothing. Returns ATTN_OK, ATTN_INVALID_ARGUMENT, or what is wrong with the
+ * options. */
+ATTN_API attn_status attn_row_join_run(const attn_row_join *join, const attn_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+/* A tier's attn_rows_kernel (kernels/rows.h) made from its vectors. No operation is fused, so that all tiers give the same
+ * bits.
+ *
+ * s, a row's sum or product, is kept as floats wherever there is room: in the outputs, or in a buffer. Where there is none,
+ * it is made anew, a chunk at a time, in each pass over the row. Outputs of 16 bits are written in the last pass.
+ *
+ * The mean is subtracted before squares are summed, because sum(s^2) - n mean^2 would cancel for rows far from 0. The
+ * centred row has a mean too: the rounding error of the first one, which is subtracted as well. Sums run in SUM_LANES
+ * independent chains, which keeps the rounding error of a chain small.
+ *
+ * Parameters: the tier's vec_<isa>.h. ATTN_ROWS_OF(isa) defines the tier's attn_rows_<isa>. */
+#ifndef ATTN_COMMON_ROWS_TIER_H
+#define ATTN_COMMON_ROWS_TIER_H
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "kernels/common/problem/arithmetic.h"
+#include "kernels/rows.h"
+#include "lanes.h"
+
+enum {
+  CHUNK = 4096, /* floats of a row that are kept beside the outputs: 16 KiB of the stack */
+  SUM_LANES = 32,
+  SUM_VECS = SUM_LANES / VEC_LANES
+};
+_Static_assert(CHUNK % SUM_LANES == 0, "lanes must not depend on where chunks begin");
+
+/* ---- s ---- */
+
+static ALWAYS_INLINE void widen(const attn_row_join *j, int64_t at, int64_t count, float *to, const attn_dtype x) {
+  int64_t i = 0;
+  for (; i + VEC_LANES <= count; i += VEC_LANES) vec_store(to + i, load_lanes(j->x, at + i, x));
+  for (; i < count; i++) to[i] = attn_load_f32((attn_storage){j->x, x}, at + i);
+}
+
+static ALWAYS_INLINE void combine(const attn_row_join *j, int64_t at, int64_t count, float *to, const attn_dtype x,
+                                  const attn_dtype other) {
+  const bool adds = j->kind == ATTN_JOIN_ADD;
+  int64_t i = 0;
+  for (; i + VEC_LANES <= count; i += VEC_LANES) {
+    const vec a = load_lanes(j->x, at + i, x), b = load_lanes(j->other, at + i, other);
+    vec_store(to + i, adds ? vec_add(a, b) : vec_mul(a, b));
+  }
+  for (; i < count; i++) {
+    const float a = attn_load_f32((attn_storage){j->x, x}, at + i);
+    const float b = attn_load_f32((attn_storage){j->other, other}, at + i);
+    to[i] = adds ? a + b : a * b;
+  }
+}
+
+static ALWAYS_INLINE void combine_with(const attn_row_join *j, int64_t at, int64_t count, float *to, const attn_dtype x) {
+  if (!j->other) {
+    widen(j, at, count, to, x);
+    return;
+  }
+  switch (j->dtype_other) {
+#define DTYPE(constant, ...)                       \
+  case ATTN_##constant:                            \
+    combine(j, at, count, to, x, ATTN_##constant); \
+    break;
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+    default: break;
+  }
+}
+
+/* to[i] = s of element at + i. `to` may be where an operand of float32 has these elements. */
+static NO_INLINE void make_values(const attn_row_join *j, int64_t at, int64_t count, float *to) {
+  switch (j->dtype_x) {
+#define DTYPE(constant, ...)                         \
+  case ATTN_##constant:                              \
+    combine_with(j, at, count, to, ATTN_##constant); \
+    break;
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+    default: break;
+  }
+}
+
+/* s of one row. */
+typedef struct row_values {
+  const attn_row_join *join;
+  int64_t at;         /* element that the row begins at */
+  const float *whole; /* all of it; NULL: chunks are made in the buffer */
+  float *buffer;
+} row_values;
+
+/* An output's row, if it is float32; or NULL. */
+static float *float_row(void *output, attn_dtype dtype, int64_t at) {
+  return output && dtype == ATTN_F32 ? (float *)output + at : NULL;
+}
+
+static row_values start_row(const attn_row_join *j, int64_t row, float *buffer) {
+  const int64_t at = row * j->width;
+  row_values r = {j, at, NULL, buffer};
+  float *room = float_row(j->sum, j->dtype_sum, at);
+  if (!room && j->dtype_x == ATTN_F32 && !j->other) {
+    r.whole = (const float *)j->x + at;
+    return r;
+  }
+  if (!room) room = float_row(j->y, j->dtype_y, at);
+  if (!room && j->width <= CHUNK) room = buffer;
+  if (room) make_values(j, at, j->width, room);
+  r.whole = room;
+  return r;
+}
+
+static const float *values_at(const row_values *r, int64_t first, int64_t count) {
+  if (r->whole) return r->whole + first;
+  make_values(r->join, r->at + first, count, r->buffer);
+  return r->buffer;
+}
+
+/* ---- Norms ---- */
+
+/* Sums of s - shift and of its square: in lanes, and of the elements behind the last whole set of lanes. */
+typedef struct row_sums {
+  vec sum[SUM_VECS], squares[SUM_VECS];
+  double rest_sum, rest_squares;
+} row_sums;
+
+static ALWAYS_INLINE void add_values(row_sums *sums, const float *x, int64_t count, float shift) {
+  row_sums s = *sums;
+  int64_t i = 0;
+  for (; i + SUM_LANES <= count; i += SUM_LANES) {
+    UNROLL
+    for (int v = 0; v < SUM_VECS; v++) {
+      const vec centred = vec_sub(vec_load(x + i + v * VEC_LANES), vec_set1(shift));
+      s.sum[v] = vec_add(s.sum[v], centred);
+      s.squares[v] = vec_add(s.squares[v], vec_mul(centred, centred));
+    }
+  }
+  for (; i < count; i++) {
+    const double centred = (double)x[i] - (double)shift;
+    s.rest_sum += centred;
+    s.rest_squares += centred * centred;
+  }
+  *sums = s;
+}
+
+/* Always the same tree: halves, quarters, ... */
+static double add_lanes(const vec *lanes, double rest) {
+  float floats[SUM_LANES];
+  double sums[SUM_LANES];
+  for (int v = 0; v < SUM_VECS; v++) vec_store(floats + v * VEC_LANES, lanes[v]);
+  for (int i = 0; i < SUM_LANES; i++) sums[i] = (double)floats[i];
+  UNROLL
+  for (int half = SUM_LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) sums[i] += sums[i + half];
+  return sums[0] + rest;
+}
+
+/* sum of (s - shift) and of its square */
+static NO_INLINE void sums_about(const row_values *r, float shift, double *sum, double *squares) {
+  row_sums s;
+  for (int v = 0; v < SUM_VECS; v++) s.sum[v] = s.squares[v] = vec_zero();
+  s.rest_sum = s.rest_squares = 0;
+  for (int64_t first = 0, count; first < r->join->width; first += count) {
+    count = min64(CHUNK, r->join->width - first);
+    add_values(&s, values_at(r, first, count), count, shift);
+  }
+  *sum = add_lanes(s.sum, s.rest_sum);
+  *squares = add_lanes(s.squares, s.rest_squares);
+}
+
+/* y = ((s - mean - missed) scale) gain + bias */
+typedef struct row_scale {
+  float mean, missed, scale;
+  const float *gain, *bias; /* or NULL */
+} row_scale;
+
+static row_scale find_scale(const row_values *r) {
+  const attn_row_join *j = r->join;
+  const double width = (double)j->width;
+  double sum, squares, rest = 0;
+  float mean = 0;
+  sums_about(r, 0, &sum, &squares);
+  if (j->norm_kind == ATTN_NORM_LAYER) {
+    mean = (float)(sum / width);
+    sums_about(r, mean, &sum, &squares);
+    rest = sum / width; /* rounding error of the float mean */
+  }
+  const double variance = squares / width - rest * rest;
+  const double scale = 1 / sqrt((variance > 0 ? variance : 0) + (double)j->norm.epsilon);
+  return (row_scale){mean, (float)rest, (float)scale, j->norm.gain, j->norm.bias};
+}
+
+/* ---- Outputs ---- */
+
+static ALWAYS_INLINE void write_normed(void *to, int64_t at, const float *x, int64_t first, int64_t count,
+                                       const row_scale *s, const attn_dtype dtype) {
+  const vec mean = vec_set1(s->mean), missed = vec_set1(s->missed), scale = vec_set1(s->scale);
+  int64_t i = 0;
+  for (; i + VEC_LANES <= count; i += VEC_LANES) {
+    vec y = vec_mul(vec_sub(vec_sub(vec_load(x + i), mean), missed), scale);
+    if (s->gain) y = vec_mul(y, vec_load(s->gain + first + i));
+    if (s->bias) y = vec_add(y, vec_load(s->bias + first + i));
+    store_lanes(to, at + i, dtype, y);
+  }
+  for (; i < count; i++) {
+    float y = (x[i] - s->mean - s->missed) * s->scale;
+    if (s->gain) y *= s->gain[first + i];
+    if (s->bias) y += s->bias[first + i];
+    attn_store_f32(to, dtype, at + i, y);
+  }
+}
+
+static ALWAYS_INLINE void write_plain(void *to, int64_t at, const float *x, int64_t count, const attn_dtype dtype) {
+  int64_t i = 0;
+  for (; i + VEC_LANES <= count; i += VEC_LANES) store_lanes(to, at + i, dtype, vec_load(x + i));
+  for (; i < count; i++) attn_store_f32(to, dtype, at + i, x[i]);
+}
+
+/* Elements at .. of an output, which are `first` .. of its row; scale NULL: as they are. */
+static NO_INLINE void write_values(void *to, attn_dtype dtype, int64_t at, const float *x, int64_t first, int64_t count,
+                                   const row_scale *scale) {
+  switch (dtype) {
+#define DTYPE(constant, ...)                                         \
+  case ATTN_##constant:                                              \
+    if (scale)                                                       \
+      write_normed(to, at, x, first, count, scale, ATTN_##constant); \
+    else                                                             \
+      write_plain(to, at, x, count, ATTN_##constant);                \
+    break;
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+    default: break;
+  }
+}
+
+static void join_row(const attn_row_join *j, int64_t row, float *buffer) {
+  const row_values r = start_row(j, row, buffer);
+  const bool norms = j->norm_kind != ATTN_NORM_NONE;
+  const row_scale scale = norms ? find_scale(&r) : (row_scale){0};
+  const bool has_sum = !j->sum || (r.whole && r.whole == float_row(j->sum, j->dtype_sum, r.at));
+  const bool has_y = !norms && r.whole && r.whole == float_row(j->y, j->dtype_y, r.at);
+  for (int64_t first = 0, count; first < j->width; first += count) {
+    count = min64(CHUNK, j->width - first);
+    const float *x = values_at(&r, first, count);
+    if (!has_sum) write_values(j->sum, j->dtype_sum, r.at + first, x, first, count, NULL);
+    if (!has_y) write_values(j->y, j->dtype_y, r.at + first, x, first, count, norms ? &scale : NULL);
+  }
+}
+
+static void join_rows(const attn_row_join *j, int64_t first, int64_t count) {
+  float buffer[CHUNK];
+  for (int64_t row = first; row < first + count; row++) join_row(j, row, buffer);
+}
+
+#define ATTN_ROWS_OF(tier) const attn_rows_kernel attn_rows_##tier = {.join = join_rows};
+
+#endif
