@@ -96,7 +96,8 @@ check_exports() {
   done
   echo "${exporter##*/}: $(echo "$public" | wc -l) public names"
 }
-check_exports "$library" "$include"/{attn,extend,product,rows,mha,kv}.h
+check_exports "$library" "$include/attn.h" "$include/extend.h" "$include/product.h" "$include/rows.h" "$include/mha.h" \
+              "$include/kv.h"
 check_exports "$nn_library" "$include/nn.h"
 
 # A plug-in exports one name, and takes what it needs of libattn from the libattn that loads it.
