@@ -40,7 +40,8 @@ typedef struct attn_product_block {
 
   const void *next_panel; /* to prefetch while this one is used: the part that comes next, as W is kept; or NULL */
   int64_t next_bytes;
-  const float *bias; /* with adds_bias: added to the sums at last, for whole vectors of columns; or NULL */
+  const float *scale; /* with `scales`: of the columns, for whole vectors of them */
+  const float *bias;  /* with adds_bias: added to the sums at last, for whole vectors of columns; or NULL */
 } attn_product_block;
 
 typedef struct attn_product_extent {
@@ -56,6 +57,8 @@ typedef struct attn_product_form {
   bool takes_bf16;    /* rows of bf16 by W of bf16 come as bf16; all others come as float32; one that packs X
                          then stores Y of bf16 */
   bool only_bf16;     /* it takes these alone */
+  bool only_int8;     /* it takes weights of i8 with int8_rows alone, in a single depth block, and rounds X, which is
+                         float32, when it packs it; run() multiplies sums by their row's scale */
   int64_t (*step_bytes)(attn_dtype weights);                              /* bytes of one panel's step */
   void (*pack_step)(const float *step, attn_dtype weights, void *packed); /* step: [depth_step][panel_columns] */
   int64_t (*memory_bytes)(attn_dtype x, int64_t rows, int64_t depth);     /* for blocks up to this size */
@@ -73,7 +76,7 @@ typedef struct attn_product_kernel {
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L2; unused with a form */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
-  bool adds_bias; /* run() does */
+  bool adds_bias, scales; /* run() does; scales: before the bias */
   /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is
    * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
    * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */

@@ -63,6 +63,10 @@ typedef struct attn_product_weights {
   bool int8_weights;  /**< With another dtype: W is rounded to i8 when it is packed. The scale of a column is its largest
                          magnitude / 127, so a weight changes by at most half of that, unless that is below 2^-126;
                          where it is infinite or NaN, the column of Y is NaN. Not with bf16_rows. */
+  bool int8_rows;     /**< With weights of i8: each row of x is rounded to i8 before it is multiplied, so that it takes the
+                         CPU's products of integers. Its scale is its largest magnitude / 127, so an element changes by at
+                         most half of that; below 2^-120 the row is taken for 0; where it is infinite or NaN, the row of Y
+                         is NaN. product_avx512vnni takes a depth of at most 65536. */
 } attn_product_weights;
 
 /** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
@@ -88,8 +92,8 @@ typedef struct attn_product_args {
  * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and
  * ATTN_MAX_ISA allow, never another library's. product_amx packs bf16 weights into 2 bytes each, others into 6: with these
  * it is slower for few rows, and taken by name only. product_avx512bf16 takes bf16 rows and weights alone, and is taken
- * where its instructions are quicker than those for float32. ATTN_KERNEL is about attention and not read. On failure
- * *product is NULL. */
+ * where its instructions are quicker than those for float32. product_avx512vnni takes int8_rows alone. ATTN_KERNEL is about
+ * attention and not read. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
@@ -101,8 +105,9 @@ ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows
  * one chain of multiply-adds over depth, times the scale of int8, plus the bias; a chain of integers that exceeds the floats
  * gives an infinity whatever the scale is. So a row's bits depend on that row and W alone, not on the other rows or threads.
  * Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for every row, and take values, or
- * parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies; product_openblas adds in one that
- * depends on the row's place in its sequence, and so do its bits.
+ * parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies; product_avx512vnni's sums are
+ * of integers, and exact; product_openblas adds in an order that depends on the row's place in its sequence, and so do its
+ * bits.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -3,7 +3,7 @@
  * pair of values takes the place of a float there: two neighbours of a row of X, and of a column of W. */
 #include "pairs_avx512bf16.h"
 
-#define PRODUCT_PAIRS
+#define PRODUCT_GROUPS
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/tiles/product_panel.h"
 

@@ -96,6 +96,13 @@ static const attn_kernel *flash_of(const char *isa) {
   return NULL;
 }
 
+/* The tier's, or that of the next lower one that has one. */
+static const attn_kernel *flash_up_to(const char *isa) {
+  const attn_kernel *kernel = NULL;
+  for (int tier = attn_tier_find(isa); !kernel && tier >= 0; tier--) kernel = flash_of(attn_tier_isa(tier));
+  return kernel;
+}
+
 /* A dense layer reads its weights and multiplies rows with them as flash does K and V: as many elements, as many
  * multiply-adds. */
 static double layer_ns(const attn_kernel *flash, attn_dtype dtype, int64_t rows, int64_t depth, int64_t columns) {
@@ -107,7 +114,7 @@ static double layer_ns(const attn_kernel *flash, attn_dtype dtype, int64_t rows,
 
 /* Called in the caller's floating-point mode, which may have traps for inexact results. */
 int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns) {
-  const attn_kernel *flash = flash_of(isa);
+  const attn_kernel *flash = flash_up_to(isa);
   const uint64_t mode = attn_float_mode_enter();
   const double needed = 2 * least_ns(NULL);
   int64_t few = 0, enough = 1;

@@ -14,6 +14,7 @@
  * Up to ATTN_PRODUCT_FEW_ROWS rows read each panel over the whole depth, in the type that it is kept in (run_few),
  * because W comes from memory. Kernels with a form of their own read rows of X and sum rows of Y where they lie, if
  * those are dense and evenly apart. Weights of int8 are multiplied as they are, and finished sums by their column's scale.
+ * Rows that are to be int8 are rounded by the kernel that multiplies integers, or here, to multiples of their scale.
  *
  * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
  * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
@@ -28,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/memory/int8_rows.h"
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/product.h"
@@ -65,12 +67,13 @@ struct attn_product {
   attn_options options; /* threads resolved */
   int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
-  attn_row_function activate;      /* NULL = none */
-  bool calls_back;                 /* it is the caller's, who may run anything in it: not while a kernel has tiles in use */
-  attn_dtype dtype;                /* type of W: int8, or as it is given */
-  attn_dtype dtype_x, dtype_y;     /* types of X and Y as they are given */
-  attn_dtype x_kept;               /* type of X as the kernel has it: float32 or bf16 */
-  bool rounds_x;                   /* to bf16 */
+  attn_row_function activate;  /* NULL = none */
+  bool calls_back;             /* it is the caller's, who may run anything in it: not while a kernel has tiles in use */
+  attn_dtype dtype;            /* type of W: int8, or as it is given */
+  attn_dtype dtype_x, dtype_y; /* types of X and Y as they are given */
+  attn_dtype x_kept;           /* type of X as the kernel has it: float32 or bf16 */
+  bool int8_rows;
+  attn_dtype rounds_x;             /* to bf16, or to i8 where the kernel does not; otherwise float32 */
   const attn_kv_rows_kernel *rows; /* converts rows of X and Y */
   attn_product_extent block;       /* rows of a block, in whole tiles, and depth */
   bool by_panel;                   /* the whole depth is one block of packed X: sums of a panel are finished at once */
@@ -96,8 +99,17 @@ static bool all_bf16(const attn_product_weights *w) {
   return type_of(w) == ATTN_BF16 && (w->dtype_x == ATTN_BF16 || w->bf16_rows);
 }
 
-static bool takes_types(const attn_product_kernel *kernel, const attn_product_weights *w) {
-  return !kernel->form || !kernel->form->only_bf16 || all_bf16(w);
+static bool only_int8(const attn_product_kernel *kernel) { return kernel->form && kernel->form->only_int8; }
+
+/* Why the kernel does not take these types, or NULL. */
+static const char *refuses_types(const attn_product_kernel *kernel, const attn_product_weights *w) {
+  const attn_product_form *form = kernel->form;
+  if (form && form->only_bf16 && !all_bf16(w))
+    return "it takes ATTN_BF16 alone: dtype, and dtype_x or bf16_rows, of attn_product_weights";
+  if (only_int8(kernel) && !w->int8_rows) return "it takes attn_product_weights.int8_rows alone";
+  if (only_int8(kernel) && w->depth > form->extent(w->dtype_x, w->depth).depth)
+    return "attn_product_weights.depth is larger than its sums of integers allow";
+  return NULL;
 }
 
 /* For the sentence: a product that a plug-in of libattn brings is called product_<plug-in>. */
@@ -113,8 +125,7 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   const attn_product_kernel *k;
   for (int i = 0; (k = attn_registry_product(i)); i++) {
     const char *unusable = unusable_below(k, cap);
-    if (!unusable && !takes_types(k, w))
-      unusable = "it takes ATTN_BF16 alone: dtype, and dtype_x or bf16_rows, of attn_product_weights";
+    if (!unusable) unusable = refuses_types(k, w);
     if (strcmp(k->name, name) == 0) {
       if (!unusable) unusable = attn_tier_claim(attn_tier_find(k->isa));
       if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
@@ -151,7 +162,7 @@ static bool takes_more_bytes(const attn_product_kernel *kernel, attn_dtype weigh
 static const attn_product_kernel *best_of_tiers(const char *cap, const attn_product_weights *w) {
   const attn_product_kernel *k, *pairs = NULL; /* pairs: of a tier that takes bf16 alone, whose rate is to be compared */
   for (int i = 0; (k = attn_registry_product(i)); i++) {
-    if (unusable_below(k, cap) || !takes_types(k, w) || takes_more_bytes(k, type_of(w)) ||
+    if (unusable_below(k, cap) || refuses_types(k, w) || takes_more_bytes(k, type_of(w)) ||
         attn_tier_claim(attn_tier_find(k->isa)))
       continue;
     const bool only_bf16 = k->form && k->form->only_bf16;
@@ -234,6 +245,10 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
     return attn_fail(ATTN_INVALID_ARGUMENT,
                      "attn_product_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
                      (int)w->dtype, (int)ATTN_BF16);
+  if (w->int8_rows && type_of(w) != ATTN_I8)
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "attn_product_weights.int8_rows is true with dtype %d; dtype must be ATTN_I8, %d, or int8_weights true",
+                     (int)w->dtype, (int)ATTN_I8);
   if (!w->weight || (uintptr_t)w->weight % attn_dtype_alignment(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
                      w->weight);
@@ -327,6 +342,12 @@ static void pack(const attn_product_weights *w, attn_product *product) {
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
 
+/* The type to which rows are rounded here. */
+static attn_dtype rounding_of_x(const attn_product_kernel *kernel, const attn_product_weights *w) {
+  if (w->int8_rows) return only_int8(kernel) ? ATTN_F32 : ATTN_I8;
+  return w->bf16_rows ? ATTN_BF16 : ATTN_F32;
+}
+
 /* One allocation: the product, scale, bias, panels. Each of these parts begins on a cache line. */
 static attn_status allocate(const attn_product_kernel *kernel, const attn_product_weights *w, attn_product **result) {
   const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
@@ -352,7 +373,8 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
                             .dtype_x = w->dtype_x,
                             .dtype_y = w->dtype_y,
                             .x_kept = kernel->form && kernel->form->takes_bf16 && all_bf16(w) ? ATTN_BF16 : ATTN_F32,
-                            .rounds_x = w->bf16_rows,
+                            .int8_rows = w->int8_rows,
+                            .rounds_x = rounding_of_x(kernel, w),
                             .steps = steps,
                             .step_bytes = bytes};
   if (scaled) product->scale = (float *)(void *)((char *)product + scale_at);
@@ -410,7 +432,8 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
   (*product)->rows = rows;
-  if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
+  const int64_t multiplied = only_int8(kernel) ? ceil_div(own.depth, depth_step(kernel)) : own.depth;
+  if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, multiplied, own.columns);
   const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
   (*product)->calls_back = own.activate != NULL;
   (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
@@ -436,10 +459,10 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* The memory of one thread: [X of a depth block][sums][the form's, or a widened panel], for blocks of `rows` and strips of
- * `columns`. */
+/* The memory of one thread: [X of a depth block][sums][the form's, or a widened panel][largest elements of rows that are
+ * rounded to int8], for blocks of `rows` and strips of `columns`. */
 typedef struct thread_memory {
-  int64_t x_at, sum_at, own_at, bytes;
+  int64_t x_at, sum_at, own_at, most_at, bytes;
   int64_t x_stride, few_stride, sum_stride; /* floats from row to row; few_stride: of few rows of X */
 } thread_memory;
 
@@ -454,7 +477,8 @@ static thread_memory memory_of(const attn_product *product, int64_t rows, int64_
   const memory_part parts[] = {
       {&m.x_at, 1, float_bytes(max64(rows * m.x_stride, few))},
       {&m.sum_at, rows, float_bytes(m.sum_stride)},
-      {&m.own_at, 1, form && form->pack_x ? form->memory_bytes(product->x_kept, rows, depth) : panel}};
+      {&m.own_at, 1, form && form->pack_x ? form->memory_bytes(product->x_kept, rows, depth) : panel},
+      {&m.most_at, product->rounds_x == ATTN_I8 ? rows : 0, sizeof(float)}};
   const bool fits = LAY_OUT(parts, &m.bytes);
   assert(fits); /* blocks and strips are small */
   (void)fits;
@@ -572,10 +596,10 @@ static elements y_elements(const run_context *c, int64_t row, const segment *s) 
   return (elements){{args->y, c->product->dtype_y}, row_offset(args, &args->y_stride, row) + s->offset, args->y_stride.d};
 }
 
-/* The same of X, which a kernel that multiplies float32 gets rounded. */
+/* The same of X, which a kernel that multiplies float32 gets rounded to bf16. */
 static void copy_x(const attn_product *product, elements from, elements to, int64_t count) {
   copy(product, from, to, count);
-  if (!product->rounds_x || to.in.dtype == ATTN_BF16) return;
+  if (product->rounds_x != ATTN_BF16 || to.in.dtype == ATTN_BF16) return;
   float *x = (float *)(void *)address_of(&to);
   for (int64_t i = 0; i < count; i++) x[i] = attn_f32_of_bf16(attn_bf16_of_f32(x[i]));
 }
@@ -596,9 +620,10 @@ static void scatter_row(const run_context *c, int64_t row, int64_t begin, int64_
   }
 }
 
-/* The scale, the bias (NULL: run() has added it) and the function of finished sums. */
-static void finish_row(const attn_product *product, const float *bias, int64_t first_column, int64_t count, float *row) {
-  for (int64_t c = 0; product->scale && c < count; c++) row[c] *= product->scale[first_column + c];
+/* The scale and the bias (NULL: run() has applied them) and the function of finished sums. */
+static void finish_row(const attn_product *product, const float *scale, const float *bias, int64_t first_column,
+                       int64_t count, float *row) {
+  for (int64_t c = 0; scale && c < count; c++) row[c] *= scale[first_column + c];
   for (int64_t c = 0; bias && c < count; c++) row[c] += bias[first_column + c];
   if (product->activate) product->activate(row, count);
 }
@@ -613,6 +638,7 @@ typedef struct strip {
   float *sum;                  /* [capacity][stride] */
   bool x_in_place, y_in_place; /* not in this memory but where the caller has them */
   void *own;                   /* memory of the kernel's form, or a widened panel */
+  float *most;                 /* the largest magnitude of each row, if they are rounded to int8 */
 } strip;
 
 /* Floats from row to row, if it is the same for all rows of the block. */
@@ -633,7 +659,7 @@ static bool x_in_place(const run_context *c, const strip *s) {
   const bool takes_rows = packs_x(kernel) || (!kernel->form && !s->few && !c->x_transposed);
   int64_t step;
   return takes_rows && rows_fit(kernel, s) && c->product->dtype_x == c->product->x_kept &&
-         (!c->product->rounds_x || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim && stride->d == 1 &&
+         (c->product->rounds_x == ATTN_F32 || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim && stride->d == 1 &&
          even_rows(c->args, stride, s, &step);
 }
 
@@ -668,6 +694,37 @@ static void gather_column(const run_context *c, const strip *s, int64_t k, char 
   memset(address_of(&out), 0, kept_bytes(c, s->capacity - s->rows));
 }
 
+/* A NaN is the largest. */
+static float largest_magnitude(const float *x, int64_t count) {
+  uint32_t most = 0;
+  for (int64_t k = 0; k < count; k++) {
+    const uint32_t bits = attn_bits_of_f32(x[k]) & 0x7fffffffu;
+    most = bits > most ? bits : most;
+  }
+  return attn_f32_of_bits(most);
+}
+
+/* The largest magnitudes of whole rows, which come through the memory of X a part at a time. */
+static void find_most(const run_context *c, const strip *s, int64_t part) {
+  float *x = (float *)(void *)s->x;
+  for (int64_t i = 0; i < s->rows; i++) {
+    float largest = 0;
+    for (int64_t begin = 0; begin < c->product->depth; begin += part) {
+      const int64_t end = min64(begin + part, c->product->depth);
+      gather_row(c, s->first_row + i, begin, end, x);
+      const float here = largest_magnitude(x, end - begin);
+      largest = here > largest || isnan(here) ? here : largest;
+    }
+    s->most[i] = largest;
+  }
+}
+
+/* To integers, times their scale. */
+static void round_to_int8(float most, int64_t count, float *x) {
+  const float steps = int8_steps(most), scale = int8_scale(most);
+  for (int64_t k = 0; k < count; k++) x[k] = nearest(x[k] * steps) * scale;
+}
+
 /* X of the depth block; rows up to the next whole tile are 0, and depth is up to the next whole step. */
 static void gather(const run_context *c, const strip *s) {
   for (int64_t k = s->begin; c->x_transposed && k < s->end; k++)
@@ -677,6 +734,7 @@ static void gather(const run_context *c, const strip *s) {
     char *row = s->x + kept_bytes(c, i * s->x_stride);
     const int64_t there = i < s->rows ? depth : 0;
     if (there) gather_row(c, s->first_row + i, s->begin, s->end, row);
+    if (there && c->product->rounds_x == ATTN_I8) round_to_int8(s->most[i], there, (float *)(void *)row);
     memset(row + kept_bytes(c, there), 0, kept_bytes(c, whole - there));
   }
 }
@@ -700,8 +758,10 @@ static float *y_at(const run_context *c, int64_t row, int64_t column) {
 
 /* The kernel adds the bias to the last sums, unless they are to be scaled before. */
 static bool bias_in_kernel(const attn_product *product, const strip *s) {
-  return product->kernel->adds_bias && !product->scale && !s->few;
+  return product->kernel->adds_bias && (!product->scale || product->kernel->scales) && !s->few;
 }
+
+static const float *scale_left(const attn_product *product) { return product->kernel->scales ? NULL : product->scale; }
 
 static const float *bias_left(const attn_product *product, const strip *s) {
   return bias_in_kernel(product, s) ? NULL : product->bias;
@@ -710,12 +770,12 @@ static const float *bias_left(const attn_product *product, const strip *s) {
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  const float *bias = bias_left(product, s);
-  if (!product->scale && !bias && !product->activate) return;
+  const float *scale = scale_left(product), *bias = bias_left(product, s);
+  if (!scale && !bias && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
       count = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end).count;
-      finish_row(product, bias, column, count, y_at(c, s->first_row + i, column));
+      finish_row(product, scale, bias, column, count, y_at(c, s->first_row + i, column));
     }
 }
 
@@ -726,7 +786,7 @@ static void scatter(const run_context *c, const strip *s, int64_t first, int64_t
   if (s->y_in_place) return finish_rows(c, s, begin, end);
   for (int64_t i = 0; i < s->rows; i++) {
     float *row = s->sum + i * c->at.memory.sum_stride;
-    finish_row(c->product, bias_left(c->product, s), begin, end - begin, row);
+    finish_row(c->product, scale_left(c->product), bias_left(c->product, s), begin, end - begin, row);
     scatter_row(c, s->first_row + i, begin, end, row);
   }
 }
@@ -789,6 +849,7 @@ static void multiply(const run_context *c, const strip *s) {
       block.panel = s->own;
     }
     block.next_panel = panel_after(product, s, p);
+    block.scale = product->kernel->scales && product->scale ? product->scale + column : NULL;
     block.bias = product->bias && s->end == product->depth && bias_in_kernel(product, s) ? product->bias + column : NULL;
     float *sum = s->sum + (product->by_panel ? 0 : p * width), *in_y = s->y_in_place ? y_at(c, s->first_row, column) : NULL;
     block.out = to_y ? in_y : sum;
@@ -827,11 +888,14 @@ static void run_task(void *pointer, int64_t task, int worker) {
   s.x = memory + c->at.memory.x_at;
   s.sum = floats_at(memory, c->at.memory.sum_at);
   s.own = memory + c->at.memory.own_at;
+  s.most = floats_at(memory, c->at.memory.most_at);
   s.x_in_place = x_in_place(c, &s);
   s.y_in_place = y_in_place(c, &s);
+  const int64_t depth = s.few ? FEW_DEPTH : product->block.depth;
   const uint64_t mode = attn_float_mode_enter();
+  if (product->rounds_x == ATTN_I8) find_most(c, &s, depth);
   for (; s.begin < product->depth; s.begin = s.end) {
-    s.end = s.begin + min64(s.few ? FEW_DEPTH : product->block.depth, product->depth - s.begin);
+    s.end = s.begin + min64(depth, product->depth - s.begin);
     multiply(c, &s);
   }
   if (!product->by_panel) scatter(c, &s, 0, s.panels);
@@ -902,10 +966,13 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
 }
 
 /* Columns shorter than a cache line are gathered as quickly by rows. A library always gets rows, so that its bits do not
- * depend on how X lies. So do forms of several elements of depth that leave X to the gathering. */
-static bool lies_transposed(const attn_product_kernel *kernel, const attn_product_args *args) {
+ * depend on how X lies. So do forms of several elements of depth that leave X to the gathering, and rows that are rounded as
+ * a whole. */
+static bool lies_transposed(const attn_product *product, const attn_product_args *args) {
+  const attn_product_kernel *kernel = product->kernel;
   const int64_t line_floats = ATTN_MEMORY_ALIGN / sizeof(float);
-  return args->x_stride.s == 1 && args->rows >= line_floats && !kernel->rows_by_place && (!kernel->form || packs_x(kernel));
+  return args->x_stride.s == 1 && args->rows >= line_floats && !kernel->rows_by_place && !product->int8_rows &&
+         (!kernel->form || packs_x(kernel));
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
@@ -919,7 +986,7 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
   run_context context = {.product = product,
                          .args = &own,
                          .at = layout_of(product, own.batch, own.rows, options.threads),
-                         .x_transposed = lies_transposed(product->kernel, &own),
+                         .x_transposed = lies_transposed(product, &own),
                          .workspace = workspace};
   status = attn_check_workspace("attn_product", workspace, workspace_bytes, attn_product_workspace(product, rows));
   if (status != ATTN_OK) return status;

@@ -11,8 +11,8 @@
 #include "tests/support/failing_malloc.h"
 #include "tests/support/pool.h"
 
-static const char *const names[] = {"product_c",    "product_avx2",     "product_avx512",    "product_amx",
-                                    "product_neon", "product_openblas", "product_avx512bf16"};
+static const char *const names[] = {"product_c",    "product_avx2",     "product_avx512",     "product_amx",
+                                    "product_neon", "product_openblas", "product_avx512bf16", "product_avx512vnni"};
 enum { NAMES = COUNT(names) };
 
 static const attn_dtype weight_types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_I8};
@@ -27,6 +27,7 @@ typedef struct shape {
   int64_t x_heads, y_heads; /* 0 = rows are not split into heads */
   int64_t x_step;           /* stride.d of x and y; 0: x is transposed, its rows lie side by side */
   attn_dtype dtype_x, dtype_y;
+  bool int8_rows;
 } shape;
 
 typedef struct layer {
@@ -72,10 +73,11 @@ static layer make_layer(shape s) {
   l.bias = random_floats(s.columns, 3);
   l.scale = random_floats(s.columns, 4);
   l.weight = random_elements(s.dtype, s.depth * s.columns, 7);
-  l.weights = ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
-                          .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
-                          .dtype = s.dtype, .dtype_x = s.dtype_x, .dtype_y = s.dtype_y, .bias = s.bias ? l.bias : NULL,
-                          .relu = s.relu, .gelu = s.gelu, .scale = s.dtype == ATTN_I8 ? l.scale : NULL);
+  l.weights =
+      ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
+                  .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
+                  .dtype = s.dtype, .dtype_x = s.dtype_x, .dtype_y = s.dtype_y, .bias = s.bias ? l.bias : NULL,
+                  .relu = s.relu, .gelu = s.gelu, .scale = s.dtype == ATTN_I8 ? l.scale : NULL, .int8_rows = s.int8_rows);
   l.args = ATTN_STRUCT(attn_product_args, .batch = s.batch, .rows = s.rows, .x = l.x, .x_stride = x,
                        .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0, .y = l.y, .y_stride = y,
                        .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0);
@@ -111,15 +113,28 @@ static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b
   return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
 }
 
-/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms, and one for the scale. Leaves out term
- * number `skip`, to imitate a wrong product. */
+static float x_at(const layer *l, int64_t b, int64_t row, int64_t k) {
+  return attn_load_f32((attn_storage){l->x, l->shape.dtype_x}, offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k));
+}
+
+/* The largest magnitude of a row, which becomes 127 in int8. */
+static float most_of_row(const layer *l, int64_t b, int64_t row) {
+  float most = 0;
+  for (int64_t k = 0; k < l->shape.depth; k++) most = fmaxf(most, fabsf(x_at(l, b, row, k)));
+  return most;
+}
+
+/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms, one for the scale, and three for rows of
+ * int8. Leaves out term number `skip`, to imitate a wrong product. */
 static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
   const shape *s = &l->shape;
   const double scale = l->weights.scale ? (double)l->scale[column] : 1;
+  const float most = s->int8_rows ? most_of_row(l, b, row) : 0;
+  const int roundings = 2 + (l->weights.scale != NULL) + (s->int8_rows ? 3 : 0);
   double sum = 0, terms = 0;
   for (int64_t k = 0; k < s->depth; k++) {
-    const int64_t from = offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k);
-    const double x = (double)attn_load_f32((attn_storage){l->x, s->dtype_x}, from);
+    double x = (double)x_at(l, b, row, k);
+    if (s->int8_rows) x = (double)nearbyintf((float)x * (127 / most)) * (double)most / 127;
     const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
     const double term = k == skip ? 0 : x * (double)attn_load_f32((attn_storage){l->weight, s->dtype}, at) * scale;
     sum += term;
@@ -127,7 +142,7 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   }
   if (s->bias) sum += (double)l->bias[column];
   if (s->relu && sum < 0) sum = 0;
-  double limit = ((double)s->depth + 2 + (l->weights.scale != NULL)) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  double limit = ((double)s->depth + roundings) * 0x1p-24 * (terms + 1) + 0x1p-149;
   if (s->gelu) { /* its slope is below 1.13; erf, to which 1 is added, errs by 6 units of 1 (scripts/make/derive_erf.py) */
     limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
     sum *= 0.5 * erfc(-sum * sqrt(0.5));
@@ -177,6 +192,14 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 6, .depth = 300, .columns = 45, .x_step = 1, .dtype = ATTN_I8, .bias = true, .gelu = true},
     {.batch = 2, .rows = 70, .depth = 300, .columns = 128, .x_step = 1, .dtype = ATTN_I8, .bias = true, .transposed = true},
     {.batch = 1, .rows = 70, .depth = 40, .columns = 64, .dtype = ATTN_I8, .dtype_x = ATTN_BF16, .dtype_y = ATTN_BF16},
+#define INT8 .dtype = ATTN_I8, .int8_rows = true
+    {.batch = 1, .rows = 1, .depth = 30, .columns = 140, .x_step = 1, INT8},
+    {.batch = 1, .rows = 7, .depth = 301, .columns = 45, .x_step = 1, INT8, .bias = true, .gelu = true},
+    {.batch = 2, .rows = 70, .depth = 301, .columns = 128, .x_step = 1, INT8, .bias = true, .transposed = true},
+    {.batch = 1, .rows = 13, .depth = 2060, .columns = 70, .x_step = 1, INT8, .relu = true}, /* two parts of depth */
+    {.batch = 1, .rows = 210, .depth = 42, .columns = 64, INT8, .bias = true},
+    {.batch = 2, .rows = 33, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .x_step = 2, INT8},
+    {.batch = 1, .rows = 70, .depth = 40, .columns = 64, .x_step = 1, INT8, .dtype_x = ATTN_BF16, .dtype_y = ATTN_BF16},
     {.batch = 1, .rows = 100, .depth = 300, .columns = 192, .x_step = 1, .bias = true}, /* whole panels, no whole tiles */
     {.batch = 1, .rows = 400, .depth = 70, .columns = 64, .x_step = 1},                 /* more than a block has */
 };
@@ -375,6 +398,60 @@ TEST(test_weights_rounded_to_int8) {
   free_layer(&l);
 }
 
+static attn_product *named_product(const layer *l, const char *name) {
+  attn_product *product;
+  (void)attn_product_create(&l->weights, &ATTN_STRUCT(attn_options, .kernel = name), &product);
+  return product;
+}
+
+/* Rows that int8 cannot have: a NaN or an infinity makes all of Y NaN, but in no other row, and what is below 2^-120 is 0.
+ */
+TEST(test_rows_without_int8_values) {
+  enum { ROWS = 30, DEPTH = 70, COLUMNS = 90 };
+  layer l = make_layer((shape){.batch = 1, .rows = ROWS, .depth = DEPTH, .columns = COLUMNS, .x_step = 1, INT8});
+  float *x = l.x;
+  const int64_t stride = l.args.x_stride.s;
+  x[3 * stride + 5] = NAN;
+  x[4 * stride + 69] = -INFINITY;
+  for (int64_t k = 0; k < DEPTH; k++) x[6 * stride + k] *= 0x1p-122f, x[7 * stride + k] *= 0x1p-110f;
+  for (int n = 0; n < NAMES; n++) {
+    attn_product *product = named_product(&l, names[n]);
+    if (!product) continue;
+    for (int64_t rows = 8; rows <= ROWS; rows += ROWS - 8) { /* few and many */
+      attn_product_args args = l.args;
+      args.rows = rows;
+      run(product, &args);
+      for (int64_t row = 0; row < rows; row++)
+        for (int64_t c = 0; c < COLUMNS; c++) {
+          const float y = l.y[row * args.y_stride.s + c];
+          assert_int_equal(isnan(y) != 0, row == 3 || row == 4);
+          if (row == 6) assert_true(y == 0);
+          if (row != 3 && row != 4 && row != 6) assert_true(y != 0 && error_ratio(&l, 0, row, c, -1) <= 1);
+        }
+    }
+    attn_product_destroy(product);
+  }
+  free_layer(&l);
+}
+
+/* Sums of integers do not overflow in the largest depth that a product takes, and a larger one takes another product. */
+TEST(test_depth_of_int8_rows) {
+  enum { MOST = 1 << 16 };
+  for (int64_t depth = MOST; depth <= MOST + 1; depth++) {
+    layer l = make_layer((shape){.batch = 1, .rows = 9, .depth = depth, .columns = 2, .x_step = 1, INT8});
+    for (int64_t i = 0; i < depth; i++) ((int8_t *)l.weight)[2 * i] = 127, ((int8_t *)l.weight)[2 * i + 1] = -127;
+    for (int64_t i = 0; i < 9 * l.args.x_stride.s; i++) l.x[i] = i / l.args.x_stride.s % 2 ? -1 : 1;
+    attn_product *named = named_product(&l, "product_avx512vnni"), *product = create(&l, NULL);
+    assert_true(depth <= MOST || !named);
+    run(product, &l.args);
+    assert_true(worst_ratio(&l, -1) <= 1);
+    assert_int_equal(strcmp(attn_product_name(product), "product_avx512vnni") == 0, named != NULL);
+    attn_product_destroy(product);
+    attn_product_destroy(named);
+    free_layer(&l);
+  }
+}
+
 /* Y has the bits of a run before in these rows, one sequence behind the other. */
 static void check_rows(const layer *l, const void *expected, int64_t first, int64_t rows) {
   for (int64_t row = first; row < first + rows; row++) {
@@ -394,6 +471,7 @@ static void *run_expected(const attn_product *product, const layer *l) {
 /* Types of weights, rows and outputs. */
 typedef struct types {
   attn_dtype dtype, x, y;
+  bool int8_rows;
 } types;
 
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
@@ -405,6 +483,7 @@ static void check_bits_of_rows(const char *name, types t) {
                                .dtype = t.dtype,
                                .dtype_x = t.x,
                                .dtype_y = t.y,
+                               .int8_rows = t.int8_rows,
                                .bias = true,
                                .x_step = 1});
   attn_product *alone;
@@ -449,6 +528,7 @@ static void check_few_rows(const char *name, types t) {
                                .dtype = t.dtype,
                                .dtype_x = t.x,
                                .dtype_y = t.y,
+                               .int8_rows = t.int8_rows,
                                .bias = true});
   attn_product *product;
   if (attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, .kernel = name), &product) != ATTN_OK) {
@@ -479,7 +559,8 @@ static void check_all_types(void (*check)(const char *name, types t)) {
     for (int w = 0; w < TYPES && strcmp(names[n], "product_openblas") != 0; w++)
       for (int x = ATTN_F32; x <= ATTN_BF16; x += ATTN_BF16)
         for (int y = ATTN_F32; y <= (weight_types[w] == (attn_dtype)x ? ATTN_BF16 : ATTN_F32); y++)
-          check(names[n], (types){weight_types[w], (attn_dtype)x, (attn_dtype)y});
+          for (int rounded = 0; rounded <= (weight_types[w] == ATTN_I8); rounded++)
+            check(names[n], (types){weight_types[w], (attn_dtype)x, (attn_dtype)y, rounded});
 }
 
 TEST(test_few_rows_have_the_bits_of_many) { check_all_types(check_few_rows); }
@@ -663,6 +744,7 @@ TEST(test_refuses_bad_weights) {
   REFUSED(bf16_rows = true, "bf16_rows is true with dtype 0");
   REFUSED(bf16_rows = bad.int8_weights = true, "int8_weights is true with bf16_rows");
   REFUSED(int8_weights = (bad.dtype = ATTN_I8), "int8_weights is true with dtype ATTN_I8");
+  REFUSED(int8_rows = true, "int8_rows is true with dtype 0");
   REFUSED(dtype_y = (attn_dtype)-1, "dtype_y is -1");
   REFUSED(bias = (const float *)(const void *)((const char *)l.x + 2), "bias is");
   REFUSED(stride_depth = INT64_MAX, "stride");

@@ -206,6 +206,14 @@ TEST(products_pay_from_this_many_rows) {
   }
 }
 
+/* A tier without flash has the costs of the next one below. */
+TEST(products_of_tiers_without_flash_pay) {
+  if (attn_tier_find("avx512vnni") < 0) skip(); /* another architecture */
+  const int64_t rows = attn_product_rows_worth("avx512vnni", 63, 32);
+  assert_true(rows > 1);
+  assert_int_equal(rows, attn_product_rows_worth("avx512", 63, 32));
+}
+
 TEST(loops_pay_from_twice_what_a_thread_has_to_save) {
   const attn_class *class;
   test_ok(attn_class_here(&class));

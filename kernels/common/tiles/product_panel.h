@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* A tier's product (kernels/product.h) made from its register tile: rows of X against one packed panel of W.
  *
- * Parameters: those of register_tile.h, and PRODUCT_PAIRS, optional: elements are pairs of bf16 in the place of floats,
- * which vec_fma_factor() multiplies; tested: avx512bf16. PRODUCT_KERNEL(isa) defines the tier's attn_product_<isa> of
- * floats. */
+ * Parameters: those of register_tile.h, and PRODUCT_GROUPS, optional: pairs of bf16, or four of int8, take the place of
+ * floats, which vec_fma_factor() multiplies; tested: avx512bf16, avx512vnni. PRODUCT_KERNEL(isa) defines the tier's
+ * attn_product_<isa> of floats. */
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
@@ -245,7 +245,7 @@ static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panel
 }
 
 static void product_few(const attn_product_block *block, int64_t panels, int64_t panel_bytes) {
-#ifdef PRODUCT_PAIRS
+#ifdef PRODUCT_GROUPS
   few_of_type(block, panels, panel_bytes, ATTN_F32);
 #else
   if (block->weights == ATTN_F32)
@@ -259,7 +259,7 @@ static void product_few(const attn_product_block *block, int64_t panels, int64_t
 #endif
 }
 
-#ifndef PRODUCT_PAIRS
+#ifndef PRODUCT_GROUPS
 
 /* ---- Weights of 16 and 8 bits ---- */
 
