@@ -1,80 +1,61 @@
 /* SPDX-License-Identifier: MIT */
 #define _POSIX_C_SOURCE 200809L /* getdelim */
+#include "llm.h"
+
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "llm.h"
-
-bool llm_fail(const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  fputs("llm: ", stderr);
-  if (format)
-    vfprintf(stderr, format, values);
-  else
-    fputs(attn_last_error(), stderr);
-  fputc('\n', stderr);
-  va_end(values);
-  return false;
-}
-
 /* ---- JSON ---- */
 
-bool llm_read_json(const char *path, bool needed, cJSON **json) {
-  *json = NULL;
+cJSON *llm_read_json(const char *path, bool needed) {
   FILE *file = fopen(path, "r");
-  if (!file) return !needed || llm_fail("%s cannot be read; a transformers folder has it", path);
+  if (!file && needed) llm_fail("%s cannot be read; a transformers folder has it", path);
+  if (!file) return NULL;
   char *text = NULL;
   size_t room = 0;
-  if (getdelim(&text, &room, 0, file) > 0) *json = cJSON_ParseWithOpts(text, NULL, true);
+  cJSON *json = getdelim(&text, &room, 0, file) > 0 ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
   free(text);
   fclose(file);
-  if (cJSON_IsObject(*json)) return true;
-  cJSON_Delete(*json);
-  *json = NULL;
-  return llm_fail("%s is not JSON; it must be an object, {...}, and nothing behind it", path);
+  if (!cJSON_IsObject(json)) llm_fail("%s is not JSON; it must be an object, {...}, and nothing behind it", path);
+  return json;
 }
 
-/* An object of a file. A field that is wrong sets `failed`, after a message. */
+/* An object of a file. */
 typedef struct object {
   const char *path;
   const cJSON *json;
-  bool failed;
 } object;
 
 /* A field; NULL if it is missing or null. */
-static const cJSON *field(const object *o, const char *name) {
-  const cJSON *found = cJSON_GetObjectItemCaseSensitive(o->json, name);
+static const cJSON *field(object o, const char *name) {
+  const cJSON *found = cJSON_GetObjectItemCaseSensitive(o.json, name);
   return cJSON_IsNull(found) ? NULL : found;
 }
 
-static void wrong(object *o, const char *name, const char *right) {
+static _Noreturn void wrong(object o, const char *name, const char *right) {
   const cJSON *found = field(o, name);
-  char *text = found ? cJSON_PrintUnformatted(found) : NULL;
-  o->failed = !llm_fail("%s: %s is %s; it must be %s", o->path, name, text ? text : "missing", right);
-  cJSON_free(text);
+  llm_fail("%s: %s is %s; it must be %s", o.path, name, found ? cJSON_PrintUnformatted(found) : "missing", right);
 }
 
 /* A number within the range. `missing` stands for a field that is not there; NAN if there must be one. */
-static double number(object *o, const char *name, double least, double most, double missing) {
+static double number(object o, const char *name, double least, double most, double missing) {
   char right[64];
   const cJSON *found = field(o, name);
   if (!found && !isnan(missing)) return missing;
   if (cJSON_IsNumber(found) && found->valuedouble >= least && found->valuedouble <= most) return found->valuedouble;
   snprintf(right, sizeof right, "a number in %g..%g", least, most);
-  return wrong(o, name, right), least;
+  wrong(o, name, right);
 }
 
-static int64_t size_of(object *o, const char *name, double missing) {
+static int64_t size_of(object o, const char *name, double missing) {
   const double size = number(o, name, 1, INT32_MAX, missing);
   if (size != floor(size)) wrong(o, name, "an integer");
   return (int64_t)size;
 }
 
-static bool flag(object *o, const char *name, bool missing) {
+static bool flag(object o, const char *name, bool missing) {
   const cJSON *found = field(o, name);
   if (found && !cJSON_IsBool(found)) wrong(o, name, "true or false");
   return found ? cJSON_IsTrue(found) : missing;
@@ -85,9 +66,8 @@ typedef struct name_value {
   int value;
 } name_value;
 
-/* The entry that a field names in a table, which a NULL ends; the first one after a message. missing: NULL = must be there.
- */
-static const name_value *look_up(object *o, const char *name, const char *missing, const name_value *table) {
+/* The entry that a field names in a table, which a NULL ends. missing: NULL = must be there. */
+static const name_value *look_up(object o, const char *name, const char *missing, const name_value *table) {
   char right[256] = "one of";
   const cJSON *found = field(o, name);
   const char *value = found ? cJSON_GetStringValue(found) : missing;
@@ -95,7 +75,7 @@ static const name_value *look_up(object *o, const char *name, const char *missin
     if (value && strcmp(entry->name, value) == 0) return entry;
     snprintf(right + strlen(right), sizeof right - strlen(right), " %s", entry->name);
   }
-  return wrong(o, name, right), table;
+  wrong(o, name, right);
 }
 
 /* ---- Models ---- */
@@ -120,14 +100,14 @@ static const name_value scalings[] = {{"default", ATTN_ROPE_UNSCALED},
                                       {"llama3", ATTN_ROPE_LLAMA3},
                                       {NULL, 0}};
 
-static void read_windows(object *o, int model, llm_config *c) {
+static void read_windows(object o, int model, llm_config *c) {
   const cJSON *types = field(o, "layer_types");
   const double first = number(o, "max_window_layers", 0, INT32_MAX, 28); /* Qwen2Config has 28 */
   const bool late = model & LATE_WINDOWS && flag(o, "use_sliding_window", false);
   c->window = size_of(o, "sliding_window", 0);
   if (types && (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->layers))
     wrong(o, "layer_types", "a list of one word for each of num_hidden_layers");
-  for (int layer = 0; layer < c->layers && !o->failed; layer++) {
+  for (int layer = 0; layer < c->layers; layer++) {
     const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, layer));
     c->windowed[layer] =
         types ? type && strcmp(type, "sliding_attention") == 0
@@ -139,36 +119,35 @@ static void read_windows(object *o, int model, llm_config *c) {
   }
 }
 
-static void read_rope(object *o, llm_config *c) {
+static void read_rope(object o, llm_config *c) {
   const char *place = field(o, "rope_parameters") ? "rope_parameters" : "rope_scaling"; /* before transformers 5 */
-  object r = {.path = o->path, .json = field(o, place)};
+  object r = {.path = o.path, .json = field(o, place)};
   if (r.json && !cJSON_IsObject(r.json)) wrong(o, place, "an object, or null");
   const attn_rope_scaling scaling =
-      (attn_rope_scaling)look_up(&r, field(&r, "type") ? "type" : "rope_type", "default", scalings)->value;
+      (attn_rope_scaling)look_up(r, field(r, "type") ? "type" : "rope_type", "default", scalings)->value;
   const double base = number(o, "rope_theta", 1.001, 1e12, 10000);
   c->rope =
       ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = c->dim, .scaling = scaling,
-                  .base = number(&r, "rope_theta", 1.001, 1e12, base),
-                  .factor = scaling == ATTN_ROPE_UNSCALED ? 0 : number(&r, "factor", 1, 1e6, (double)NAN),
-                  .original_length = number(&r, "original_max_position_embeddings", 1, 1e9, (double)c->positions),
-                  .beta_fast = number(&r, "beta_fast", 0, 1e6, 0), .beta_slow = number(&r, "beta_slow", 0, 1e6, 0),
-                  .exact_ramp = !flag(&r, "truncate", true), .attention_factor = number(&r, "attention_factor", 0, 1e6, 0),
-                  .low_freq_factor = number(&r, "low_freq_factor", 0, 1e6, 0),
-                  .high_freq_factor = number(&r, "high_freq_factor", 0, 1e6, 0));
-  number(&r, "partial_rotary_factor", 1, 1, 1);
+                  .base = number(r, "rope_theta", 1.001, 1e12, base),
+                  .factor = scaling == ATTN_ROPE_UNSCALED ? 0 : number(r, "factor", 1, 1e6, (double)NAN),
+                  .original_length = number(r, "original_max_position_embeddings", 1, 1e9, (double)c->positions),
+                  .beta_fast = number(r, "beta_fast", 0, 1e6, 0), .beta_slow = number(r, "beta_slow", 0, 1e6, 0),
+                  .exact_ramp = !flag(r, "truncate", true), .attention_factor = number(r, "attention_factor", 0, 1e6, 0),
+                  .low_freq_factor = number(r, "low_freq_factor", 0, 1e6, 0),
+                  .high_freq_factor = number(r, "high_freq_factor", 0, 1e6, 0));
+  number(r, "partial_rotary_factor", 1, 1, 1);
   number(o, "partial_rotary_factor", 1, 1, 1);
   static const char *const unknown[] = {"mscale", "mscale_all_dim"};
   for (int i = 0; i < 2; i++)
-    if (field(&r, unknown[i])) wrong(&r, unknown[i], "missing; attention_factor says the like");
-  o->failed |= r.failed;
+    if (field(r, unknown[i])) wrong(r, unknown[i], "missing; attention_factor says the like");
 }
 
 /* eos_token_id: a number, a list, or nothing. */
-static void read_stops(object *o, llm_config *c) {
+static void read_stops(object o, llm_config *c) {
   const cJSON *found = field(o, "eos_token_id");
   const int count = cJSON_IsArray(found) ? cJSON_GetArraySize(found) : found != NULL;
   if (count > LLM_MOST_STOPS) wrong(o, "eos_token_id", "at most 16 tokens");
-  for (c->stops = 0; c->stops < count && !o->failed; c->stops++) {
+  for (c->stops = 0; c->stops < count; c->stops++) {
     const cJSON *one = cJSON_IsArray(found) ? cJSON_GetArrayItem(found, c->stops) : found;
     if (!cJSON_IsNumber(one) || one->valuedouble < 0 || one->valuedouble != one->valueint)
       wrong(o, "eos_token_id", "a token or a list of tokens: whole numbers from 0 on");
@@ -176,7 +155,7 @@ static void read_stops(object *o, llm_config *c) {
   }
 }
 
-static void read_model(object *o, llm_config *c) {
+static void read_model(object o, llm_config *c) {
   const name_value *model = look_up(o, "model_type", NULL, models);
   c->type = model->name;
   c->width = size_of(o, "hidden_size", (double)NAN);
@@ -202,25 +181,19 @@ static void read_model(object *o, llm_config *c) {
   if (field(o, "quantization_config")) wrong(o, "quantization_config", "missing: weights are float32, float16 or bfloat16");
   const char *name = field(o, "hidden_activation") ? "hidden_activation" : "hidden_act";
   c->activation = (attn_activation)look_up(o, name, c->gemma ? "gelu_pytorch_tanh" : "silu", activations)->value;
-  if (o->failed) return;
   read_windows(o, model->value, c);
   read_rope(o, c);
   read_stops(o, c);
 }
 
-bool llm_config_read(const char *folder, llm_config *config) {
+void llm_config_read(const char *folder, llm_config *config) {
   char path[4096];
-  object o = {.path = path};
-  cJSON *json;
   snprintf(path, sizeof path, "%s/config.json", folder);
-  if (!llm_read_json(path, true, &json)) return false;
-  o.json = json;
-  read_model(&o, config);
+  cJSON *json = llm_read_json(path, true);
+  read_model((object){path, json}, config);
   cJSON_Delete(json);
   snprintf(path, sizeof path, "%s/generation_config.json", folder);
-  if (o.failed || !llm_read_json(path, false, &json)) return false;
-  o.json = json;
-  if (field(&o, "eos_token_id")) read_stops(&o, config);
+  json = llm_read_json(path, false);
+  if (field((object){path, json}, "eos_token_id")) read_stops((object){path, json}, config);
   cJSON_Delete(json);
-  return !o.failed;
 }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 #define _POSIX_C_SOURCE 200809L
+#include "llm.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-#include "llm.h"
+enum { CHUNK = 512 }; /* tokens of a prompt that one step takes at most */
 
 /* A running text of the step before with one more token, and the log of the probability that both have. */
 typedef struct candidate {
@@ -17,28 +20,31 @@ typedef struct candidate {
 
 /* The texts of a prompt: at most `beams`, of which `live` run on. */
 typedef struct search {
+  llm_text *text;   /* the prompt, and then the best text that has ended */
   uint64_t state;   /* the draws are here */
   int64_t fed;      /* tokens of the prompt that the caches have */
   int64_t made;     /* tokens that each running text has after the prompt */
-  int live;         /* 1 until the prompt has been read; 0 at the end */
-  int ended;        /* entries of `ends` */
+  int live, ended;  /* running texts, 1 until the prompt has been read; and entries of `ends` */
   candidate *steps; /* [tokens][beams]: the running texts after each step; `beam` leads to the step before */
-  candidate *ends;  /* [beams]: texts that ended, by their scores per token; the first is in the task's text */
+  candidate *ends;  /* [beams]: texts that ended, by their scores per token */
 } search;
 
 typedef struct run {
   llm_model *model;
-  llm_task *task;
+  const llm_options *options;
+  int64_t prompts;
   int beams;
-  search *searches; /* [prompts] */
-  candidate *steps, *ends;
-  int32_t *counts, *parents; /* [texts], as the model takes them */
+  search *searches;          /* [prompts] */
+  int32_t *counts, *parents; /* [prompts][beams], as the model takes them */
   int32_t *step;             /* tokens of the step */
   int most;                  /* candidates of a step: enough that `beams` texts can run on if all others stop */
   candidate *list;           /* [most] */
 } run;
 
 /* ---- The next tokens of one prompt's texts ---- */
+
+/* The running texts after the last step. */
+static candidate *running(const run *r, const search *s) { return s->steps + (s->made - 1) * r->beams; }
 
 /* Inserts into a descending list of at most `most`; of equal scores the earlier one stays in front. Returns the count. */
 static int insert(candidate *list, int count, int most, candidate added) {
@@ -49,113 +55,101 @@ static int insert(candidate *list, int count, int most, candidate added) {
   return count;
 }
 
-/* Puts the best candidates into the list. Returns their count; 0, after a message, if no logit is finite or one is NaN. */
-static int best_candidates(const run *r, const search *s, const float *logits) {
+/* Puts the best candidates into the list, or without beams the one that is drawn. Returns their count. */
+static int find_candidates(const run *r, search *s, const float *logits) {
   const int64_t vocabulary = r->model->config.vocabulary;
   int count = 0;
-  for (int beam = 0; beam < s->live; beam++, logits += vocabulary) {
-    double largest = -INFINITY, sum = 0;
-    for (int64_t t = 0; t < vocabulary; t++) largest = fmax(largest, (double)logits[t]);
-    for (int64_t t = 0; t < vocabulary; t++) sum += exp((double)logits[t] - largest);
-    if (!isfinite(sum)) return llm_fail("the logits of a text are not finite");
-    const double score = s->made ? s->steps[(s->made - 1) * r->beams + beam].score : 0, base = score - largest - log(sum);
+  if (r->beams == 1) {
+    *r->list = (candidate){0};
+    llm_must(attn_sample_token(&r->options->sampling, vocabulary, logits, &s->state, NULL, &r->list->token));
+    return 1;
+  }
+  for (int i = 0; i < s->live; i++, logits += vocabulary) {
+    float largest = -INFINITY;
+    double sum = 0;
+    for (int64_t t = 0; t < vocabulary; t++) largest = logits[t] > largest ? logits[t] : largest;
+    for (int64_t t = 0; t < vocabulary; t++) sum += (double)expf(logits[t] - largest);
+    if (!isfinite(sum)) llm_fail("the logits of a text are not finite");
+    const double base = (s->made ? running(r, s)[i].score : 0) - (double)largest - log(sum);
     for (int64_t t = 0; t < vocabulary; t++)
-      count = insert(r->list, count, r->most, (candidate){base + (double)logits[t], beam, (int32_t)t});
+      count = insert(r->list, count, r->most, (candidate){base + (double)logits[t], i, (int32_t)t});
   }
   return count;
-}
-
-/* Without beams the one candidate is drawn. */
-static int drawn_candidate(const run *r, search *s, const float *logits) {
-  *r->list = (candidate){.beam = 0};
-  return attn_sample_token(&r->task->sampling, r->model->config.vocabulary, logits, &s->state, NULL, &r->list->token) ==
-             ATTN_OK ||
-         llm_fail(NULL);
 }
 
 static bool stops(const run *r, const search *s, int32_t token) {
   const llm_config *c = &r->model->config;
   for (int i = 0; i < c->stops; i++)
     if (c->stop[i] == token) return true;
-  return s->made + 1 == r->task->tokens;
+  return s->made + 1 == r->options->tokens;
 }
 
-/* A text ends with this candidate. It counts by its score per token; the best one is copied to `text`. */
-static void finish(const run *r, search *s, candidate last, llm_text *text) {
+/* A text ends with this candidate. It counts by its score per token; the best one is copied to the prompt's text. */
+static void finish(const run *r, search *s, candidate last) {
+  int32_t *tokens = s->text->tokens + s->text->prompt;
   last.score /= (double)(s->made + 1);
   const bool best = s->ended == 0 || last.score > s->ends[0].score;
   s->ended = insert(s->ends, s->ended, r->beams, last);
   if (!best) return;
-  text->count = text->prompt + s->made + 1;
-  for (int64_t i = s->made;; last = s->steps[--i * r->beams + last.beam]) {
-    text->tokens[text->prompt + i] = last.token;
-    if (i == 0) return;
-  }
+  s->text->count = s->text->prompt + s->made + 1;
+  tokens[s->made] = last.token;
+  for (int64_t i = s->made; i-- > 0; tokens[i] = last.token) last = s->steps[i * r->beams + last.beam];
 }
 
 /* Beam search as in transformers with early_stopping=False and length_penalty=1: a text that stops is a result only among
  * the first `beams` candidates; the search ends when no running text has more than the worst result. */
-static bool advance(run *r, int64_t prompt, const float *logits) {
-  search *s = &r->searches[prompt];
+static void advance(const run *r, search *s, const float *logits) {
+  const int count = find_candidates(r, s, logits);
   candidate *next = s->steps + s->made * r->beams;
-  const int count = r->beams > 1 ? best_candidates(r, s, logits) : drawn_candidate(r, s, logits);
   s->live = 0;
-  for (int i = 0; i < count; i++) {
+  for (int i = 0; i < count && s->live < r->beams; i++) {
     if (!stops(r, s, r->list[i].token))
       next[s->live++] = r->list[i];
     else if (i < r->beams)
-      finish(r, s, r->list[i], &r->task->texts[prompt]);
-    if (s->live == r->beams) break;
+      finish(r, s, r->list[i]);
   }
   s->made++;
   if (s->live && s->ended == r->beams && next[0].score / (double)s->made <= s->ends[r->beams - 1].score) s->live = 0;
-  return count > 0;
 }
 
 /* ---- Steps of all texts ---- */
 
-/* The next tokens of every running text. Returns their number; *reads: whether some are a prompt's. */
-static int64_t gather(run *r, bool *reads) {
-  int64_t rows = 0;
-  *reads = false;
-  memset(r->counts, 0, (size_t)r->model->texts * sizeof *r->counts);
-  for (int64_t p = 0; p < r->task->prompts; p++) {
+/* The next tokens of every running text. Returns their number; *read: those of prompts. */
+static int64_t gather(const run *r, int64_t *read) {
+  int64_t rows = *read = 0;
+  for (int64_t p = 0; p < r->prompts; p++) {
     search *s = &r->searches[p];
-    const llm_text *text = &r->task->texts[p];
-    const int64_t left = text->prompt - s->fed, count = left < LLM_CHUNK ? left : LLM_CHUNK;
-    if (count > 0) {
-      memcpy(r->step + rows, text->tokens + s->fed, (size_t)count * sizeof *r->step);
-      r->counts[p * r->beams] = (int32_t)count;
-      r->task->prompt_tokens += count;
-      s->fed += count;
-      rows += count;
-      *reads = true;
-    } else {
-      for (int i = 0; i < s->live; i++, rows++) {
-        r->step[rows] = s->steps[(s->made - 1) * r->beams + i].token;
-        r->counts[p * r->beams + i] = 1;
-      }
+    int32_t *counts = r->counts + p * r->beams;
+    const int64_t left = s->text->prompt - s->fed, chunk = left < CHUNK ? left : CHUNK;
+    memcpy(r->step + rows, s->text->tokens + s->fed, (size_t)chunk * sizeof *r->step);
+    s->fed += chunk;
+    *read += chunk;
+    rows += chunk;
+    for (int i = 0; i < r->beams; i++) {
+      counts[i] = chunk == 0 && i < s->live;
+      if (counts[i]) r->step[rows++] = running(r, s)[i].token;
     }
+    if (chunk) counts[0] = (int32_t)chunk;
   }
   return rows;
 }
 
-/* Every text whose tokens have all been read gets its next one. *made counts the prompts whose texts did. */
-static bool advance_all(run *r, int64_t *made) {
+/* Every text whose tokens have all been read gets its next one. Returns the number of prompts whose texts did. */
+static int64_t advance_all(const run *r) {
   const float *logits = r->model->logits;
-  for (int64_t p = 0; p < r->task->prompts; p++) {
+  int64_t made = 0;
+  for (int64_t p = 0; p < r->prompts; p++) {
     search *s = &r->searches[p];
     const int live = s->live;
-    const bool ready = live && s->fed == r->task->texts[p].prompt;
-    if (ready && !advance(r, p, logits)) return false;
-    *made += ready;
+    const bool ready = live && s->fed == s->text->prompt;
+    if (ready) advance(r, s, logits);
+    made += ready;
     logits += live * r->model->config.vocabulary;
-    for (int i = 0; i < r->beams; i++) {
-      const int from = ready && i < s->live ? s->steps[(s->made - 1) * r->beams + i].beam : i;
-      r->parents[p * r->beams + i] = i < s->live ? (int32_t)(p * r->beams) + from : -1;
-    }
+    for (int i = 0; i < r->beams; i++)
+      r->parents[p * r->beams + i] = i < s->live ? (int32_t)(p * r->beams) + (ready ? running(r, s)[i].beam : i) : -1;
   }
-  return llm_model_reorder(r->model, r->parents);
+  llm_model_reorder(r->model, r->parents);
+  return made;
 }
 
 static double seconds(void) {
@@ -164,42 +158,57 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static bool run_steps(run *r) {
-  llm_task *t = r->task;
-  bool reads;
-  while (gather(r, &reads) > 0) {
+static llm_rates run_steps(const run *r, bool progress) {
+  llm_rates rates = {0};
+  for (int64_t rows, read; (rows = gather(r, &read)) > 0;) {
     const double begin = seconds();
-    int64_t made = 0;
-    if (!llm_model_step(r->model, r->counts, r->step) || !advance_all(r, &made)) return false;
-    *(reads ? &t->prompt_seconds : &t->new_seconds) += seconds() - begin;
-    if (!reads) t->new_tokens += made;
-    if (t->progress)
-      fprintf(stderr, "\r%lld tokens read, %lld made, %.1f/s ", (long long)t->prompt_tokens, (long long)t->new_tokens,
-              t->new_tokens ? (double)t->new_tokens / t->new_seconds : 0.0);
+    llm_model_step(r->model, r->counts, r->step);
+    const int64_t made = advance_all(r);
+    *(read ? &rates.prompt_seconds : &rates.new_seconds) += seconds() - begin;
+    rates.prompt_tokens += read;
+    rates.new_tokens += read ? 0 : made;
+    if (progress)
+      fprintf(stderr, "\r%lld tokens read, %lld made, %.1f/s ", (long long)rates.prompt_tokens, (long long)rates.new_tokens,
+              rates.new_tokens ? (double)rates.new_tokens / rates.new_seconds : 0.0);
   }
-  if (t->progress) fputc('\n', stderr);
-  return true;
+  if (progress) fputc('\n', stderr);
+  return rates;
 }
 
-bool llm_generate(llm_model *model, llm_task *task) {
-  const int beams = (int)task->beams, stops = model->config.stops ? model->config.stops : 1;
-  const size_t prompts = (size_t)task->prompts, texts = prompts * (size_t)beams, tokens = (size_t)task->tokens;
-  run r = {.model = model, .task = task, .beams = beams, .most = beams * (1 + stops)};
-  r.searches = calloc(prompts, sizeof *r.searches);
-  r.steps = calloc(texts * tokens, sizeof *r.steps);
-  r.ends = calloc(texts, sizeof *r.ends);
-  r.counts = calloc(texts, sizeof *r.counts);
-  r.parents = calloc(texts, sizeof *r.parents);
-  r.step = calloc(texts, LLM_CHUNK * sizeof *r.step);
-  r.list = calloc((size_t)r.most, sizeof *r.list);
-  bool right = r.searches && r.steps && r.ends && r.counts && r.parents && r.step && r.list;
-  if (!right) llm_fail("out of memory: %zu texts of %zu new tokens", texts, tokens);
-  for (size_t p = 0; right && p < prompts; p++)
-    r.searches[p] = (search){.state = task->seed + p,
+/* Makes the model's caches for the prompts and their new tokens. */
+static void begin(const run *r) {
+  const int64_t positions = r->model->config.positions;
+  int64_t rows = 0, capacity = 0;
+  for (int64_t p = 0; p < r->prompts; p++) {
+    const int64_t prompt = r->searches[p].text->prompt, tokens = prompt + r->options->tokens;
+    if (tokens > positions)
+      llm_fail("prompt %lld and --tokens are %lld tokens; max_position_embeddings is %lld", (long long)p, (long long)tokens,
+               (long long)positions);
+    if (tokens > capacity) capacity = tokens;
+    rows += (prompt < CHUNK ? prompt : CHUNK) + r->beams;
+  }
+  llm_model_begin(r->model, r->prompts * r->beams, capacity, rows);
+}
+
+llm_rates llm_generate(llm_model *model, int64_t prompts, llm_text *texts) {
+  const llm_options *o = model->options;
+  const int64_t all = prompts * o->beams;
+  run r = {.model = model, .options = o, .prompts = prompts, .beams = (int)o->beams};
+  r.most = r.beams * (1 + (model->config.stops ? model->config.stops : 1));
+  r.searches = llm_allocate(prompts, sizeof *r.searches);
+  r.counts = llm_allocate(all, sizeof *r.counts);
+  r.parents = llm_allocate(all, sizeof *r.parents);
+  r.step = llm_allocate(all, CHUNK * sizeof *r.step);
+  r.list = llm_allocate(r.most, sizeof *r.list);
+  candidate *steps = llm_allocate(all, (size_t)o->tokens * sizeof *steps), *ends = llm_allocate(all, sizeof *ends);
+  for (int64_t p = 0; p < prompts; p++)
+    r.searches[p] = (search){.text = &texts[p],
+                             .state = (uint64_t)(o->seed + p),
                              .live = 1,
-                             .steps = r.steps + p * tokens * (size_t)beams,
-                             .ends = r.ends + p * (size_t)beams};
-  right = right && run_steps(&r);
-  free(r.searches), free(r.steps), free(r.ends), free(r.counts), free(r.parents), free(r.step), free(r.list);
-  return right;
+                             .steps = steps + p * o->beams * o->tokens,
+                             .ends = ends + p * o->beams};
+  begin(&r);
+  const llm_rates rates = run_steps(&r, isatty(STDERR_FILENO));
+  free(r.searches), free(r.counts), free(r.parents), free(r.step), free(r.list), free(steps), free(ends);
+  return rates;
 }

@@ -14,34 +14,57 @@
  *
  * llm.py does the same with text. The other files are in llm.h, section by section. */
 #define _POSIX_C_SOURCE 200809L /* getline */
+#include "llm.h"
+
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "llm.h"
+void llm_fail(const char *format, ...) {
+  va_list values;
+  va_start(values, format);
+  fputs("llm: ", stderr);
+  vfprintf(stderr, format, values);
+  fputc('\n', stderr);
+  va_end(values);
+  exit(1);
+}
 
-typedef struct options {
-  const char *folder, *prompts, *kv;
-  double tokens, temperature, top_k, top_p, seed, beams, page_tokens, threads, bf16_rows, int8_weights;
-} options;
+void llm_must(attn_status status) {
+  if (status != ATTN_OK) llm_fail("%s", attn_last_error());
+}
+
+void *llm_allocate(int64_t count, size_t bytes) {
+  void *memory = calloc((size_t)count, bytes);
+  if (!memory) llm_fail("out of memory: %lld elements of %zu bytes", (long long)count, bytes);
+  return memory;
+}
+
+/* ---- Options ---- */
+
+static llm_options options = {.tokens = 32,
+                              .beams = 1,
+                              .sampling = {.struct_size = sizeof(attn_sampling)},
+                              .cache = {.struct_size = sizeof(attn_kv_cache_shape)}};
 
 static const struct {
   const char *name;
-  size_t at; /* in options */
+  int64_t *whole; /* where the number goes: here or there */
+  float *real;
   double least, most;
-  bool whole;
 } numbers[] = {
-    {"--tokens", offsetof(options, tokens), 1, 1e9, true},
-    {"--temperature", offsetof(options, temperature), 0, 1e6, false},
-    {"--top-k", offsetof(options, top_k), 0, 1e9, true},
-    {"--top-p", offsetof(options, top_p), 0, 1, false},
-    {"--seed", offsetof(options, seed), 0, 1e15, true},
-    {"--beams", offsetof(options, beams), 1, 1024, true},
-    {"--page-tokens", offsetof(options, page_tokens), 16, 1024, true},
-    {"--threads", offsetof(options, threads), 1, 4096, true},
-    {"--bf16-rows", offsetof(options, bf16_rows), 0, 1, true},
-    {"--int8-weights", offsetof(options, int8_weights), 0, 1, true},
+    {"--tokens", &options.tokens, NULL, 1, 1e9},
+    {"--temperature", NULL, &options.sampling.temperature, 0, 1e6},
+    {"--top-k", &options.sampling.top_k, NULL, 0, 1e9},
+    {"--top-p", NULL, &options.sampling.top_p, 0, 1},
+    {"--seed", &options.seed, NULL, 0, 1e15},
+    {"--beams", &options.beams, NULL, 1, 1024},
+    {"--page-tokens", &options.cache.page_tokens, NULL, 16, 1024},
+    {"--threads", &options.threads, NULL, 1, 4096},
+    {"--bf16-rows", &options.bf16_rows, NULL, 0, 1},
+    {"--int8-weights", &options.int8_weights, NULL, 0, 1},
 };
 
 static const struct {
@@ -49,104 +72,85 @@ static const struct {
   attn_dtype dtype;
 } kinds[] = {{"f32", ATTN_F32}, {"bf16", ATTN_BF16}, {"q8_0", ATTN_Q8_0}, {"q4_0", ATTN_Q4_0}};
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
+static void read_number(const char *name, const char *value) {
+  size_t i = 0, count = sizeof numbers / sizeof *numbers;
+  while (i < count && strcmp(numbers[i].name, name) != 0) i++;
+  if (i == count) llm_fail("%s is no option; the head of llm.c lists them", name);
+  const double least = numbers[i].least, most = numbers[i].most;
+  char *end;
+  const double number = strtod(value, &end);
+  if (end == value || *end || !(number >= least && number <= most) ||
+      (numbers[i].whole && number != (double)(int64_t)number))
+    llm_fail("%s is %s; it must be %s in %g..%g", name, value, numbers[i].whole ? "an integer" : "a number", least, most);
+  if (numbers[i].whole) *numbers[i].whole = (int64_t)number;
+  if (numbers[i].real) *numbers[i].real = (float)number;
+}
+
+static void read_kv(const char *name) {
+  for (int i = 0; i < 4; i++) {
+    options.cache.dtype = kinds[i].dtype;
+    if (strcmp(kinds[i].name, name) == 0) return;
+  }
+  llm_fail("--kv is %s; it must be f32, bf16, q8_0 or q4_0", name);
+}
+
+/* Moves the folder and the prompts to the front of `words`, and returns their number. *prompts: the file of --prompts. */
+static int read_options(int count, char **words, const char **prompts) {
+  int others = 0;
+  for (int i = 1; i < count; i++) {
+    if (strncmp(words[i], "--", 2) != 0) {
+      words[others++] = words[i];
+      continue;
+    }
+    const char *name = words[i++], *value = i < count ? words[i] : "missing";
+    if (strcmp(name, "--prompts") == 0)
+      *prompts = value;
+    else if (strcmp(name, "--kv") == 0)
+      read_kv(value);
+    else
+      read_number(name, value);
+  }
+  if (options.beams > 1 && options.sampling.temperature > 0)
+    llm_fail("--beams and --temperature: beam search does not sample");
+  if (others == 0 || (others == 1) == !*prompts)
+    llm_fail("usage: llm FOLDER [options] PROMPT... or --prompts FILE, which the head of llm.c explains");
+  return others;
+}
 
 /* ---- Prompts ---- */
 
-/* Adds a prompt: tokens with commas or spaces between them. */
-static bool add_prompt(llm_task *task, const char *words, int64_t vocabulary) {
-  llm_text *more = realloc(task->texts, (size_t)(task->prompts + 1) * sizeof *more);
-  if (!more) return llm_fail("out of memory");
-  task->texts = more;
-  llm_text *text = &more[task->prompts++];
-  const size_t most = strlen(words) / 2 + 1 + (size_t)task->tokens; /* a token and what divides it are two characters */
-  *text = (llm_text){.tokens = malloc(most * sizeof *text->tokens)};
-  if (!text->tokens) return llm_fail("out of memory");
-  for (const char *at = words + strspn(words, ", \r\n"); *at; at += strspn(at, ", \r\n")) {
+/* Adds a prompt: tokens with commas or spaces between them. Returns all texts. */
+static llm_text *add_prompt(llm_text *texts, int64_t prompt, const char *words, int64_t vocabulary) {
+  static const char between[] = ", \r\n";
+  const int64_t most = (int64_t)strlen(words) / 2 + 1; /* a token and what divides it are two characters */
+  llm_text text = {.tokens = llm_allocate(most + options.tokens, sizeof *text.tokens)};
+  for (const char *at = words + strspn(words, between); *at; at += strspn(at, between)) {
     char *end;
     const long long token = strtoll(at, &end, 10);
-    if (end == at || !strchr(", \r\n", *end) || token < 0 || token >= vocabulary)
-      return llm_fail("prompt %lld: \"%.*s\" is no token; tokens are 0..%lld with commas between them",
-                      (long long)task->prompts - 1, (int)strcspn(at, ", \r\n"), at, (long long)vocabulary - 1);
-    text->tokens[text->count++] = (int32_t)token;
+    if (end == at || !strchr(between, *end) || token < 0 || token >= vocabulary)
+      llm_fail("prompt %lld: \"%.*s\" is no token; tokens are 0..%lld with commas between them", (long long)prompt,
+               (int)strcspn(at, between), at, (long long)vocabulary - 1);
+    text.tokens[text.prompt++] = (int32_t)token;
     at = end;
   }
-  text->prompt = text->count;
-  return text->count > 0 || llm_fail("prompt %lld has no tokens; it must have one", (long long)task->prompts - 1);
+  if (text.prompt == 0) llm_fail("prompt %lld has no tokens; it must have one", (long long)prompt);
+  text.count = text.prompt;
+  texts = realloc(texts, (size_t)(prompt + 1) * sizeof *texts);
+  if (!texts) llm_fail("out of memory: prompt %lld", (long long)prompt);
+  texts[prompt] = text;
+  return texts;
 }
 
-static bool read_prompts(llm_task *task, const char *path, int64_t vocabulary) {
-  FILE *file = fopen(path, "r");
-  if (!file) return llm_fail("--prompts %s cannot be read", path);
+/* Adds the prompts of a file to `count` texts. Returns their number. */
+static int64_t read_prompts(llm_text **texts, int64_t count, const char *path, int64_t vocabulary) {
   char *line = NULL;
   size_t room = 0;
-  bool right = true;
-  while (right && getline(&line, &room, file) > 0) right = add_prompt(task, line, vocabulary);
+  FILE *file = fopen(path, "r");
+  if (!file) llm_fail("--prompts %s cannot be read", path);
+  while (getline(&line, &room, file) > 0) *texts = add_prompt(*texts, count++, line, vocabulary);
   free(line);
   fclose(file);
-  return right;
-}
-
-/* ---- Options ---- */
-
-static bool read_number(options *o, const char *name, const char *value) {
-  for (size_t i = 0; i < COUNT(numbers); i++) {
-    if (strcmp(numbers[i].name, name) != 0) continue;
-    char *end = NULL;
-    const double number = value ? strtod(value, &end) : 0;
-    if (!value || end == value || *end || !(number >= numbers[i].least && number <= numbers[i].most) ||
-        (numbers[i].whole && number != (double)(int64_t)number))
-      return llm_fail("%s is %s; it must be %s in %g..%g", name, value ? value : "missing",
-                      numbers[i].whole ? "an integer" : "a number", numbers[i].least, numbers[i].most);
-    memcpy((char *)o + numbers[i].at, &number, sizeof number);
-    return true;
-  }
-  return llm_fail("%s is no option; the head of llm.c lists them", name);
-}
-
-/* Puts prompts at the front of `words`. Returns their number, or -1 after a message. */
-static int read_options(int count, char **words, options *o) {
-  int prompts = 0;
-  for (int i = 1; i < count; i++) {
-    const char *value = i + 1 < count ? words[i + 1] : NULL;
-    if (strncmp(words[i], "--", 2) != 0) {
-      if (o->folder)
-        words[prompts++] = words[i];
-      else
-        o->folder = words[i];
-      continue;
-    }
-    if (strcmp(words[i], "--prompts") == 0)
-      o->prompts = value;
-    else if (strcmp(words[i], "--kv") == 0)
-      o->kv = value ? value : "missing";
-    else if (!read_number(o, words[i], value))
-      return -1;
-    i++;
-  }
-  if (o->beams > 1 && o->temperature > 0) return llm_fail("--beams and --temperature: beam search does not sample"), -1;
-  if (!o->folder || (prompts == 0) == !o->prompts)
-    return llm_fail("usage: llm FOLDER [options] PROMPT... or --prompts FILE, which the head of llm.c explains"), -1;
-  return prompts;
-}
-
-static bool begin(const options *o, llm_model *m, const llm_task *task) {
-  attn_kv_cache_shape shape =
-      ATTN_STRUCT(attn_kv_cache_shape, .batch = task->prompts * task->beams, .page_tokens = (int64_t)o->page_tokens);
-  int64_t rows = 0;
-  for (int64_t p = 0; p < task->prompts; p++) {
-    const int64_t prompt = task->texts[p].prompt, tokens = prompt + task->tokens;
-    if (tokens > m->config.positions)
-      return llm_fail("prompt %lld and --tokens are %lld tokens; max_position_embeddings is %lld", (long long)p,
-                      (long long)tokens, (long long)m->config.positions);
-    if (tokens > shape.capacity) shape.capacity = tokens;
-    rows += (prompt < LLM_CHUNK ? prompt : LLM_CHUNK) + task->beams;
-  }
-  for (size_t i = 0; i < COUNT(kinds); i++) {
-    shape.dtype = kinds[i].dtype;
-    if (strcmp(kinds[i].name, o->kv) == 0) return llm_model_begin(m, &shape, rows);
-  }
-  return llm_fail("--kv is %s; it must be f32, bf16, q8_0 or q4_0", o->kv);
+  return count;
 }
 
 /* ---- Reports ---- */
@@ -161,44 +165,34 @@ static double resident_mb(void) {
   return (double)resident * (double)sysconf(_SC_PAGESIZE) * 1e-6;
 }
 
-static void print_results(const llm_task *t) {
-  for (int64_t p = 0; p < t->prompts; p++)
-    for (int64_t i = t->texts[p].prompt; i < t->texts[p].count; i++)
-      printf("%d%c", (int)t->texts[p].tokens[i], i + 1 < t->texts[p].count ? ',' : '\n');
-  fprintf(stderr, "%lld tokens read, %.1f/s; %lld made after them, %.1f/s; %.1f MB resident\n", (long long)t->prompt_tokens,
-          (double)t->prompt_tokens / t->prompt_seconds, (long long)t->new_tokens,
-          t->new_tokens ? (double)t->new_tokens / t->new_seconds : 0.0, resident_mb());
+static void print_model(const llm_model *m) {
+  fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
+          (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.files, m->weights.files == 1 ? "" : "s",
+          resident_mb());
 }
 
-static bool run(const options *o, char **prompts, int count, llm_model *m, llm_task *task) {
-  if (!llm_model_open(o->folder, m)) return false;
-  fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
-          (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.count, m->weights.count == 1 ? "" : "s",
-          resident_mb());
-  for (int i = 0; i < count; i++)
-    if (!add_prompt(task, prompts[i], m->config.vocabulary)) return false;
-  if (o->prompts && !read_prompts(task, o->prompts, m->config.vocabulary)) return false;
-  if (!begin(o, m, task) || !llm_generate(m, task)) return false;
-  print_results(task);
-  return true;
+static void print_text(const llm_text *text) {
+  for (int64_t i = text->prompt; i < text->count; i++)
+    printf("%d%c", (int)text->tokens[i], i + 1 < text->count ? ',' : '\n');
 }
 
 int main(int count, char **words) {
-  options o = {.kv = "f32", .tokens = 32, .beams = 1};
-  const int prompts = read_options(count, words, &o);
-  if (prompts < 0) return 2;
-  llm_task task = {.tokens = (int64_t)o.tokens,
-                   .beams = (int64_t)o.beams,
-                   .sampling = ATTN_STRUCT(attn_sampling, .temperature = (float)o.temperature, .top_k = (int64_t)o.top_k,
-                                           .top_p = (float)o.top_p),
-                   .seed = (uint64_t)o.seed,
-                   .progress = isatty(STDERR_FILENO)};
-  llm_model model = {.options = ATTN_STRUCT(attn_options, .threads = (int)o.threads),
-                     .bf16_rows = o.bf16_rows != 0,
-                     .int8_weights = o.int8_weights != 0};
-  const bool right = run(&o, words, prompts, &model, &task);
+  const char *file = NULL;
+  llm_model model = {0};
+  llm_text *texts = NULL;
+  int64_t prompts = 0;
+  const int others = read_options(count, words, &file);
+  llm_model_open(words[0], &options, &model);
+  print_model(&model);
+  for (; prompts + 1 < others; prompts++) texts = add_prompt(texts, prompts, words[1 + prompts], model.config.vocabulary);
+  if (file) prompts = read_prompts(&texts, prompts, file, model.config.vocabulary);
+  const llm_rates r = llm_generate(&model, prompts, texts);
+  for (int64_t p = 0; p < prompts; p++) print_text(&texts[p]);
+  fprintf(stderr, "%lld tokens read, %.1f/s; %lld made after them, %.1f/s; %.1f MB resident\n", (long long)r.prompt_tokens,
+          (double)r.prompt_tokens / r.prompt_seconds, (long long)r.new_tokens,
+          r.new_tokens ? (double)r.new_tokens / r.new_seconds : 0.0, resident_mb());
   llm_model_close(&model);
-  for (int64_t p = 0; p < task.prompts; p++) free(task.texts[p].tokens);
-  free(task.texts);
-  return right ? 0 : 1;
+  for (int64_t p = 0; p < prompts; p++) free(texts[p].tokens);
+  free(texts);
+  return 0;
 }

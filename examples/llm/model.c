@@ -1,18 +1,100 @@
 /* SPDX-License-Identifier: MIT */
+#include "llm.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "llm.h"
+/* ---- Files: model.safetensors, or those that model.safetensors.index.json lists ---- */
 
-static bool done(attn_status status) { return status == ATTN_OK || llm_fail(NULL); }
+static void add_file(const char *folder, const char *name, llm_weights *w) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  if (w->files == LLM_MOST_FILES) llm_fail("%s lists more than %d files", folder, LLM_MOST_FILES);
+  if (safetensors_read(path, &w->file[w->files]) != 0) exit(1); /* has said why */
+  w->bytes += w->file[w->files++].file_bytes;
+}
 
-/* ---- Weights ---- */
+/* Adds each file of {"weight_map": {"tensor": "file", ...}} once. */
+static void add_listed(const char *folder, const char *path, const cJSON *index, llm_weights *w) {
+  const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
+  const char *added[LLM_MOST_FILES];
+  if (!cJSON_IsObject(map)) llm_fail("%s has no weight_map; it must be {tensor: file, ...}", path);
+  for (const cJSON *entry = map->child; entry; entry = entry->next) {
+    const char *name = cJSON_GetStringValue(entry);
+    if (!name || strchr(name, '/')) llm_fail("%s: weight_map.%s is not the name of a file", path, entry->string);
+    int i = 0;
+    while (i < w->files && strcmp(added[i], name) != 0) i++;
+    if (i < w->files) continue;
+    add_file(folder, name, w);
+    added[i] = name;
+  }
+}
+
+static void open_weights(const char *folder, llm_weights *w) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
+  cJSON *index = llm_read_json(path, false);
+  if (index)
+    add_listed(folder, path, index, w);
+  else
+    add_file(folder, "model.safetensors", w);
+  cJSON_Delete(index);
+}
+
+/* ---- Tensors ---- */
+
+/* Begins a group of tensors whose matrices must have one type. What was read of files leaves memory. */
+static void begin_group(llm_weights *w, const char *prefix) {
+  for (int i = 0; i < w->files; i++) safetensors_release(&w->file[i]);
+  snprintf(w->prefix, sizeof w->prefix, "%s", prefix);
+  w->dtype = -1;
+}
+
+/* The tensor, which must have this shape; rows = 0 means a vector. NULL if there is none and none is needed. */
+static const safetensor *find(const llm_weights *w, const char *name, int64_t rows, int64_t columns, bool needed) {
+  char full[SAFETENSORS_MAX_NAME], is[128] = "", must[48] = "";
+  const safetensor *found = NULL;
+  snprintf(full, sizeof full, "%s%s", w->prefix, name);
+  for (int i = 0; i < w->files && !found; i++) found = safetensors_find(&w->file[i], full);
+  if (found ? safetensor_fits(found, rows, columns) : !needed) return found;
+
+  if (rows) snprintf(must, sizeof must, "%lld x ", (long long)rows);
+  for (int d = 0; found && d < found->dims; d++)
+    snprintf(is + strlen(is), sizeof is - strlen(is), d ? " x %lld" : "%lld", (long long)found->shape[d]);
+  llm_fail("tensor %s is %s; by config.json it must be %s%lld", full,
+           !found        ? "missing, or not of F32, F16 or BF16"
+           : found->dims ? is
+                         : "a single number",
+           must, (long long)columns);
+}
+
+/* The elements of a matrix [rows][columns], of w->dtype, where the file has them. */
+static const void *read_matrix(llm_weights *w, const char *name, int64_t rows, int64_t columns) {
+  const safetensor *found = find(w, name, rows, columns, true);
+  if (w->dtype >= 0 && w->dtype != (int)found->dtype)
+    llm_fail("tensor %s has another type than those before it; matrices of a layer must have one type", found->name);
+  w->dtype = (int)found->dtype;
+  return found->data;
+}
+
+/* A vector as float32, which stays until the model is closed; NULL if there is none and none is needed. */
+static float *read_vector(llm_weights *w, const char *name, int64_t count, bool needed) {
+  const safetensor *found = find(w, name, 0, count, needed);
+  if (!found) return NULL;
+  float *elements = w->vector[w->vectors++] = llm_allocate(count, sizeof *elements);
+  const attn_embedding row = ATTN_STRUCT(attn_embedding, .vocabulary = 1, .width = count, .table = found->data,
+                                         .dtype = found->dtype); /* any type to float32 */
+  llm_must(attn_embed(&row, 1, &(int32_t){0}, elements));
+  return elements;
+}
+
+/* ---- Layers ---- */
 
 static attn_norm norm_of(llm_weights *w, const char *name, const llm_config *c) {
-  float *gain = llm_weights_vector(w, name, c->width, true);
-  for (int64_t i = 0; gain && c->gemma && i < c->width; i++) gain[i] += 1;
+  float *gain = read_vector(w, name, c->width, true);
+  for (int64_t i = 0; c->gemma && i < c->width; i++) gain[i] += 1;
   return (attn_norm){.gain = gain, .epsilon = c->epsilon};
 }
 
@@ -20,9 +102,8 @@ static attn_linear linear(llm_weights *w, const char *layer, int64_t out, int64_
   char weight[48], bias[48];
   snprintf(weight, sizeof weight, "%s.weight", layer);
   snprintf(bias, sizeof bias, "%s.bias", layer);
-  return (attn_linear){.weight = llm_weights_matrix(w, weight, out, in),
-                       .bias = llm_weights_vector(w, bias, out, has_bias),
-                       .transposed = true};
+  return (attn_linear){
+      .weight = read_matrix(w, weight, out, in), .bias = read_vector(w, bias, out, has_bias), .transposed = true};
 }
 
 static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
@@ -31,20 +112,25 @@ static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
                     k = linear(w, "self_attn.k_proj", width_kv, c->width, c->qkv_biases),
                     v = linear(w, "self_attn.v_proj", width_kv, c->width, c->qkv_biases),
                     o = linear(w, "self_attn.o_proj", c->width, width_q, c->output_bias);
-  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = q.weight, .w_k = k.weight, .w_v = v.weight,
-                     .w_o = o.weight, .b_q = q.bias, .b_k = k.bias, .b_v = v.bias, .b_o = o.bias, .qk_norm = c->head_norms,
-                     .qk_norm_epsilon = c->epsilon,
-                     .q_norm_gain = c->head_norms ? llm_weights_vector(w, "self_attn.q_norm.weight", c->dim, true) : NULL,
-                     .k_norm_gain = c->head_norms ? llm_weights_vector(w, "self_attn.k_norm.weight", c->dim, true) : NULL);
+  attn_mha_weights weights =
+      ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = q.weight, .w_k = k.weight, .w_v = v.weight,
+                  .w_o = o.weight, .b_q = q.bias, .b_k = k.bias, .b_v = v.bias, .b_o = o.bias);
+  if (!c->head_norms) return weights;
+  weights.qk_norm = true;
+  weights.qk_norm_epsilon = c->epsilon;
+  weights.q_norm_gain = read_vector(w, "self_attn.q_norm.weight", c->dim, true);
+  weights.k_norm_gain = read_vector(w, "self_attn.k_norm.weight", c->dim, true);
+  return weights;
 }
 
-static bool create_block(llm_model *m, int64_t layer) {
+static attn_block *create_block(llm_model *m, int64_t layer) {
   const llm_config *c = &m->config;
   llm_weights *w = &m->weights;
   attn_block_config b;
+  attn_block *block;
   char prefix[48];
   snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
-  llm_weights_begin(w, prefix);
+  begin_group(w, prefix);
   attn_encoder_block_init(&b, 1, c->heads, 1, c->width, c->hidden);
   attn_problem_init(&b.self.attention, 1, c->heads, c->heads_kv, 1, 1, c->dim, c->dim); /* the caches say the rest */
   b.pre_norm = b.rms_norm = true;
@@ -59,105 +145,105 @@ static bool create_block(llm_model *m, int64_t layer) {
   b.feed_forward.first = linear(w, "mlp.up_proj", c->hidden, c->width, c->network_biases);
   b.feed_forward.second = linear(w, "mlp.down_proj", c->width, c->hidden, c->network_biases);
   b.self_weights.dtype = b.feed_forward.dtype = (attn_dtype)w->dtype;
-  b.self_weights.bf16_rows = b.feed_forward.bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16;
-  b.self_weights.int8_weights = b.feed_forward.int8_weights = m->int8_weights;
-  return !w->failed && done(attn_block_create(&b, &m->options, &m->blocks[layer]));
+  b.self_weights.bf16_rows = b.feed_forward.bf16_rows = m->options->bf16_rows && w->dtype == ATTN_BF16;
+  b.self_weights.int8_weights = b.feed_forward.int8_weights = m->options->int8_weights != 0;
+  llm_must(attn_block_create(&b, &m->threads, &block));
+  return block;
 }
 
 /* Embeddings, the last norm and the last matrix. Where the first are the last matrix too, it is packed from their memory,
  * and single rows are read from the file. */
-static bool create_ends(llm_model *m) {
+static void create_ends(llm_model *m) {
   const llm_config *c = &m->config;
   llm_weights *w = &m->weights;
-  llm_weights_begin(w, "");
-  const void *table = llm_weights_matrix(w, "model.embed_tokens.weight", c->vocabulary, c->width);
-  const void *head = c->tied ? table : llm_weights_matrix(w, "lm_head.weight", c->vocabulary, c->width);
+  begin_group(w, "");
+  const void *table = read_matrix(w, "model.embed_tokens.weight", c->vocabulary, c->width);
+  const void *head = c->tied ? table : read_matrix(w, "lm_head.weight", c->vocabulary, c->width);
   m->norm = norm_of(w, "model.norm.weight", c);
-  if (w->failed) return false;
   m->embedding = ATTN_STRUCT(attn_embedding, .vocabulary = c->vocabulary, .width = c->width, .table = table,
                              .dtype = (attn_dtype)w->dtype, .factor = c->gemma ? sqrtf((float)c->width) : 1);
   const attn_product_weights weights =
       ATTN_STRUCT(attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
                   .stride_column = c->width, .dtype = (attn_dtype)w->dtype,
-                  .bf16_rows = m->bf16_rows && w->dtype == ATTN_BF16, .int8_weights = m->int8_weights);
-  return done(attn_product_create(&weights, &m->options, &m->head));
+                  .bf16_rows = m->options->bf16_rows && w->dtype == ATTN_BF16, .int8_weights = m->options->int8_weights);
+  llm_must(attn_product_create(&weights, &m->threads, &m->head));
 }
 
-bool llm_model_open(const char *folder, llm_model *m) {
-  if (!llm_config_read(folder, &m->config) || !llm_weights_open(folder, &m->weights)) return false;
-  if (!done(attn_rope_create(&m->config.rope, &m->rope)) || !create_ends(m)) return false;
-  for (int64_t layer = 0; layer < m->config.layers; layer++)
-    if (!create_block(m, layer)) return false;
-  llm_weights_begin(&m->weights, "");
-  return true;
+void llm_model_open(const char *folder, const llm_options *options, llm_model *m) {
+  m->options = options;
+  m->threads = ATTN_STRUCT(attn_options, .threads = (int)options->threads);
+  llm_config_read(folder, &m->config);
+  open_weights(folder, &m->weights);
+  llm_must(attn_rope_create(&m->config.rope, &m->rope));
+  create_ends(m);
+  for (int64_t layer = 0; layer < m->config.layers; layer++) m->blocks[layer] = create_block(m, layer);
+  begin_group(&m->weights, "");
 }
 
 void llm_model_close(llm_model *m) {
   for (int i = 0; i < 2; i++) attn_kv_cache_destroy(m->cache[i]);
-  for (int layer = 0; layer < LLM_MOST_LAYERS; layer++) attn_block_destroy(m->blocks[layer]);
+  for (int64_t layer = 0; layer < m->config.layers; layer++) attn_block_destroy(m->blocks[layer]);
   attn_product_destroy(m->head);
   attn_rope_destroy(m->rope);
   free(m->x), free(m->logits), free(m->workspace);
-  llm_weights_close(&m->weights);
+  while (m->weights.vectors) free(m->weights.vector[--m->weights.vectors]);
+  while (m->weights.files) safetensors_free(&m->weights.file[--m->weights.files]);
 }
 
 /* ---- Steps ---- */
 
-bool llm_model_begin(llm_model *m, const attn_kv_cache_shape *shape, int64_t rows) {
+void llm_model_begin(llm_model *m, int64_t texts, int64_t capacity, int64_t rows) {
   const llm_config *c = &m->config;
+  attn_kv_cache_shape shape = m->options->cache;
   int64_t layers[2] = {0};
   for (int64_t layer = 0; layer < c->layers; layer++) layers[c->windowed[layer]]++;
+  shape.batch = m->texts = texts, shape.capacity = capacity;
+  shape.heads_q = c->heads, shape.heads_kv = c->heads_kv, shape.dim_qk = shape.dim_v = c->dim, shape.rope = m->rope;
+  shape.scale = c->scale, shape.softcap = c->softcap, shape.float_tokens = true;
   for (int i = 0; i < 2; i++) {
-    attn_kv_cache_shape own = *shape;
-    own.heads_q = c->heads, own.heads_kv = c->heads_kv, own.dim_qk = own.dim_v = c->dim, own.layers = layers[i];
-    own.window = i ? c->window : 0, own.scale = c->scale, own.softcap = c->softcap, own.rope = m->rope;
-    own.float_tokens = true;
-    if (layers[i] && !done(attn_kv_cache_create(&own, &m->options, &m->cache[i]))) return false;
+    shape.layers = layers[i], shape.window = i ? c->window : 0;
+    if (layers[i]) llm_must(attn_kv_cache_create(&shape, &m->threads, &m->cache[i]));
   }
-  m->texts = shape->batch;
   m->workspace_bytes = attn_product_workspace(m->head, m->texts);
   m->workspace = aligned_alloc(64, m->workspace_bytes + 64);
-  m->x = malloc((size_t)(rows * c->width) * sizeof *m->x);
-  m->logits = malloc((size_t)(m->texts * c->vocabulary) * sizeof *m->logits);
-  return (m->workspace && m->x && m->logits) || llm_fail("out of memory: %lld texts", (long long)m->texts);
+  if (!m->workspace) llm_fail("out of memory: %lld texts", (long long)m->texts);
+  m->x = llm_allocate(rows * c->width, sizeof *m->x);
+  m->logits = llm_allocate(m->texts * c->vocabulary, sizeof *m->logits);
 }
 
 /* The logits of the first `rows` rows of x, which are normed in place. */
-static bool run_head(llm_model *m, int64_t rows) {
+static void run_head(llm_model *m, int64_t rows) {
   const llm_config *c = &m->config;
   const attn_product_args args =
       ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = m->x, .x_stride = {.s = c->width, .d = 1},
                   .y = m->logits, .y_stride = {.s = c->vocabulary, .d = 1});
-  if (!done(attn_add_rms_norm(rows, c->width, m->x, NULL, &m->norm, NULL, m->x)) ||
-      !done(attn_product_run(m->head, &args, m->workspace, m->workspace_bytes)))
-    return false;
+  llm_must(attn_add_rms_norm(rows, c->width, m->x, NULL, &m->norm, NULL, m->x));
+  llm_must(attn_product_run(m->head, &args, m->workspace, m->workspace_bytes));
   for (int64_t i = 0; c->final_softcap > 0 && i < rows * c->vocabulary; i++)
     m->logits[i] = c->final_softcap * tanhf(m->logits[i] / c->final_softcap);
-  return true;
 }
 
-bool llm_model_step(llm_model *m, const int32_t *counts, const int32_t *tokens) {
+void llm_model_step(llm_model *m, const int32_t *counts, const int32_t *tokens) {
   const int64_t width = m->config.width;
   int64_t rows = 0, last = 0, next[2] = {0}; /* next: layer of a cache */
   for (int64_t b = 0; b < m->texts; b++) rows += counts[b];
   for (int i = 0; i < 2; i++)
-    if (m->cache[i] && !done(attn_kv_cache_begin(m->cache[i], counts))) return false;
-  if (!done(attn_embed(&m->embedding, rows, tokens, m->x))) return false;
+    if (m->cache[i]) llm_must(attn_kv_cache_begin(m->cache[i], counts));
+  llm_must(attn_embed(&m->embedding, rows, tokens, m->x));
   for (int64_t layer = 0; layer < m->config.layers; layer++) {
     const bool windowed = m->config.windowed[layer];
     const attn_block_args args = ATTN_STRUCT(attn_block_args, .x = m->x, .y = m->x);
-    if (!done(attn_block_step(m->blocks[layer], m->cache[windowed], next[windowed]++, &args))) return false;
+    llm_must(attn_block_step(m->blocks[layer], m->cache[windowed], next[windowed]++, &args));
   }
   const float *end = m->x; /* the last row of each text moves to the front */
   for (int64_t b = 0; b < m->texts; b++) {
     end += counts[b] * width;
     if (counts[b]) memmove(m->x + last++ * width, end - width, (size_t)width * sizeof *m->x);
   }
-  return run_head(m, last);
+  run_head(m, last);
 }
 
-bool llm_model_reorder(llm_model *m, const int32_t *parents) {
+void llm_model_reorder(llm_model *m, const int32_t *parents) {
   for (int i = 0; i < 2; i++)
-    if (m->cache[i] && !done(attn_kv_cache_reorder(m->cache[i], parents))) return false;
-  return true;
+    if (m->cache[i]) llm_must(attn_kv_cache_reorder(m->cache[i], parents));
 }
