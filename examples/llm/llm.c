@@ -11,6 +11,7 @@
  * --threads N            default: OpenMP's
  * --bf16-rows 1          with bf16 weights: rows are rounded to bf16 before dense layers, as transformers does; faster
  * --int8-weights 1       dense layers keep weights in int8, with a scale for each output: single tokens are faster
+ * --int8-rows 1          with it: rows are rounded to int8, too, each with a scale; prompts are faster
  *
  * llm.py does the same with text. The other files are in llm.h, section by section. */
 #define _POSIX_C_SOURCE 200809L /* getline */
@@ -65,6 +66,7 @@ static const struct {
     {"--threads", &options.threads, NULL, 1, 4096},
     {"--bf16-rows", &options.bf16_rows, NULL, 0, 1},
     {"--int8-weights", &options.int8_weights, NULL, 0, 1},
+    {"--int8-rows", &options.int8_rows, NULL, 0, 1},
 };
 
 static const struct {

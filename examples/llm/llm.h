@@ -12,7 +12,7 @@
 
 /* Numbers of the command line; the head of llm.c says what they mean. */
 typedef struct llm_options {
-  int64_t tokens, beams, seed, threads, bf16_rows, int8_weights;
+  int64_t tokens, beams, seed, threads, bf16_rows, int8_weights, int8_rows;
   attn_sampling sampling;    /* not with beams */
   attn_kv_cache_shape cache; /* dtype and page_tokens */
 } llm_options;

@@ -147,6 +147,7 @@ static attn_block *create_block(llm_model *m, int64_t layer) {
   b.self_weights.dtype = b.feed_forward.dtype = (attn_dtype)w->dtype;
   b.self_weights.bf16_rows = b.feed_forward.bf16_rows = m->options->bf16_rows && w->dtype == ATTN_BF16;
   b.self_weights.int8_weights = b.feed_forward.int8_weights = m->options->int8_weights != 0;
+  b.self_weights.int8_rows = b.feed_forward.int8_rows = m->options->int8_rows != 0;
   llm_must(attn_block_create(&b, &m->threads, &block));
   return block;
 }
@@ -162,10 +163,10 @@ static void create_ends(llm_model *m) {
   m->norm = norm_of(w, "model.norm.weight", c);
   m->embedding = ATTN_STRUCT(attn_embedding, .vocabulary = c->vocabulary, .width = c->width, .table = table,
                              .dtype = (attn_dtype)w->dtype, .factor = c->gemma ? sqrtf((float)c->width) : 1);
-  const attn_product_weights weights =
-      ATTN_STRUCT(attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
-                  .stride_column = c->width, .dtype = (attn_dtype)w->dtype,
-                  .bf16_rows = m->options->bf16_rows && w->dtype == ATTN_BF16, .int8_weights = m->options->int8_weights);
+  const attn_product_weights weights = ATTN_STRUCT(
+      attn_product_weights, .depth = c->width, .columns = c->vocabulary, .weight = head, .stride_depth = 1,
+      .stride_column = c->width, .dtype = (attn_dtype)w->dtype, .bf16_rows = m->options->bf16_rows && w->dtype == ATTN_BF16,
+      .int8_weights = m->options->int8_weights, .int8_rows = m->options->int8_rows);
   llm_must(attn_product_create(&weights, &m->threads, &m->head));
 }
 

@@ -99,6 +99,7 @@ typedef struct attn_mha_weights {
                         https://arxiv.org/abs/2010.04245; with gains: Qwen 3, Gemma 3). A cache's rotation comes after it. */
   bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each projection, see attn_product_weights. */
   bool int8_weights; /**< Every matrix is rounded to i8, with a scale for each column, see attn_product_weights. */
+  bool int8_rows;    /**< With int8_weights: rows are rounded to i8 before each projection, see attn_product_weights. */
 
   /** With w_qkv: [heads_q + 2 heads_kv], where in w_qkv and b_qkv the columns of each head begin: the heads of Q, then of K,
    * then of V. NULL = one behind the other. BLOOM and GPT-NeoX keep Q, K and V of a head side by side, 3 h dim + {0, dim,

@@ -364,6 +364,7 @@ typedef struct attn_feed_forward_config {
                         kept as attn_product_weights says of this type. */
   bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each map, see attn_product_weights. */
   bool int8_weights; /**< Weights are rounded to i8, with a scale for each column, see attn_product_weights. */
+  bool int8_rows;    /**< With int8_weights: rows are rounded to i8 before each map, see attn_product_weights. */
 } attn_feed_forward_config;
 
 /** A feed-forward network with its weights packed. */

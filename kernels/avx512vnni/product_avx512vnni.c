@@ -23,7 +23,7 @@ enum {
   QUAD = 4,
   MOST_DEPTH = 1 << 16, /* 255 * 127 * MOST_DEPTH is below 2^31 */
   MOST_ROWS = 96,       /* tested: 96 to 384 */
-  X_BYTES = 1 << 19,    /* X packed takes a quarter of that. W is read once for these rows */
+  X_BYTES = 1 << 19,    /* X packed takes a quarter of a level 2 of 2 MiB. W is read once for these rows */
   X_PAD = 64            /* bytes that keep rows off each other's cache sets */
 };
 
@@ -85,7 +85,7 @@ static float most_of(const float *x, int64_t count) {
   return result;
 }
 
-/* Integers up to a whole vector; 0 behind the last. Returns their sum. */
+/* Integers up to a whole vector; 0 behind the last. Returns 128 times their sum. */
 static int32_t round_row(const float *x, int64_t count, vec steps, int8_t *to) {
   __m512i sum = _mm512_setzero_si512();
   for (int64_t k = 0; k < count; k += VEC_LANES) {
@@ -94,7 +94,7 @@ static int32_t round_row(const float *x, int64_t count, vec steps, int8_t *to) {
     sum = _mm512_add_epi32(sum, integer);
     _mm_storeu_si128((__m128i *)(void *)(to + k), _mm512_cvtsepi32_epi8(integer));
   }
-  return _mm512_reduce_add_epi32(sum);
+  return _mm512_reduce_add_epi32(_mm512_slli_epi32(sum, 7));
 }
 
 static void pack_x(const attn_product_block *b) {
@@ -106,7 +106,7 @@ static void pack_x(const attn_product_block *b) {
   for (int64_t i = 0; i < b->rows; i++) {
     const float *x = (const float *)b->x + i * b->x_stride, most = most_of(x, b->depth);
     scale[i] = int8_scale(most);
-    excess[i] = 128 * round_row(x, b->depth, vec_set1(int8_steps(most)), (int8_t *)memory + at.x_at + i * at.x_stride);
+    excess[i] = round_row(x, b->depth, vec_set1(int8_steps(most)), (int8_t *)memory + at.x_at + i * at.x_stride);
   }
   const int64_t left = multiplied_rows(b->rows) - b->rows;
   memset(memory + at.x_at + b->rows * at.x_stride, 0, (size_t)(left * at.x_stride));

@@ -279,6 +279,28 @@ def test_weights_of_int8():
           layers.Block(heads=2, width=16, self_weights=back(attention), **back(network))(x), 1e-4)
 
 
+def test_rows_of_int8():
+    x, w, b = draw(5, 16), draw(24, 16), draw(24)
+
+    def rounded(m):
+        scale = np.abs(m).max(axis=-1, keepdims=True) / np.float32(127)
+        return np.rint(m / scale) * scale.astype(float)
+
+    y = layers.Linear(w, b, int8_weights=True, int8_rows=True)(x)
+    close(y, rounded(x) @ rounded(w).T + b)
+    with pytest.raises(ValueError, match="int8_rows is true with dtype 0"):
+        layers.Linear(w, int8_rows=True)
+    attention, network, x = weights_of(16, 16, 16), {"w1": draw(32, 16), "w2": draw(16, 32)}, draw(1, 3, 16)
+    for make in (lambda **o: layers.MultiHeadAttention(heads=2, width=16, **attention, **o),
+                 lambda **o: layers.FeedForward(**network, **o),
+                 lambda **o: layers.Block(heads=2, width=16, self_weights=attention, **network, **o)):
+        coarse, fine = make(int8_weights=True, int8_rows=True)(x), make(int8_weights=True)(x)
+        assert not np.array_equal(coarse, fine)
+        close(coarse, fine, 0.1)
+        with pytest.raises(ValueError, match="int8_rows is true and .int8_weights false"):
+            make(int8_rows=True)
+
+
 def test_additive():
     q, k, v = draw(2, 4, 12), draw(2, 6, 10), draw(2, 6, 5)
     w_q, w_k, w = draw(8, 12), draw(8, 10), draw(8)

@@ -95,6 +95,8 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   REQUIRE(!w->bf16_rows || w->dtype == ATTN_BF16,
           "attn_mha_weights.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false", (int)w->dtype,
           (int)ATTN_BF16);
+  REQUIRE(!w->int8_rows || w->int8_weights,
+          "attn_mha_weights.int8_rows is true and .int8_weights false; rows are rounded to int8 for such weights only");
   attn_status status = check_fused(p, w);
   if (status == ATTN_OK) status = check_norms(w);
   projection list[PROJECTIONS];
@@ -128,6 +130,7 @@ static attn_status pack_dense(const projection *part, const attn_mha_weights *w,
       .dtype_y = part->dtype_y,
       .bf16_rows = w->bf16_rows,
       .int8_weights = w->int8_weights,
+      .int8_rows = w->int8_rows,
   };
   return attn_product_create(&weights, options, product);
 }

@@ -46,8 +46,8 @@ static attn_status check_additive(const attn_additive_config *c) {
 
 static attn_status pack_weights(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
   const attn_nn_linear maps[] = {
-      {"attn_additive_config.query", &c->query, c->width_q, c->hidden, ATTN_F32, NULL, &layer->query, false, false},
-      {"attn_additive_config.key", &c->key, c->width_k, c->hidden, ATTN_F32, NULL, &layer->key, false, false}};
+      {"attn_additive_config.query", &c->query, c->width_q, c->hidden, ATTN_F32, NULL, &layer->query, {0}},
+      {"attn_additive_config.key", &c->key, c->width_k, c->hidden, ATTN_F32, NULL, &layer->key, {0}}};
   const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   if (status != ATTN_OK) return status;
   layer->score_weight = attn_nn_allocate_shared("score_weight", (size_t)c->hidden * sizeof(float));

@@ -34,6 +34,9 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
   REQUIRE(!c->bf16_rows || c->dtype == ATTN_BF16,
           "attn_feed_forward_config.bf16_rows is true with dtype %d; dtype must be ATTN_BF16, %d, or bf16_rows false",
           (int)c->dtype, (int)ATTN_BF16);
+  REQUIRE(
+      !c->int8_rows || c->int8_weights,
+      "attn_feed_forward_config.int8_rows is true and .int8_weights false; rows are rounded to int8 for such weights only");
   return ATTN_OK;
 }
 
@@ -42,12 +45,12 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
   if (!layer) return ATTN_OUT_OF_MEMORY;
   *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
   const attn_row_function activation = attn_activation_function(c->activation, options);
-  const attn_nn_linear maps[] = {{"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype,
-                                  c->gate.weight ? NULL : activation, &layer->first, c->bf16_rows, c->int8_weights},
-                                 {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL,
-                                  &layer->second, c->bf16_rows, c->int8_weights},
-                                 {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation,
-                                  &layer->gate, c->bf16_rows, c->int8_weights}};
+  const attn_nn_rounding rounding = {c->bf16_rows, c->int8_weights, c->int8_rows};
+  const attn_nn_linear maps[] = {
+      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype, c->gate.weight ? NULL : activation,
+       &layer->first, rounding},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, rounding},
+      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, rounding}};
   attn_status status = attn_options_read(options, &layer->options);
   attn_own_options(&layer->options, &layer->names);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);

@@ -17,8 +17,9 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .dtype = map->dtype,
                                         .bias = given->bias,
                                         .activate = map->after,
-                                        .bf16_rows = map->bf16_rows,
-                                        .int8_weights = map->int8_weights};
+                                        .bf16_rows = map->rounding.bf16_rows,
+                                        .int8_weights = map->rounding.int8_weights,
+                                        .int8_rows = map->rounding.int8_rows};
   return attn_product_create(&weights, options, map->product);
 }
 

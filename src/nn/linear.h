@@ -13,15 +13,20 @@ static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT_GROWN(att
 /* Gives a network to one more owner, each of whom destroys it. */
 attn_feed_forward *attn_nn_share_feed_forward(attn_feed_forward *layer);
 
+/* The fields of attn_product_weights that have these names. */
+typedef struct attn_nn_rounding {
+  bool bf16_rows, int8_weights, int8_rows;
+} attn_nn_rounding;
+
 /* One map of a layer. */
 typedef struct attn_nn_linear {
   const char *name; /* the config's field, for errors */
   const attn_linear *given;
   int64_t in, out;
-  attn_dtype dtype;             /* type of its weights */
-  attn_row_function after;      /* applied to its output; NULL = nothing */
-  attn_product **product;       /* receives the map, its W and b packed */
-  bool bf16_rows, int8_weights; /* see attn_product_weights */
+  attn_dtype dtype;        /* type of its weights */
+  attn_row_function after; /* applied to its output; NULL = nothing */
+  attn_product **product;  /* receives the map, its W and b packed */
+  attn_nn_rounding rounding;
 } attn_nn_linear;
 
 /* product: the kernel's name; NULL = automatic. */

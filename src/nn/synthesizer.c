@@ -74,10 +74,16 @@ static attn_status pack_scores(attn_synthesizer *layer, const attn_synthesizer_c
   }
   attn_status status = allocate_networks(layer);
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
-    const attn_nn_linear maps[] = {{"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, ATTN_F32,
-                                    attn_activation_function(ATTN_RELU, options), &layer->first[h], false, false},
-                                   {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, ATTN_F32, NULL,
-                                    &layer->second[h], false, false}};
+    const attn_nn_linear maps[] = {
+        {"attn_synthesizer_config.first",
+         &c->first[h],
+         c->width,
+         c->hidden,
+         ATTN_F32,
+         attn_activation_function(ATTN_RELU, options),
+         &layer->first[h],
+         {0}},
+        {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, ATTN_F32, NULL, &layer->second[h], {0}}};
     status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   }
   return status;
@@ -87,8 +93,8 @@ static attn_status pack_weights(attn_synthesizer *layer, const attn_synthesizer_
   const int64_t joined = c->heads * c->dim_v;
   const attn_status status = pack_scores(layer, c, options);
   const attn_nn_linear maps[] = {
-      {"attn_synthesizer_config.value", &c->value, c->width, joined, ATTN_F32, NULL, &layer->value, false, false},
-      {"attn_synthesizer_config.output", &c->output, joined, c->width, ATTN_F32, NULL, &layer->output, false, false}};
+      {"attn_synthesizer_config.value", &c->value, c->width, joined, ATTN_F32, NULL, &layer->value, {0}},
+      {"attn_synthesizer_config.output", &c->output, joined, c->width, ATTN_F32, NULL, &layer->output, {0}}};
   return status == ATTN_OK ? attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL) : status;
 }
 

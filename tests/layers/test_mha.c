@@ -711,6 +711,43 @@ TEST(test_rows_rounded_to_bf16) {
   }
 }
 
+/* All four projections are the products of rounded rows, if asked. */
+TEST(test_rows_rounded_to_int8) {
+  enum { ROWS = 6, WIDTH = 32 };
+  float x[ROWS * WIDTH], matrix[WIDTH * WIDTH], expected[ROWS * WIDTH], y[4][ROWS * WIDTH];
+  test_fill(x, COUNT(x), 3);
+  test_fill(matrix, COUNT(matrix), 4);
+  attn_product *product;
+  test_ok(
+      attn_product_create(&ATTN_STRUCT(attn_product_weights, .depth = WIDTH, .columns = WIDTH, .weight = matrix,
+                                       .stride_depth = WIDTH, .stride_column = 1, .int8_weights = true, .int8_rows = true),
+                          NULL, &product));
+  const size_t product_bytes = attn_product_workspace(product, ROWS);
+  void *product_workspace = test_allocate(product_bytes);
+  test_ok(attn_product_run(product,
+                           &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = ROWS, .x = x,
+                                        .x_stride = {.s = WIDTH, .d = 1}, .y = expected, .y_stride = {.s = WIDTH, .d = 1}),
+                           product_workspace, product_bytes));
+  free(product_workspace);
+  attn_product_destroy(product);
+  attn_mha_problem problem;
+  attn_mha_problem_init(&problem, 1, 1, ROWS, ROWS, WIDTH); /* a single head: rows of heads are rows of the product */
+  attn_mha_weights weights =
+      ATTN_STRUCT(attn_mha_weights, .w_q = matrix, .w_k = matrix, .w_v = matrix, .w_o = matrix, .int8_weights = true);
+  for (int rounds = 0; rounds < 2; rounds++) {
+    attn_mha *mha;
+    weights.int8_rows = rounds;
+    test_ok(attn_mha_create(&problem, &weights, NULL, &mha));
+    const size_t bytes = attn_mha_rows_workspace(mha, ROWS);
+    void *workspace = test_allocate(bytes);
+    test_ok(attn_mha_project_rows(mha, ROWS, x, y[0], y[1], y[2], workspace, bytes));
+    test_ok(attn_mha_project_output(mha, ROWS, x, y[3], workspace, bytes));
+    for (int i = 0; i < 4; i++) assert_int_equal(memcmp(expected, y[i], sizeof expected) == 0, rounds);
+    free(workspace);
+    attn_mha_destroy(mha);
+  }
+}
+
 /* Several threads run one layer, each with its own workspace and output. */
 typedef struct concurrent {
   const attn_mha *mha;
@@ -848,6 +885,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
   REFUSES(weights.bf16_rows = true, "attn_mha_weights.bf16_rows is true with dtype 0");
   REFUSES(weights.bf16_rows = weights.int8_weights = true, "attn_mha_weights.bf16_rows and .int8_weights are both true");
+  REFUSES(weights.int8_rows = true, "attn_mha_weights.int8_rows is true and .int8_weights false");
   REFUSES(weights.k_norm_gain = l.gains, "attn_mha_weights.k_norm_gain is given without qk_norm");
   REFUSES((weights.qk_norm = true, weights.qk_norm_epsilon = -1), "attn_mha_weights.qk_norm_epsilon is -1");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");

@@ -102,6 +102,51 @@ TEST(feed_forward_rounds_rows) {
   assert_memory_not_equal(y[0], y[1], sizeof y[0]);
 }
 
+/* Rows of a map that int8_rows rounds. */
+static void run_map(const attn_linear *map, int64_t in, int64_t out, attn_row_function after, const float *x, int64_t rows,
+                    float *y) {
+  attn_product *product;
+  test_ok(
+      attn_product_create(&ATTN_STRUCT(attn_product_weights, .depth = in, .columns = out, .weight = map->weight,
+                                       .stride_depth = map->transposed ? 1 : out, .stride_column = map->transposed ? in : 1,
+                                       .bias = map->bias, .activate = after, .int8_weights = true, .int8_rows = true),
+                          NULL, &product));
+  const size_t bytes = attn_product_workspace(product, rows);
+  void *workspace = aligned_alloc(64, bytes);
+  test_ok(attn_product_run(product,
+                           &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.s = in, .d = 1},
+                                        .y = y, .y_stride = {.s = out, .d = 1}),
+                           workspace, bytes));
+  free(workspace);
+  attn_product_destroy(product);
+}
+
+/* All three maps do, if asked. */
+TEST(feed_forward_rounds_rows_to_int8) {
+  enum { ROWS = 5, WIDTH = 16, HIDDEN = 24 };
+  attn_feed_forward_config config =
+      ATTN_STRUCT(attn_feed_forward_config, .width = WIDTH, .hidden = HIDDEN, .int8_weights = true, .int8_rows = true,
+                  .first = nn_random_linear(WIDTH, HIDDEN, true, 1), .second = nn_random_linear(HIDDEN, WIDTH, true, 2),
+                  .gate = nn_random_linear(WIDTH, HIDDEN, true, 3));
+  float *x = nn_random(ROWS * WIDTH, 5), gate[ROWS * HIDDEN], hidden[ROWS * HIDDEN], expected[ROWS * WIDTH];
+  float y[ROWS * WIDTH];
+  run_map(&config.gate, WIDTH, HIDDEN, attn_activation_function(ATTN_RELU, NULL), x, ROWS, gate);
+  run_map(&config.first, WIDTH, HIDDEN, NULL, x, ROWS, hidden);
+  for (int i = 0; i < ROWS * HIDDEN; i++) hidden[i] *= gate[i];
+  run_map(&config.second, HIDDEN, WIDTH, NULL, hidden, ROWS, expected);
+  for (int rounds = 1; rounds >= 0; rounds--) {
+    attn_feed_forward *layer;
+    config.int8_rows = rounds;
+    test_ok(attn_feed_forward_create(&config, NULL, &layer));
+    const size_t bytes = attn_feed_forward_workspace(layer, ROWS);
+    void *workspace = test_allocate(bytes);
+    test_ok(attn_feed_forward_run(layer, ROWS, x, y, workspace, bytes));
+    free(workspace);
+    attn_feed_forward_destroy(layer);
+    assert_int_equal(memcmp(y, expected, sizeof y) == 0, rounds);
+  }
+}
+
 /* Where the error may change the sign, a rectified value has the error of the other side. */
 TEST(rectified_values_keep_their_error) {
   double value[] = {3, -3, 0.3, -0.3, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
@@ -179,6 +224,7 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(dtype, ATTN_I8, "dtype is");
   REFUSED(bf16_rows, true, "bf16_rows is true with dtype 0");
   REFUSED(bf16_rows, bad.int8_weights = true, "bf16_rows and .int8_weights are both true");
+  REFUSED(int8_rows, true, "int8_rows is true and .int8_weights false");
   REFUSED(gate.bias, w, "gate.bias is given without gate.weight");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");

@@ -175,8 +175,9 @@ def test_greedy_tokens_are_those_of_float64(model, dtype):
     if dtype == "BF16":
         both = run(folder, "--bf16-rows", 1, "--int8-weights", 1, 5)
         assert "int8_weights is true with bf16_rows; it must be false" in both.stderr
-    found = tokens_of(folder, PROMPTS, "--tokens", 1, "--int8-weights", 1)
-    assert all(token in tokens[:2] for [token], tokens in zip(found, likely))
+    for rows in 0, 1:
+        found = tokens_of(folder, PROMPTS, "--tokens", 1, "--int8-weights", 1, "--int8-rows", rows)
+        assert all(token in tokens[:2] for [token], tokens in zip(found, likely))
 
 
 def test_prompts_longer_than_a_step(model):
