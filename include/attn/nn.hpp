@@ -224,6 +224,62 @@ template <class Handle, void (*destroy)(Handle *)>
 using owner = std::unique_ptr<Handle, destroyer<Handle, destroy>>;
 }  // namespace detail
 
+/** The matrix W of a dense layer, dense itself. What has no place here is set by the names of attn_product_weights. */
+struct product_weights : attn_product_weights {
+  /** W [depth][columns], or with ATTN_OUT_IN [columns][depth] as PyTorch's nn.Linear has it. */
+  product_weights(std::int64_t depth_, std::int64_t columns_, const void *weight_, attn_dtype dtype_ = ATTN_F32,
+                  attn_weight_layout order = ATTN_IN_OUT) noexcept
+      : attn_product_weights(detail::sized<attn_product_weights>()) {
+    depth = depth_, columns = columns_, weight = weight_, dtype = dtype_;
+    stride_depth = order == ATTN_OUT_IN ? 1 : columns, stride_column = order == ATTN_OUT_IN ? depth : 1;
+  }
+};
+
+/** A dense layer, y = x W + bias, its weights packed. Rows that lie by other strides go by attn_product_run() and get(). */
+class product {
+ public:
+  /** attn_product_create(). */
+  explicit product(const attn_product_weights &weights, const options &o = {}) : product(try_make(weights, o).value()) {}
+  /** The same without exceptions. */
+  static expected<product> try_make(const attn_product_weights &weights, const options &o = {}) noexcept {
+    attn_product *made = nullptr;
+    const attn_options asked = o.get();
+    const attn_status status = attn_product_create(&weights, &asked, &made);
+    if (status != ATTN_OK) return failure(status);
+    return product(made, weights);
+  }
+
+  /** attn_product_share(): a second layer of the same packed weights, for another thread's calls. */
+  product share() const noexcept { return product(attn_product_share(layer_.get()), weights_); }
+
+  /** y [rows][columns] of dtype_y from x [rows][depth] of dtype_x. */
+  void run(std::int64_t rows, view<const void> x, view<void> y) { try_run(rows, x, y).value(); }
+  /** The same without exceptions. */
+  expected<void> try_run(std::int64_t rows, view<const void> x, view<void> y) noexcept {
+    detail::size_check sizes("attn::product");
+    sizes.check("x", x, weights_.dtype_x, detail::reach({{rows * weights_.depth, 1}}));
+    sizes.check("y", y, weights_.dtype_y, detail::reach({{rows * weights_.columns, 1}}));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    if (const auto room = own_.try_reserve(attn_product_workspace(layer_.get(), rows)); !room) return room;
+    auto c = detail::sized<attn_product_args>();
+    c.batch = 1, c.rows = rows, c.x = x.data(), c.y = y.data();
+    c.x_stride.s = weights_.depth, c.y_stride.s = weights_.columns, c.x_stride.d = c.y_stride.d = 1;
+    return detail::outcome(attn_product_run(layer_.get(), &c, own_.data(), own_.size()));
+  }
+
+  /** Which product was chosen: "product_avx2". */
+  const char *kernel() const noexcept { return attn_product_name(layer_.get()); }
+  /** The C handle. */
+  const attn_product *get() const noexcept { return layer_.get(); }
+
+ private:
+  product(attn_product *made, const attn_product_weights &weights) noexcept : layer_(made), weights_(weights) {}
+
+  detail::owner<attn_product, attn_product_destroy> layer_;
+  attn_product_weights weights_; /* its pointers are not read again */
+  workspace own_;
+};
+
 /** A network's shape. Weights and what has no place here are set by the names of attn_feed_forward_config. */
 struct feed_forward_config : attn_feed_forward_config {
   /** Elements of a row outside and in between. */

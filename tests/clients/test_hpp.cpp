@@ -381,6 +381,39 @@ void layers_in_caches() {
 constexpr std::size_t wide = 16, deep = 24, few = 5;
 const auto weight = floats(4 * wide * deep, 4), input = floats(few * wide, 5), far = floats(3 * wide, 6);
 
+void products() {
+  attn::product_weights weights(wide, deep, weight.data());
+  weights.bias = far.data();
+  attn::product layer(weights);
+  std::vector<float> y(few * deep), other(few * deep), small(3);
+  layer.run(few, input, y);
+  for (std::size_t row = 0; row < few; row++)
+    for (std::size_t column = 0; column < deep; column++) {
+      double sum = far[column];
+      for (std::size_t i = 0; i < wide; i++) sum += double(input[row * wide + i]) * double(weight[i * deep + column]);
+      check(std::abs(y[row * deep + column] - sum) < 1e-5, "attn::product: an element");
+    }
+  attn::product second = layer.share();
+  second.run(few, input, other);
+  CHECK(y == other && second.get() == layer.get() && std::strncmp(layer.kernel(), "product_", 8) == 0);
+
+  std::vector<float> turned(wide * deep);
+  for (std::size_t i = 0; i < wide * deep; i++) turned[i % deep * wide + i / deep] = weight[i];
+  attn::product_weights out_in(wide, deep, turned.data(), ATTN_F32, ATTN_OUT_IN);
+  out_in.bias = far.data();
+  attn::product(out_in).run(few, input, other);
+  CHECK(y == other);
+
+  refused([&] { layer.run(few, input, small); }, ATTN_INVALID_ARGUMENT, "attn::product.y has 3 elements");
+  refused([&] { layer.run(few, small, y); }, ATTN_INVALID_ARGUMENT, "attn::product.x has 3 elements");
+  refused([&] { layer.run(-1, input, y); }, ATTN_INVALID_ARGUMENT, "rows is -1");
+  weights.dtype_y = ATTN_BF16;
+  refused([&] { attn::product(weights).run(few, input, y); }, ATTN_INVALID_ARGUMENT,
+          "attn::product.y has elements of 4 bytes");
+  weights.columns = 0;
+  CHECK(!attn::product::try_make(weights));
+}
+
 void feed_forwards() {
   attn::feed_forward_config config(wide, deep);
   config.first.weight = config.second.weight = weight.data();
@@ -502,7 +535,7 @@ void synthesizers() {
 
 int main() {
   one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
-  appending(), caches(), layers_in_caches(), feed_forwards(), blocks(), additives(), synthesizers();
+  appending(), caches(), layers_in_caches(), products(), feed_forwards(), blocks(), additives(), synthesizers();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;
 }
