@@ -40,8 +40,9 @@ typedef struct attn_product_block {
 
   const void *next_panel; /* to prefetch while this one is used: the part that comes next, as W is kept; or NULL */
   int64_t next_bytes;
-  const float *scale; /* with `scales`: of the columns, for whole vectors of them */
-  const float *bias;  /* with adds_bias: added to the sums at last, for whole vectors of columns; or NULL */
+  /* With `finishes`: of the columns, for whole vectors of them; or NULL. Sums are at last multiplied by the one, and then
+   * the other is added. */
+  const float *scale, *bias;
 } attn_product_block;
 
 typedef struct attn_product_extent {
@@ -76,7 +77,7 @@ typedef struct attn_product_kernel {
   int64_t depth_block;           /* depth of one call at most: its part of the panel stays in L2; unused with a form */
   const attn_product_form *form; /* NULL: float32 */
   void (*run)(const attn_product_block *block);
-  bool adds_bias, scales; /* run() does; scales: before the bias */
+  bool finishes; /* run() applies scale and bias */
   /* Few rows, where tiles would be mostly empty and W comes from memory: 1, 2, 4, 5, 6 or 8 rows of any depth, whose X is
    * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
    * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */

@@ -174,6 +174,5 @@ const attn_product_kernel attn_product_avx512vnni = {.name = "product_avx512vnni
                                                      .panel_columns = PRODUCT_COLUMNS,
                                                      .form = &form,
                                                      .run = run,
-                                                     .adds_bias = true,
-                                                     .scales = true,
+                                                     .finishes = true,
                                                      .activations = activation_rows};

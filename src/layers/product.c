@@ -756,21 +756,21 @@ static float *y_at(const run_context *c, int64_t row, int64_t column) {
   return (float *)(void *)address_of(&y);
 }
 
-/* The kernel adds the bias to the last sums, unless they are to be scaled before. */
-static bool bias_in_kernel(const attn_product *product, const strip *s) {
-  return product->kernel->adds_bias && (!product->scale || product->kernel->scales) && !s->few;
+/* The kernel multiplies the last sums by their scale and adds the bias. */
+static bool finished_in_kernel(const attn_product *product, const strip *s) { return product->kernel->finishes && !s->few; }
+
+static const float *scale_left(const attn_product *product, const strip *s) {
+  return finished_in_kernel(product, s) ? NULL : product->scale;
 }
 
-static const float *scale_left(const attn_product *product) { return product->kernel->scales ? NULL : product->scale; }
-
 static const float *bias_left(const attn_product *product, const strip *s) {
-  return bias_in_kernel(product, s) ? NULL : product->bias;
+  return finished_in_kernel(product, s) ? NULL : product->bias;
 }
 
 /* Rows of Y that were summed in place. */
 static void finish_rows(const run_context *c, const strip *s, int64_t begin, int64_t end) {
   const attn_product *product = c->product;
-  const float *scale = scale_left(product), *bias = bias_left(product, s);
+  const float *scale = scale_left(product, s), *bias = bias_left(product, s);
   if (!scale && !bias && !product->activate) return;
   for (int64_t i = 0; i < s->rows; i++)
     for (int64_t column = begin, count; column < end; column += count) {
@@ -786,7 +786,7 @@ static void scatter(const run_context *c, const strip *s, int64_t first, int64_t
   if (s->y_in_place) return finish_rows(c, s, begin, end);
   for (int64_t i = 0; i < s->rows; i++) {
     float *row = s->sum + i * c->at.memory.sum_stride;
-    finish_row(c->product, scale_left(c->product), bias_left(c->product, s), begin, end - begin, row);
+    finish_row(c->product, scale_left(c->product, s), bias_left(c->product, s), begin, end - begin, row);
     scatter_row(c, s->first_row + i, begin, end, row);
   }
 }
@@ -849,8 +849,9 @@ static void multiply(const run_context *c, const strip *s) {
       block.panel = s->own;
     }
     block.next_panel = panel_after(product, s, p);
-    block.scale = product->kernel->scales && product->scale ? product->scale + column : NULL;
-    block.bias = product->bias && s->end == product->depth && bias_in_kernel(product, s) ? product->bias + column : NULL;
+    const bool finishes = s->end == product->depth && finished_in_kernel(product, s);
+    block.scale = product->scale && finishes ? product->scale + column : NULL;
+    block.bias = product->bias && finishes ? product->bias + column : NULL;
     float *sum = s->sum + (product->by_panel ? 0 : p * width), *in_y = s->y_in_place ? y_at(c, s->first_row, column) : NULL;
     block.out = to_y ? in_y : sum;
     block.start = s->begin == 0 ? zeros : from_y ? in_y : sum;

@@ -61,6 +61,15 @@ static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_row
   product_of(sum, x, transposed, panel, depth - k, vecs);
 }
 
+static ALWAYS_INLINE void scale_columns(vec sum[TILE_ROWS][TILE_VECS], const float *scale, const int vecs) {
+  UNROLL
+  for (int v = 0; v < vecs; v++) {
+    const vec x = vec_load(scale + v * VEC_LANES);
+    UNROLL
+    for (int i = 0; i < TILE_ROWS; i++) sum[i][v] = vec_mul(sum[i][v], x);
+  }
+}
+
 static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *bias, const int vecs) {
   UNROLL
   for (int v = 0; v < vecs; v++) {
@@ -96,6 +105,7 @@ static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t i, co
   }
   const written_rows written = {out, b.out_stride, b.start == b.out ? 0 : TILE_ROWS * vecs};
   product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead, written);
+  if (b.scale) scale_columns(sum, b.scale, vecs);
   if (b.bias) add_bias(sum, b.bias, vecs);
   if (first == i)
     store_tile(sum, out, b.out_stride, vecs);
@@ -283,7 +293,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .panel_columns = PRODUCT_COLUMNS, \
                                                    .depth_block = PRODUCT_DEPTH,     \
                                                    .run = product_panel,             \
-                                                   .adds_bias = true,                \
+                                                   .finishes = true,                 \
                                                    .run_few = product_few,           \
                                                    .widen = widen_panel,             \
                                                    .widened_depth = LEVEL1_DEPTH,    \
