@@ -139,7 +139,7 @@ static void run(const attn_product_block *block) {
   b.out = floats_at(block->memory, at.sum_at);
   b.out_stride = PRODUCT_COLUMNS;
   b.weights = ATTN_F32;
-  b.bias = NULL;
+  b.scale = b.bias = NULL; /* see finish() */
   if (b.rows <= ATTN_PRODUCT_FEW_ROWS) {
     b.depth = quads;
     product_few(&b, 1, 0);
