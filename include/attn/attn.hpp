@@ -739,12 +739,12 @@ class mha {
     return mha(made, p.get());
   }
 
-  /** y from x, and from a memory if it is not x; attention: masks and lengths, nullptr = none. */
-  void run(view<const float> x, view<float> y, view<const float> memory = {}, const args *attention = nullptr) {
+  /** y from x, and from a memory if it is not x, of dtype_y and dtype_x; attention: masks and lengths, nullptr = none. */
+  void run(view<const void> x, view<void> y, view<const void> memory = {}, const args *attention = nullptr) {
     try_run(x, y, memory, attention).value();
   }
   /** The same without exceptions. */
-  expected<void> try_run(view<const float> x, view<float> y, view<const float> memory = {},
+  expected<void> try_run(view<const void> x, view<void> y, view<const void> memory = {},
                          const args *attention = nullptr) noexcept {
     const auto room = own_.try_reserve(workspace_bytes());
     if (!room) return room;
@@ -772,11 +772,11 @@ class mha {
   };
   mha(attn_mha *made, const attn_mha_problem &p) noexcept : layer_(made), problem_(p) {}
 
-  expected<void> check(view<const float> x, view<float> y, view<const float> memory) const noexcept {
+  expected<void> check(view<const void> x, view<void> y, view<const void> memory) const noexcept {
     detail::size_check sizes("attn::mha");
-    sizes.check("x", x, 4, detail::reach_x(problem_));
-    sizes.check("y", y, 4, detail::reach_y(problem_));
-    sizes.check("memory", memory, 4, detail::reach_memory(problem_));
+    sizes.check("x", x, problem_.dtype_x, detail::reach_x(problem_));
+    sizes.check("y", y, problem_.dtype_y, detail::reach_y(problem_));
+    sizes.check("memory", memory, problem_.dtype_x, detail::reach_memory(problem_));
     return sizes.outcome();
   }
 

@@ -35,7 +35,7 @@ typedef struct attn_mha_problem {
 
   /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. The
    * layer keeps queries as dtype_q, keys and values as dtype_kv, each f32, bf16 or f16, rounded once when they are
-   * projected, and with qk_norm once more when they are normed. dtype_o is float32, the score
+   * projected, and with qk_norm once more when they are normed; the heads' outputs as dtype_o, likewise. The score is
    * DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
   attn_problem attention;
 
@@ -49,6 +49,9 @@ typedef struct attn_mha_problem {
 
   bool want_weights;                 /**< attn_mha_attention_weights() will be called: costs workspace, and nothing else. */
   attn_score_strides weights_stride; /**< Strides of the weights that it writes, [batch][heads_q][seq_q][seq_k]. */
+
+  attn_dtype dtype_x; /**< Type of x and of the memory: f32, bf16 or f16. */
+  attn_dtype dtype_y; /**< Type of y, likewise. */
 } attn_mha_problem;
 
 /** The usual layer: dim_qk = dim_v = width / heads, as many KV heads as query heads, the memory as wide as x, everything
@@ -146,9 +149,10 @@ typedef struct attn_mha_profile {
 /** The pointers of one call. */
 typedef struct attn_mha_args {
   size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  const float *x;             /**< [batch][seq_q][width] by x_stride. */
-  const float *memory;        /**< [batch][seq_k][width_memory] by memory_stride; NULL = x: self-attention, seq_k = seq_q. */
-  float *y;                   /**< [batch][seq_q][width_out] by y_stride; may not overlap x or memory. */
+  const void *x;              /**< [batch][seq_q][width] by x_stride, of dtype_x. */
+  const void *memory;         /**< [batch][seq_k][width_memory] by memory_stride, of dtype_x; NULL = x: self-attention, seq_k
+                                 = seq_q. */
+  void *y;                    /**< [batch][seq_q][width_out] by y_stride, of dtype_y; may not overlap x or memory. */
   const attn_args *attention; /**< Arrays that problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o
                                  are not read. NULL = nothing. */
   attn_mha_profile *profile;  /**< Times are added to it; NULL = take no times. */
@@ -176,13 +180,13 @@ ATTN_API attn_status attn_mha_project_memory(const attn_mha *layer, const attn_m
 
 /** The projections of a layer on their own, with qk_norm the norms too, for programs that keep keys in a cache
  * (attn_mha_step() of attn/nn.h): q [rows][heads_q][dim_qk], k [rows][heads_kv][dim_qk] and v [rows][heads_kv][dim_v] of x
- * [rows][width], all dense; q is of dtype_q, k and v are of dtype_kv. q, k or v may be NULL. Rows have the bits that they
- * have in attn_mha_run(). */
-ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, void *q, void *k, void *v,
+ * [rows][width], all dense; x is of dtype_x, q of dtype_q, k and v are of dtype_kv. q, k or v may be NULL. Rows have the
+ * bits that they have in attn_mha_run(). */
+ATTN_API attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const void *x, void *q, void *k, void *v,
                                            void *workspace, size_t workspace_bytes);
 
-/** The last projection: y [rows][width_out] of o [rows][heads_q][dim_v], both dense. */
-ATTN_API attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const float *o, float *y, void *workspace,
+/** The last projection: y [rows][width_out], of dtype_y, of o [rows][heads_q][dim_v], of dtype_o; both dense. */
+ATTN_API attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const void *o, void *y, void *workspace,
                                              size_t workspace_bytes);
 
 /** Bytes of workspace for so many rows, for the two functions above: a multiple of 64. Fewer rows never need more. */

@@ -11,8 +11,8 @@
  *     float positions[128 * 64];
  *     attn_sinusoidal_positions(0, 128, 64, positions);
  *
- * Everything is float32 and row-major. "May be x" says that an output may be the same array as an input; otherwise outputs
- * may not overlap inputs.
+ * Everything is row-major, and float32 unless a type is named. "May be x" says that an output may be the same array as an
+ * input; otherwise outputs may not overlap inputs.
  *
  * A layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
  * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so
@@ -297,11 +297,12 @@ typedef struct attn_kv_cache_args {
 ATTN_API attn_status attn_kv_cache_attend(attn_kv_cache *cache, const attn_kv_cache_args *args);
 
 /** A multi-head layer in a step that has begun: x [all new tokens][width], sequence after sequence, is projected; keys and
- * values are appended in the cache's layer, the queries attend, and y [all new tokens][width_out] is their projection. y may
- * be x. The layer must have the cache's heads and dims, and width_memory = width; scale, window and the like are the
- * cache's, which must take tokens of the layer's dtype_q and dtype_kv. y has the bits of attn_mha_run() over the whole text
- * with the same kernel, if the cache keeps dtype_kv. Allocates until it has seen the largest step. */
-ATTN_API attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y);
+ * values are appended in the cache's layer, the queries attend, and y [all new tokens][width_out] is their projection. They
+ * are of the layer's dtype_x and dtype_y; y may be x. The layer must have the cache's heads and dims, and width_memory =
+ * width; scale, window and the like are the cache's, which must take tokens of the layer's dtype_q and dtype_kv. y has the
+ * bits of attn_mha_run() over the whole text with the same kernel, if the cache keeps dtype_kv. Allocates until it has seen
+ * the largest step. */
+ATTN_API attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const void *x, void *y);
 
 /** New tokens of the step that has begun, of all sequences together. */
 ATTN_API int64_t attn_kv_cache_step_tokens(const attn_kv_cache *cache);
@@ -360,11 +361,13 @@ typedef struct attn_feed_forward_config {
   attn_linear second;         /**< hidden -> width */
   const char *product;        /**< Kernel of the maps, as attn_product_create() takes it; NULL = our own. */
   attn_linear gate;           /**< Wg, bg: width -> hidden; its weight is NULL without a gate. */
-  attn_dtype dtype;  /**< Type of all weights here, to which their pointers are cast; biases are float32. Weights are
-                        kept as attn_product_weights says of this type. */
-  bool bf16_rows;    /**< With dtype bf16: rows are rounded to bf16 before each map, see attn_product_weights. */
-  bool int8_weights; /**< Weights are rounded to i8, with a scale for each column, see attn_product_weights. */
-  bool int8_rows;    /**< With int8_weights: rows are rounded to i8 before each map, see attn_product_weights. */
+  attn_dtype dtype;   /**< Type of all weights here, to which their pointers are cast; biases are float32. Weights are
+                         kept as attn_product_weights says of this type. */
+  bool bf16_rows;     /**< With dtype bf16: rows are rounded to bf16 before each map, see attn_product_weights. */
+  bool int8_weights;  /**< Weights are rounded to i8, with a scale for each column, see attn_product_weights. */
+  bool int8_rows;     /**< With int8_weights: rows are rounded to i8 before each map, see attn_product_weights. */
+  attn_dtype dtype_x; /**< Type of x, and of the rows in between: f32, bf16 or f16. */
+  attn_dtype dtype_y; /**< Type of y, likewise. */
 } attn_feed_forward_config;
 
 /** A feed-forward network with its weights packed. */
@@ -377,8 +380,8 @@ ATTN_API attn_status attn_feed_forward_create(const attn_feed_forward_config *co
 /** Bytes of workspace for this many rows; more rows need more. */
 ATTN_API size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows);
 
-/** Computes y from x, both [rows][width]. y may be x. */
-ATTN_API attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y,
+/** Computes y from x, both [rows][width], of dtype_y and dtype_x. y may be x. */
+ATTN_API attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const void *x, void *y,
                                            void *workspace, size_t workspace_bytes);
 
 /** Frees the layer. NULL is fine. */
@@ -563,6 +566,11 @@ typedef struct attn_block_config {
   attn_norm cross_post_norm;        /**< The same of the cross-attention. */
   attn_norm feed_forward_post_norm; /**< The same of the feed-forward network. */
   bool post_norms;                  /**< With pre_norm: norms of what the sublayers give, too. */
+
+  /** Type of x, y and the memory, and of every row that enters a sublayer: f32, bf16 or f16. The sums between sublayers stay
+   * float32, but for post-norm, whose norms give such rows. The dtype_x and dtype_y of self, cross and feed_forward are set
+   * by the block. */
+  attn_dtype dtype_rows;
 } attn_block_config;
 
 /** Sets the sizes that the init functions of blocks read, and returns its argument. */
@@ -603,9 +611,9 @@ typedef struct attn_block_profile {
 /** The pointers of one call. */
 typedef struct attn_block_args {
   size_t struct_size;          /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  const float *x;              /**< [batch][seq][width], or with VARLEN [total_q][width]. */
-  const float *memory;         /**< [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only. */
-  float *y;                    /**< Output, shaped as x; may be x. */
+  const void *x;               /**< [batch][seq][width], or with VARLEN [total_q][width], of dtype_rows. */
+  const void *memory;          /**< [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only. */
+  void *y;                     /**< Output, shaped as x; may be x. */
   const attn_args *self;       /**< Masks and lengths that self.attention.uses asks for, or NULL; its q, k, v and o are not
                                   read. */
   const attn_args *cross;      /**< The same for cross.attention.uses. */

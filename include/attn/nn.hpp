@@ -137,14 +137,15 @@ class kv_cache {
   }
 
   /** attn_mha_step(): a multi-head layer in the step that has begun, from x [all new tokens][width]; y may be x. */
-  void attend(const mha &with, view<const float> x, view<float> y, std::int64_t layer = 0) {
+  void attend(const mha &with, view<const void> x, view<void> y, std::int64_t layer = 0) {
     try_attend(with, x, y, layer).value();
   }
   /** The same without exceptions. */
-  expected<void> try_attend(const mha &with, view<const float> x, view<float> y, std::int64_t layer = 0) noexcept {
+  expected<void> try_attend(const mha &with, view<const void> x, view<void> y, std::int64_t layer = 0) noexcept {
+    const attn_mha_problem &p = with.shape();
     detail::size_check sizes("attn::kv_cache::attend");
-    sizes.check("x", x, 4, detail::reach({{step_tokens(), with.shape().width}, {with.shape().width, 1}}));
-    sizes.check("y", y, 4, detail::reach({{step_tokens(), with.shape().width_out}, {with.shape().width_out, 1}}));
+    sizes.check("x", x, p.dtype_x, detail::reach({{step_tokens(), p.width}, {p.width, 1}}));
+    sizes.check("y", y, p.dtype_y, detail::reach({{step_tokens(), p.width_out}, {p.width_out, 1}}));
     if (const auto fit = sizes.outcome(); !fit) return fit;
     return detail::outcome(attn_mha_step(with.get(), cache_.get(), layer, x.data(), y.data()));
   }
@@ -301,16 +302,16 @@ class feed_forward {
     const attn_options asked = o.get();
     const attn_status status = attn_feed_forward_create(&config, &asked, &made);
     if (status != ATTN_OK) return failure(status);
-    return feed_forward(made, config.width);
+    return feed_forward(made, config);
   }
 
-  /** y from x, both [rows][width]; y may be x. */
-  void run(std::int64_t rows, view<const float> x, view<float> y) { try_run(rows, x, y).value(); }
+  /** y from x, both [rows][width], of the config's dtype_y and dtype_x; y may be x. */
+  void run(std::int64_t rows, view<const void> x, view<void> y) { try_run(rows, x, y).value(); }
   /** The same without exceptions. */
-  expected<void> try_run(std::int64_t rows, view<const float> x, view<float> y) noexcept {
+  expected<void> try_run(std::int64_t rows, view<const void> x, view<void> y) noexcept {
     detail::size_check sizes("attn::feed_forward");
-    sizes.check("x", x, 4, detail::reach({{rows * width_, 1}}));
-    sizes.check("y", y, 4, detail::reach({{rows * width_, 1}}));
+    sizes.check("x", x, dtype_x_, detail::reach({{rows * width_, 1}}));
+    sizes.check("y", y, dtype_y_, detail::reach({{rows * width_, 1}}));
     if (const auto fit = sizes.outcome(); !fit) return fit;
     if (const auto room = own_.try_reserve(attn_feed_forward_workspace(layer_.get(), rows)); !room) return room;
     return detail::outcome(
@@ -320,10 +321,12 @@ class feed_forward {
   const attn_feed_forward *get() const noexcept { return layer_.get(); }
 
  private:
-  feed_forward(attn_feed_forward *made, std::int64_t width) noexcept : layer_(made), width_(width) {}
+  feed_forward(attn_feed_forward *made, const attn_feed_forward_config &c) noexcept
+      : layer_(made), width_(c.width), dtype_x_(c.dtype_x), dtype_y_(c.dtype_y) {}
 
   detail::owner<attn_feed_forward, attn_feed_forward_destroy> layer_;
   std::int64_t width_;
+  attn_dtype dtype_x_, dtype_y_;
   workspace own_;
 };
 
@@ -350,9 +353,9 @@ struct block_config : attn_block_config {
 
 /** The tensors of one call. Members that are not used stay empty. */
 struct block_args {
-  view<const float> x;             /**< [batch][seq][width], in a step [all new tokens][width]. */
-  view<float> y;                   /**< Shaped as x; may be x. */
-  view<const float> memory{};      /**< Decoder blocks: [batch][seq_memory][width_memory] by cross.memory_stride. */
+  view<const void> x;              /**< [batch][seq][width], in a step [all new tokens][width], of dtype_rows. */
+  view<void> y;                    /**< Shaped as x; may be x. */
+  view<const void> memory{};       /**< Decoder blocks: [batch][seq_memory][width_memory] by cross.memory_stride. */
   view<const void> projected_k{};  /**< In its place: keys from block::project_memory(). */
   view<const void> projected_v{};  /**< Values, likewise. */
   const args *self = nullptr;      /**< Masks and lengths of the self-attention. */
@@ -410,7 +413,7 @@ class block {
   /** The same without exceptions. */
   expected<void> try_project_memory(const block_args &a, view<void> k, view<void> v) noexcept {
     detail::size_check sizes("attn::block::project_memory");
-    sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
+    sizes.check("memory", a.memory, config_.dtype_rows, detail::reach_memory(config_.cross));
     check_projected(sizes, "k", k, config_.cross.attention.dim_qk);
     check_projected(sizes, "v", v, config_.cross.attention.dim_v);
     if (const auto fit = sizes.outcome(); !fit) return fit;
@@ -442,10 +445,10 @@ class block {
 
   expected<void> check(const block_args &a, std::size_t rows) const noexcept {
     detail::size_check sizes("attn::block_args");
-    sizes.check("x", a.x, 4, rows);
-    sizes.check("y", a.y, 4, rows);
+    sizes.check("x", a.x, config_.dtype_rows, rows);
+    sizes.check("y", a.y, config_.dtype_rows, rows);
     if (config_.has_cross) {
-      sizes.check("memory", a.memory, 4, detail::reach_memory(config_.cross));
+      sizes.check("memory", a.memory, config_.dtype_rows, detail::reach_memory(config_.cross));
       check_projected(sizes, "projected_k", a.projected_k, config_.cross.attention.dim_qk);
       check_projected(sizes, "projected_v", a.projected_v, config_.cross.attention.dim_v);
     }

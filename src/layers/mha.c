@@ -78,6 +78,7 @@ static attn_status plan_weights(attn_mha *layer) {
   p.dim_v = min64(p.seq_k, WEIGHT_COLUMNS);
   p.v_stride = attn_identity_strides;
   p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
+  p.dtype_o = ATTN_F32;
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
   attn_options automatic = layer->options;
   attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
@@ -101,7 +102,7 @@ static attn_status lay_out_workspace(attn_mha *layer) {
   const memory_part parts[] = {{&layer->q_at, queries, attn_elements_bytes(a->dtype_q, a->heads_q * a->dim_qk)},
                                {&layer->k_at, keys, attn_elements_bytes(a->dtype_kv, a->heads_kv * a->dim_qk)},
                                {&layer->v_at, keys, attn_elements_bytes(a->dtype_kv, a->heads_kv * a->dim_v)},
-                               {&layer->o_at, queries, float_bytes(a->heads_q * a->dim_v)}};
+                               {&layer->o_at, queries, attn_elements_bytes(a->dtype_o, a->heads_q * a->dim_v)}};
   if (!LAY_OUT(parts, &layer->rest_at))
     return attn_fail(ATTN_UNSUPPORTED, "the workspace of this layer exceeds the address space; take a smaller batch or seq");
   for (int i = 0; i < PROJECTIONS; i++)
@@ -214,10 +215,9 @@ typedef struct layer_args {
 typedef struct layer_run {
   const attn_mha *layer;
   const layer_args *given;
-  const float *memory;
+  const void *memory;
   attn_strides memory_stride;
-  void *q, *k, *v;
-  float *o;
+  void *q, *k, *v, *o;
   char *rest;
 } layer_run;
 
@@ -266,7 +266,7 @@ static attn_status attend(const layer_run *r) {
   args.v = r->v;
   args.o = r->o;
   if (uses(p, ATTN_USE_VARLEN)) /* tokens that belong to no sequence have rows of y too */
-    memset(r->o, 0, (size_t)(queries.rows * a->heads_q * a->dim_v) * sizeof(float));
+    memset(r->o, 0, (size_t)attn_elements_bytes(a->dtype_o, queries.rows * a->heads_q * a->dim_v));
   return attn_plan_run(r->layer->attention, &args, r->rest, r->layer->rest_bytes);
 }
 
@@ -292,8 +292,8 @@ static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, c
   const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
   const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
   const attn_dtype kv = p->attention.dtype_kv;
-  attn_status status = check_pointer("x", args->x, ATTN_F32, has_rows);
-  if (status == ATTN_OK) status = check_pointer("memory", args->memory, ATTN_F32, false);
+  attn_status status = check_pointer("x", args->x, p->dtype_x, has_rows);
+  if (status == ATTN_OK) status = check_pointer("memory", args->memory, p->dtype_x, false);
   if (status == ATTN_OK) status = check_pointer("projected_k", args->projected_k, kv, args->projected_v && has_keys);
   if (status == ATTN_OK) status = check_pointer("projected_v", args->projected_v, kv, args->projected_k && has_keys);
   if (status != ATTN_OK) return status;
@@ -316,7 +316,7 @@ static layer_run start_run(const attn_mha *layer, const layer_args *given, char 
                      .q = workspace + layer->q_at,
                      .k = workspace + layer->k_at,
                      .v = workspace + layer->v_at,
-                     .o = floats_at(workspace, layer->o_at),
+                     .o = workspace + layer->o_at,
                      .rest = workspace + layer->rest_at};
 }
 
@@ -343,7 +343,7 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
   status = check_run(layer, &given.args, workspace, workspace_bytes);
   if (status != ATTN_OK) return status;
   if (all_rows(layer, true) == 0) return ATTN_OK;
-  status = check_pointer("y", given.args.y, ATTN_F32, true);
+  status = check_pointer("y", given.args.y, layer->problem.dtype_y, true);
   layer_run run = start_run(layer, &given, workspace);
   const double projecting = now_ns(profile);
   if (status == ATTN_OK) status = project(&run, PROJECT_Q);
@@ -427,7 +427,7 @@ size_t attn_mha_rows_workspace(const attn_mha *layer, int64_t rows) {
 
 /* Dense rows through one projection. Heads stand side by side in both. */
 static attn_status project_dense(const attn_mha *layer, int which, int64_t rows, int64_t depth, int64_t columns,
-                                 const float *x, void *y, void *workspace, size_t bytes) {
+                                 const void *x, void *y, void *workspace, size_t bytes) {
   const attn_status status = attn_product_run(
       layer->product[which],
       &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x, .x_stride = {.b = rows * depth, .s = depth, .d = 1},
@@ -442,7 +442,7 @@ static attn_status check_rows(const attn_mha *layer, int64_t rows) {
   return ATTN_OK;
 }
 
-attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const float *x, void *q, void *k, void *v,
+attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const void *x, void *q, void *k, void *v,
                                   void *workspace, size_t workspace_bytes) {
   attn_status status = check_rows(layer, rows);
   if (status != ATTN_OK || rows == 0) return status;
@@ -465,7 +465,7 @@ attn_status attn_mha_project_rows(const attn_mha *layer, int64_t rows, const flo
   return status;
 }
 
-attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const float *o, float *y, void *workspace,
+attn_status attn_mha_project_output(const attn_mha *layer, int64_t rows, const void *o, void *y, void *workspace,
                                     size_t workspace_bytes) {
   const attn_status status = check_rows(layer, rows);
   if (status != ATTN_OK || rows == 0) return status;

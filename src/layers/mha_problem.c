@@ -76,11 +76,9 @@ static attn_status check_weights_wanted(const attn_mha_problem *p) {
 
 static attn_status check_attention(const attn_mha_problem *p) {
   const attn_problem *a = &p->attention;
-  REQUIRE(
-      attn_dtype_is_float(a->dtype_q) && attn_dtype_is_float(a->dtype_kv) && a->dtype_o == ATTN_F32,
-      "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer q and kv must be " ATTN_FLOAT_CONSTANTS
-      ", and o ATTN_F32",
-      (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
+  REQUIRE(attn_dtype_is_float(a->dtype_q) && attn_dtype_is_float(a->dtype_kv) && attn_dtype_is_float(a->dtype_o),
+          "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer each must be " ATTN_FLOAT_CONSTANTS,
+          (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
   REQUIRE(
       a->dim_qk != 0 || a->heads_q < 1 || p->width % a->heads_q == 0,
       "attn_mha_problem.width is %" PRId64 " with %" PRId64
@@ -113,12 +111,21 @@ static void set_strides(attn_problem *a) {
   a->o_stride = dense.o_stride;
 }
 
+static attn_status check_types(const attn_mha_problem *p) {
+  REQUIRE(attn_dtype_is_float(p->dtype_x), "attn_mha_problem.dtype_x is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)p->dtype_x);
+  REQUIRE(attn_dtype_is_float(p->dtype_y), "attn_mha_problem.dtype_y is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)p->dtype_y);
+  return ATTN_OK;
+}
+
 static attn_status check_problem(const attn_mha_problem *p) {
   const struct {
     const char *field;
     int64_t value;
   } widths[] = {{"width", p->width}, {"width_memory", p->width_memory}, {"width_out", p->width_out}};
-  attn_status status = check_attention(p);
+  attn_status status = check_types(p);
+  if (status == ATTN_OK) status = check_attention(p);
   for (int i = 0; i < 3 && status == ATTN_OK; i++) status = check_width(widths[i].field, widths[i].value);
   const attn_problem *a = &p->attention;
   const int64_t dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
@@ -152,7 +159,10 @@ attn_status attn_mha_check_same_weights(const attn_mha_problem *layer, const att
                {"attention.dim_qk", a->dim_qk, was->dim_qk},
                {"attention.dim_v", a->dim_v, was->dim_v},
                {"attention.dtype_q", (int64_t)a->dtype_q, (int64_t)was->dtype_q},
-               {"attention.dtype_kv", (int64_t)a->dtype_kv, (int64_t)was->dtype_kv}};
+               {"attention.dtype_kv", (int64_t)a->dtype_kv, (int64_t)was->dtype_kv},
+               {"attention.dtype_o", (int64_t)a->dtype_o, (int64_t)was->dtype_o},
+               {"dtype_x", (int64_t)problem->dtype_x, (int64_t)layer->dtype_x},
+               {"dtype_y", (int64_t)problem->dtype_y, (int64_t)layer->dtype_y}};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
     REQUIRE(sizes[i].value == sizes[i].right,
             "attn_mha_problem.%s is %" PRId64 "; it must be %" PRId64 ", as the layer has it", sizes[i].field,

@@ -21,16 +21,17 @@ typedef struct projection {
   const float *bias; /* the array's; NULL = none */
   const int64_t *begins;
   int64_t first, all;
-  attn_dtype dtype_y;
+  attn_dtype dtype_x, dtype_y;
 } projection;
 
 static void list_projections(const attn_mha_problem *p, const attn_mha_weights *w, projection list[PROJECTIONS]) {
   const attn_problem *a = &p->attention;
   const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v, out = p->width_out;
-  list[PROJECT_Q] = (projection){"w_q", p->width, q, a->dim_qk, w->w_q, w->b_q, NULL, 0, q, a->dtype_q};
-  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, a->dim_qk, w->w_k, w->b_k, NULL, 0, k, a->dtype_kv};
-  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, a->dim_v, w->w_v, w->b_v, NULL, 0, v, a->dtype_kv};
-  list[PROJECT_OUT] = (projection){"w_o", a->heads_q * a->dim_v, out, out, w->w_o, w->b_o, NULL, 0, out, ATTN_F32};
+  list[PROJECT_Q] = (projection){"w_q", p->width, q, a->dim_qk, w->w_q, w->b_q, NULL, 0, q, p->dtype_x, a->dtype_q};
+  list[PROJECT_K] = (projection){"w_k", p->width_memory, k, a->dim_qk, w->w_k, w->b_k, NULL, 0, k, p->dtype_x, a->dtype_kv};
+  list[PROJECT_V] = (projection){"w_v", p->width_memory, v, a->dim_v, w->w_v, w->b_v, NULL, 0, v, p->dtype_x, a->dtype_kv};
+  list[PROJECT_OUT] =
+      (projection){"w_o", a->heads_q * a->dim_v, out, out, w->w_o, w->b_o, NULL, 0, out, a->dtype_o, p->dtype_y};
   if (!w->w_qkv) return;
   int64_t heads = 0, columns = 0;
   for (int i = PROJECT_Q; i <= PROJECT_V; i++) {
@@ -127,6 +128,7 @@ static attn_status pack_dense(const projection *part, const attn_mha_weights *w,
       .stride_column = in_out ? 1 : part->depth,
       .dtype = w->dtype,
       .bias = part->bias ? part->bias + part->first : NULL,
+      .dtype_x = part->dtype_x,
       .dtype_y = part->dtype_y,
       .bf16_rows = w->bf16_rows,
       .int8_weights = w->int8_weights,

@@ -46,8 +46,12 @@ static attn_status check_additive(const attn_additive_config *c) {
 
 static attn_status pack_weights(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
   const attn_nn_linear maps[] = {
-      {"attn_additive_config.query", &c->query, c->width_q, c->hidden, ATTN_F32, NULL, &layer->query, {0}},
-      {"attn_additive_config.key", &c->key, c->width_k, c->hidden, ATTN_F32, NULL, &layer->key, {0}}};
+      {.name = "attn_additive_config.query",
+       .given = &c->query,
+       .in = c->width_q,
+       .out = c->hidden,
+       .product = &layer->query},
+      {.name = "attn_additive_config.key", .given = &c->key, .in = c->width_k, .out = c->hidden, .product = &layer->key}};
   const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   if (status != ATTN_OK) return status;
   layer->score_weight = attn_nn_allocate_shared("score_weight", (size_t)c->hidden * sizeof(float));

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/linear.h"
@@ -26,6 +27,7 @@ typedef struct sublayer {
 
 struct attn_block {
   int64_t rows, width;
+  attn_dtype dtype; /* type of x, y and the memory, and of the rows that enter sublayers */
   bool pre_norm, post_norms;
   attn_norm_kind norm_kind;
   int count;
@@ -106,8 +108,8 @@ static int64_t rows_of(const attn_mha_problem *p) {
   return a->uses & ATTN_USE_VARLEN ? a->total_q : a->batch * a->seq_q;
 }
 
-/* Rows are dense and have one width, and every sublayer has the same number of them. */
-static attn_status check_attention(const char *name, const attn_mha_problem *p, int64_t width) {
+/* Rows are dense and have one width and type, and every sublayer has the same number of them. */
+static attn_status check_attention(const char *name, const attn_mha_problem *p, int64_t width, attn_dtype dtype) {
   const attn_problem *a = &p->attention;
   const attn_nn_size sizes[] = {{"attn_block_config.self or .cross: batch", a->batch, 0},
                                 {"attn_block_config.self or .cross: seq_q", a->seq_q, 0},
@@ -119,6 +121,9 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
           "; a block with residual connections needs both "
           "to be %" PRId64 ", the width of x",
           name, p->width, p->width_out, width);
+  REQUIRE((p->dtype_x == ATTN_F32 || p->dtype_x == dtype) && p->dtype_y == ATTN_F32,
+          "attn_block_config.%s has dtype_x %d and dtype_y %d; they must be 0, because rows of a block have dtype_rows, %d",
+          name, (int)p->dtype_x, (int)p->dtype_y, (int)dtype);
   const attn_strides strides[] = {p->x_stride, p->y_stride};
   for (int i = 0; i < 2; i++)
     REQUIRE((strides[i].b == a->seq_q * width || a->batch <= 1 || (a->uses & ATTN_USE_VARLEN)) && strides[i].s == width &&
@@ -129,24 +134,37 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
   return ATTN_OK;
 }
 
-/* cross: NULL without cross-attention. */
-static attn_status check_attentions(const attn_mha_problem *self, const attn_mha_problem *cross) {
-  attn_status status = check_attention("self", self, self->width);
-  if (status == ATTN_OK && cross) status = check_attention("cross", cross, self->width);
+/* Gives both attentions the type of rows. cross: NULL without cross-attention. */
+static attn_status check_attentions(attn_mha_problem *self, attn_mha_problem *cross, attn_dtype dtype) {
+  attn_status status = check_attention("self", self, self->width, dtype);
+  if (status == ATTN_OK && cross) status = check_attention("cross", cross, self->width, dtype);
   if (status != ATTN_OK) return status;
   REQUIRE(!cross || rows_of(cross) == rows_of(self),
           "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
           rows_of(cross), rows_of(self));
+  self->dtype_x = dtype;
+  if (cross) cross->dtype_x = dtype;
   return ATTN_OK;
 }
 
-static attn_status check_block(const attn_block_config *c) {
+static attn_status check_feed_forward(attn_feed_forward_config *c, int64_t width, attn_dtype dtype) {
+  REQUIRE(c->width == width, "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
+          c->width, width);
+  REQUIRE((c->dtype_x == ATTN_F32 || c->dtype_x == dtype) && c->dtype_y == ATTN_F32,
+          "attn_block_config.feed_forward has dtype_x %d and dtype_y %d; they must be 0, because rows of a block have "
+          "dtype_rows, %d",
+          (int)c->dtype_x, (int)c->dtype_y, (int)dtype);
+  c->dtype_x = dtype;
+  return ATTN_OK;
+}
+
+static attn_status check_block(attn_block_config *c) {
   const int64_t width = c->self.width;
-  attn_status status = check_attentions(&c->self, c->has_cross ? &c->cross : NULL);
+  REQUIRE(attn_dtype_is_float(c->dtype_rows), "attn_block_config.dtype_rows is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)c->dtype_rows);
+  attn_status status = check_attentions(&c->self, c->has_cross ? &c->cross : NULL, c->dtype_rows);
+  if (status == ATTN_OK) status = check_feed_forward(&c->feed_forward, width, c->dtype_rows);
   if (status != ATTN_OK) return status;
-  REQUIRE(c->feed_forward.width == width,
-          "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
-          c->feed_forward.width, width);
   REQUIRE(c->pre_norm || !c->post_norms,
           "attn_block_config.post_norms is true without pre_norm; the norms of a post-norm block are after the sublayers "
           "already: it must be false");
@@ -223,8 +241,9 @@ static layout layout_of(const attn_block *block, int64_t rows, bool in_cache) {
         s->attention ? attn_mha_workspace(s->attention) : attn_feed_forward_workspace(s->feed_forward, rows);
     l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
   }
-  const memory_part parts[] = {{&l.stream, rows, float_bytes(block->width)},
-                               {&l.normed, block->pre_norm ? rows : 0, float_bytes(block->width)},
+  const int64_t row_bytes = attn_elements_bytes(block->dtype, block->width);
+  const memory_part parts[] = {{&l.stream, rows, block->pre_norm ? float_bytes(block->width) : row_bytes},
+                               {&l.normed, block->pre_norm ? rows : 0, row_bytes},
                                {&l.out, rows, float_bytes(block->width)},
                                {&l.step, 1, (int64_t)l.step_bytes}};
   l.fits = LAY_OUT(parts, &l.bytes);
@@ -252,6 +271,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   if (!block) return ATTN_OUT_OF_MEMORY;
   block->rows = rows_of(&c.self);
   block->width = c.self.width;
+  block->dtype = c.dtype_rows;
   block->pre_norm = c.pre_norm;
   block->norm_kind = c.rms_norm ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
   block->post_norms = c.post_norms;
@@ -268,7 +288,7 @@ attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *
   attn_mha_problem problems[2];
   attn_status status = attn_nn_read(&attn_mha_problem_layout, "self", self, &problems[0]);
   if (status == ATTN_OK && cross) status = attn_nn_read(&attn_mha_problem_layout, "cross", cross, &problems[1]);
-  if (status == ATTN_OK) status = check_attentions(&problems[0], cross ? &problems[1] : NULL);
+  if (status == ATTN_OK) status = check_attentions(&problems[0], cross ? &problems[1] : NULL, block->dtype);
   if (status != ATTN_OK) return status;
   attn_block *made = attn_nn_new("attn_block", sizeof *made);
   if (!made) return ATTN_OUT_OF_MEMORY;
@@ -312,12 +332,12 @@ typedef struct block_run {
   int64_t rows;
   attn_kv_cache *cache; /* the cache of a step; NULL in a run */
   int64_t layer;
-  float *stream, *normed, *out;
-  void *step;
+  void *stream, *normed, *step;
+  float *out; /* rows that a sublayer gives */
   size_t step_bytes;
 } block_run;
 
-static attn_status run_feed_forward(const block_run *r, const sublayer *s, const float *x) {
+static attn_status run_feed_forward(const block_run *r, const sublayer *s, const void *x) {
   attn_block_profile *profile = r->args->profile;
   const double begin = attn_nn_now_ns(profile);
   const attn_status status = attn_feed_forward_run(s->feed_forward, r->rows, x, r->out, r->step, r->step_bytes);
@@ -325,7 +345,7 @@ static attn_status run_feed_forward(const block_run *r, const sublayer *s, const
   return status;
 }
 
-static attn_status step_attention(const block_run *r, const sublayer *s, const float *x) {
+static attn_status step_attention(const block_run *r, const sublayer *s, const void *x) {
   attn_block_profile *profile = r->args->profile;
   const double begin = attn_nn_now_ns(profile);
   const attn_status status = attn_mha_step(s->attention, r->cache, r->layer, x, r->out);
@@ -333,7 +353,7 @@ static attn_status step_attention(const block_run *r, const sublayer *s, const f
   return status;
 }
 
-static attn_status run_sublayer(const block_run *r, const sublayer *s, const float *x) {
+static attn_status run_sublayer(const block_run *r, const sublayer *s, const void *x) {
   if (!s->attention) return run_feed_forward(r, s, x);
   if (r->cache && !s->cross) return step_attention(r, s, x);
   attn_block_profile *profile = r->args->profile;
@@ -370,36 +390,42 @@ static attn_status join(const block_run *r, attn_row_join j, const attn_norm *no
 }
 
 static attn_status run_post_norm(const block_run *r) {
-  const float *stream = r->args->x;
+  const attn_dtype dtype = r->block->dtype;
+  const void *stream = r->args->x;
   attn_status status = ATTN_OK;
   for (int i = 0; i < r->block->count && status == ATTN_OK; i++) {
     const sublayer *s = &r->block->sublayers[i];
-    float *next = i + 1 < r->block->count ? r->stream : r->args->y;
+    void *next = i + 1 < r->block->count ? r->stream : r->args->y;
     status = run_sublayer(r, s, stream);
-    if (status == ATTN_OK) status = join(r, (attn_row_join){.x = r->out, .other = stream, .y = next}, &s->norm);
+    const attn_row_join j = {.x = r->out, .other = stream, .dtype_other = dtype, .y = next, .dtype_y = dtype};
+    if (status == ATTN_OK) status = join(r, j, &s->norm);
     stream = next;
   }
   return status;
 }
 
-/* Adds what a sublayer gave to the stream, and norms it for the next one. */
-static attn_status join_pre_norm(const block_run *r, const sublayer *s, const float *stream) {
+/* Adds what sublayer i gave to the stream, and norms it for the next one. The first stream is x. */
+static attn_status join_pre_norm(const block_run *r, int i) {
+  const attn_block *block = r->block;
+  const sublayer *s = &block->sublayers[i];
+  attn_row_join j = {.x = r->out, .other = r->stream, .sum = r->stream, .y = r->normed, .dtype_y = block->dtype};
+  if (i == 0) j.other = r->args->x, j.dtype_other = block->dtype;
   attn_status status = ATTN_OK;
-  if (r->block->post_norms) status = join(r, (attn_row_join){.x = r->out, .y = r->out}, &s->post_norm);
+  if (block->post_norms) status = join(r, (attn_row_join){.x = r->out, .y = r->out}, &s->post_norm);
   if (status != ATTN_OK) return status;
-  if (s + 1 == r->block->sublayers + r->block->count)
-    return join(r, (attn_row_join){.x = r->out, .other = stream, .y = r->args->y}, NULL);
-  return join(r, (attn_row_join){.x = r->out, .other = stream, .sum = r->stream, .y = r->normed}, &s[1].norm);
+  if (i + 1 < block->count) return join(r, j, &s[1].norm);
+  j.sum = NULL;
+  j.y = r->args->y;
+  return join(r, j, NULL);
 }
 
 static attn_status run_pre_norm(const block_run *r) {
-  const float *stream = r->args->x;
-  const sublayer *s = r->block->sublayers;
-  attn_status status = join(r, (attn_row_join){.x = stream, .y = r->normed}, &s[0].norm);
-  for (int i = 0; i < r->block->count && status == ATTN_OK; i++) {
-    status = run_sublayer(r, &s[i], r->normed);
-    if (status == ATTN_OK) status = join_pre_norm(r, &s[i], stream);
-    stream = r->stream;
+  const attn_block *block = r->block;
+  const attn_row_join first = {.x = r->args->x, .dtype_x = block->dtype, .y = r->normed, .dtype_y = block->dtype};
+  attn_status status = join(r, first, &block->sublayers[0].norm);
+  for (int i = 0; i < block->count && status == ATTN_OK; i++) {
+    status = run_sublayer(r, &block->sublayers[i], r->normed);
+    if (status == ATTN_OK) status = join_pre_norm(r, i);
   }
   return status;
 }
@@ -422,8 +448,8 @@ static attn_status run_block(block_run r, const layout *l, void *workspace) {
   attn_block_profile *profile = r.args->profile;
   const double begin = attn_nn_now_ns(profile);
   char *memory = workspace;
-  r.stream = floats_at(memory, l->stream);
-  r.normed = floats_at(memory, l->normed);
+  r.stream = memory + l->stream;
+  r.normed = memory + l->normed;
   r.out = floats_at(memory, l->out);
   r.step = memory + l->step;
   r.step_bytes = l->step_bytes;

@@ -13,6 +13,7 @@
 struct attn_feed_forward {
   atomic_int owners;
   int64_t width, hidden;
+  attn_dtype dtype_x, dtype_y;
   attn_options options; /* for the multiplication by the gate */
   attn_option_names names;
   attn_product *first, *second, *gate; /* gate: NULL without one */
@@ -29,6 +30,10 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
           "attn_feed_forward_config.gate.bias is given without gate.weight; it must be NULL without a gate");
   REQUIRE(attn_dtype_is_float(c->dtype), "attn_feed_forward_config.dtype is %d; it must be " ATTN_FLOAT_CONSTANTS,
           (int)c->dtype);
+  REQUIRE(attn_dtype_is_float(c->dtype_x), "attn_feed_forward_config.dtype_x is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)c->dtype_x);
+  REQUIRE(attn_dtype_is_float(c->dtype_y), "attn_feed_forward_config.dtype_y is %d; it must be " ATTN_FLOAT_CONSTANTS,
+          (int)c->dtype_y);
   REQUIRE(!c->bf16_rows || !c->int8_weights,
           "attn_feed_forward_config.bf16_rows and .int8_weights are both true; one of them must be false");
   REQUIRE(!c->bf16_rows || c->dtype == ATTN_BF16,
@@ -43,14 +48,17 @@ static attn_status check_feed_forward(const attn_feed_forward_config *c) {
 static attn_status create(const attn_feed_forward_config *c, const attn_options *options, attn_feed_forward **result) {
   attn_feed_forward *layer = attn_nn_new("attn_feed_forward", sizeof *layer);
   if (!layer) return ATTN_OUT_OF_MEMORY;
-  *layer = (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden};
+  *layer =
+      (attn_feed_forward){.owners = 1, .width = c->width, .hidden = c->hidden, .dtype_x = c->dtype_x, .dtype_y = c->dtype_y};
   const attn_row_function activation = attn_activation_function(c->activation, options);
-  const attn_nn_rounding rounding = {c->bf16_rows, c->int8_weights, c->int8_rows};
+  const attn_nn_types rows = {c->dtype_x, c->dtype_x, c->bf16_rows, c->int8_weights, c->int8_rows};
+  attn_nn_types out = rows;
+  out.dtype_y = c->dtype_y;
   const attn_nn_linear maps[] = {
       {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, c->dtype, c->gate.weight ? NULL : activation,
-       &layer->first, rounding},
-      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, rounding},
-      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, rounding}};
+       &layer->first, rows},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, out},
+      {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, rows}};
   attn_status status = attn_options_read(options, &layer->options);
   attn_own_options(&layer->options, &layer->names);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
@@ -93,8 +101,8 @@ static layout layout_of(const attn_feed_forward *layer, int64_t rows) {
   layout l = {0};
   const size_t first = attn_product_workspace(layer->first, rows), second = attn_product_workspace(layer->second, rows);
   l.product_bytes = first > second ? first : second;
-  const memory_part parts[] = {{&l.hidden, rows, float_bytes(layer->hidden)},
-                               {&l.gate, layer->gate ? rows : 0, float_bytes(layer->hidden)},
+  const memory_part parts[] = {{&l.hidden, rows, attn_elements_bytes(layer->dtype_x, layer->hidden)},
+                               {&l.gate, layer->gate ? rows : 0, attn_elements_bytes(layer->dtype_x, layer->hidden)},
                                {&l.product, 1, (int64_t)l.product_bytes}};
   l.fits = LAY_OUT(parts, &l.bytes);
   return l;
@@ -105,19 +113,19 @@ size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows)
 }
 
 /* The hidden rows from x. */
-static attn_status run_first(const attn_feed_forward *layer, int64_t rows, const float *x, const layout *l, char *memory) {
+static attn_status run_first(const attn_feed_forward *layer, int64_t rows, const void *x, const layout *l, char *memory) {
   const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
-  float *hidden = floats_at(memory, l->hidden), *gate = floats_at(memory, l->gate);
-  char *product = memory + l->product;
+  char *hidden = memory + l->hidden, *gate = memory + l->gate, *product = memory + l->product;
   attn_status status = attn_nn_linear_run(layer->first, in, x, hidden, product, l->product_bytes);
   if (status == ATTN_OK && layer->gate) status = attn_nn_linear_run(layer->gate, in, x, gate, product, l->product_bytes);
   if (status != ATTN_OK || !layer->gate) return status;
-  const attn_row_join join = ATTN_STRUCT(attn_row_join, .rows = rows, .width = layer->hidden, .kind = ATTN_JOIN_MULTIPLY,
-                                         .x = hidden, .other = gate, .y = hidden);
+  const attn_row_join join =
+      ATTN_STRUCT(attn_row_join, .rows = rows, .width = layer->hidden, .kind = ATTN_JOIN_MULTIPLY, .dtype_x = layer->dtype_x,
+                  .dtype_other = layer->dtype_x, .dtype_y = layer->dtype_x, .x = hidden, .other = gate, .y = hidden);
   return attn_row_join_run(&join, &layer->options);
 }
 
-attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
+attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const void *x, void *y, void *workspace,
                                   size_t bytes) {
   REQUIRE(layer, "layer is NULL; it must come from attn_feed_forward_create");
   const attn_nn_size sizes[] = {{"rows", rows, 0}, {"hidden", layer->hidden, 1}};
@@ -132,6 +140,6 @@ attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, 
   const attn_nn_rows out = {.rows = rows, .in = layer->hidden, .out = layer->width};
   status = run_first(layer, rows, x, &l, workspace);
   if (status != ATTN_OK) return status;
-  return attn_nn_linear_run(layer->second, out, floats_at(workspace, l.hidden), y, (char *)workspace + l.product,
-                            l.product_bytes);
+  const char *hidden = (const char *)workspace + l.hidden;
+  return attn_nn_linear_run(layer->second, out, hidden, y, (char *)workspace + l.product, l.product_bytes);
 }

@@ -503,8 +503,9 @@ static attn_status check_mha(const attn_kv_cache *cache, const attn_mha_problem 
   return ATTN_OK;
 }
 
-/* [Q][K][V][O][memory of a product], for so many rows. */
-static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, int64_t rows, int64_t at[5]) {
+/* [Q][K][V][O][O rounded to the layer's type, unless that is float32][memory of a product], for so many rows. */
+static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, attn_dtype dtype_o, int64_t rows,
+                                 int64_t at[6]) {
   const attn_kv_cache_shape *s = &cache->shape;
   int64_t end = 0;
   const attn_dtype dtype = dtype_of_tokens(s);
@@ -512,26 +513,43 @@ static attn_status lay_out_heads(attn_kv_cache *cache, const attn_mha *mha, int6
                                {&at[1], rows, attn_elements_bytes(dtype, s->heads_kv * s->dim_qk)},
                                {&at[2], rows, attn_elements_bytes(dtype, s->heads_kv * s->dim_v)},
                                {&at[3], rows, float_bytes(s->heads_q * s->dim_v)},
-                               {&at[4], 1, (int64_t)attn_mha_rows_workspace(mha, rows)}};
+                               {&at[4], dtype_o == ATTN_F32 ? 0 : rows, attn_elements_bytes(dtype_o, s->heads_q * s->dim_v)},
+                               {&at[5], 1, (int64_t)attn_mha_rows_workspace(mha, rows)}};
   if (!LAY_OUT(parts, &end)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the step has %" PRId64 " rows", rows);
   return attn_kv_cache_grow("the heads of a step", (size_t)end, &cache->heads, &cache->heads_bytes);
 }
 
-static attn_status step_mha(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y) {
-  const int64_t rows = cache->cu_seqlens[cache->shape.batch];
-  int64_t at[5];
-  attn_status status = lay_out_heads(cache, mha, rows, at);
-  if (status != ATTN_OK) return status;
-  char *memory = cache->heads, *q = memory + at[0], *k = memory + at[1], *v = memory + at[2];
-  float *o = floats_at(memory, at[3]);
-  const size_t bytes = cache->heads_bytes - (size_t)at[4];
-  status = attn_mha_project_rows(mha, rows, x, q, k, v, memory + at[4], bytes);
-  if (status == ATTN_OK)
-    status = attend(cache, &ATTN_STRUCT(attn_kv_cache_args, .layer = layer, .q = q, .k = k, .v = v, .o = o));
-  return status == ATTN_OK ? attn_mha_project_output(mha, rows, o, y, memory + at[4], bytes) : status;
+/* Attends, and leaves the heads' outputs at *o in the layer's type. */
+static attn_status attend_rounded(attn_kv_cache *cache, attn_kv_cache_args args, attn_dtype dtype_o, char *rounded,
+                                  const void **o) {
+  const attn_status status = attend(cache, &args);
+  *o = args.o;
+  if (status != ATTN_OK || dtype_o == ATTN_F32) return status;
+  *o = rounded;
+  const attn_row_join join =
+      ATTN_STRUCT(attn_row_join, .rows = cache->cu_seqlens[cache->shape.batch],
+                  .width = cache->shape.heads_q * cache->shape.dim_v, .dtype_y = dtype_o, .x = args.o, .y = rounded);
+  return attn_row_join_run(&join, &cache->options);
 }
 
-attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const float *x, float *y) {
+static attn_status step_mha(const attn_mha *mha, const attn_mha_problem *p, attn_kv_cache *cache, int64_t layer,
+                            const void *x, void *y) {
+  const int64_t rows = cache->cu_seqlens[cache->shape.batch];
+  int64_t at[6];
+  attn_status status = lay_out_heads(cache, mha, p->attention.dtype_o, rows, at);
+  if (status != ATTN_OK) return status;
+  char *memory = cache->heads, *q = memory + at[0], *k = memory + at[1], *v = memory + at[2], *rest = memory + at[5];
+  const size_t bytes = cache->heads_bytes - (size_t)at[5];
+  status = attn_mha_project_rows(mha, rows, x, q, k, v, rest, bytes);
+  if (status != ATTN_OK) return status;
+  const attn_kv_cache_args args =
+      ATTN_STRUCT(attn_kv_cache_args, .layer = layer, .q = q, .k = k, .v = v, .o = floats_at(memory, at[3]));
+  const void *o;
+  status = attend_rounded(cache, args, p->attention.dtype_o, memory + at[4], &o);
+  return status == ATTN_OK ? attn_mha_project_output(mha, rows, o, y, rest, bytes) : status;
+}
+
+attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t layer, const void *x, void *y) {
   REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
   attn_mha_problem problem;
   attn_status status = attn_mha_get_problem(mha, &problem);
@@ -539,7 +557,7 @@ attn_status attn_mha_step(const attn_mha *mha, attn_kv_cache *cache, int64_t lay
   if (status != ATTN_OK || cache->cu_seqlens[cache->shape.batch] == 0) return status;
   const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  return status == ATTN_OK ? step_mha(mha, cache, layer, x, y) : status;
+  return status == ATTN_OK ? step_mha(mha, &problem, cache, layer, x, y) : status;
 }
 
 attn_status attn_kv_cache_check_even(const attn_kv_cache *cache, int64_t sequences, int64_t tokens, const char *why) {

@@ -17,9 +17,11 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
                                         .dtype = map->dtype,
                                         .bias = given->bias,
                                         .activate = map->after,
-                                        .bf16_rows = map->rounding.bf16_rows,
-                                        .int8_weights = map->rounding.int8_weights,
-                                        .int8_rows = map->rounding.int8_rows};
+                                        .dtype_x = map->types.dtype_x,
+                                        .dtype_y = map->types.dtype_y,
+                                        .bf16_rows = map->types.bf16_rows,
+                                        .int8_weights = map->types.int8_weights,
+                                        .int8_rows = map->types.int8_rows};
   return attn_product_create(&weights, options, map->product);
 }
 
@@ -31,7 +33,7 @@ attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const 
   return status;
 }
 
-attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
+attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const void *x, void *y, void *workspace,
                                size_t bytes) {
   const attn_product_args args = {.struct_size = sizeof args,
                                   .batch = 1,

@@ -14,9 +14,10 @@ static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT_GROWN(att
 attn_feed_forward *attn_nn_share_feed_forward(attn_feed_forward *layer);
 
 /* The fields of attn_product_weights that have these names. */
-typedef struct attn_nn_rounding {
+typedef struct attn_nn_types {
+  attn_dtype dtype_x, dtype_y;
   bool bf16_rows, int8_weights, int8_rows;
-} attn_nn_rounding;
+} attn_nn_types;
 
 /* One map of a layer. */
 typedef struct attn_nn_linear {
@@ -26,7 +27,7 @@ typedef struct attn_nn_linear {
   attn_dtype dtype;        /* type of its weights */
   attn_row_function after; /* applied to its output; NULL = nothing */
   attn_product **product;  /* receives the map, its W and b packed */
-  attn_nn_rounding rounding;
+  attn_nn_types types;
 } attn_nn_linear;
 
 /* product: the kernel's name; NULL = automatic. */
@@ -37,7 +38,7 @@ typedef struct attn_nn_rows {
   int64_t rows, in, out;
   int64_t x_stride, y_stride;
 } attn_nn_rows;
-attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
+attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const void *x, void *y, void *workspace,
                                size_t bytes);
 
 /* ---- Workspaces, which layers divide by LAY_OUT (kernels/common/memory/memory.h) ---- */

@@ -74,16 +74,17 @@ static attn_status pack_scores(attn_synthesizer *layer, const attn_synthesizer_c
   }
   attn_status status = allocate_networks(layer);
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
-    const attn_nn_linear maps[] = {
-        {"attn_synthesizer_config.first",
-         &c->first[h],
-         c->width,
-         c->hidden,
-         ATTN_F32,
-         attn_activation_function(ATTN_RELU, options),
-         &layer->first[h],
-         {0}},
-        {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, ATTN_F32, NULL, &layer->second[h], {0}}};
+    const attn_nn_linear maps[] = {{.name = "attn_synthesizer_config.first",
+                                    .given = &c->first[h],
+                                    .in = c->width,
+                                    .out = c->hidden,
+                                    .after = attn_activation_function(ATTN_RELU, options),
+                                    .product = &layer->first[h]},
+                                   {.name = "attn_synthesizer_config.second",
+                                    .given = &c->second[h],
+                                    .in = c->hidden,
+                                    .out = c->length,
+                                    .product = &layer->second[h]}};
     status = attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL);
   }
   return status;
@@ -93,8 +94,12 @@ static attn_status pack_weights(attn_synthesizer *layer, const attn_synthesizer_
   const int64_t joined = c->heads * c->dim_v;
   const attn_status status = pack_scores(layer, c, options);
   const attn_nn_linear maps[] = {
-      {"attn_synthesizer_config.value", &c->value, c->width, joined, ATTN_F32, NULL, &layer->value, {0}},
-      {"attn_synthesizer_config.output", &c->output, joined, c->width, ATTN_F32, NULL, &layer->output, {0}}};
+      {.name = "attn_synthesizer_config.value", .given = &c->value, .in = c->width, .out = joined, .product = &layer->value},
+      {.name = "attn_synthesizer_config.output",
+       .given = &c->output,
+       .in = joined,
+       .out = c->width,
+       .product = &layer->output}};
   return status == ATTN_OK ? attn_nn_create_linears(maps, NN_COUNT(maps), options, NULL) : status;
 }
 

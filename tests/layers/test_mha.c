@@ -377,7 +377,7 @@ static void check_kernel(const char *kernel) { (void)check_shapes(kernel); }
 
 TEST(test_every_kernel_inside) { test_each_kernel(check_kernel); }
 
-/* ---- Heads of 16 bits ---- */
+/* ---- Heads and rows of 16 bits ---- */
 
 enum { HEADS_Q = 4, HEADS_KV = 2, TOKENS = 37, DIM = 16, DIM_V = 8, BATCH = 2 };
 
@@ -405,11 +405,12 @@ static void compute_by_parts(const layer *l, const char *kernel, float *y, float
   attn_mha_problem floats_only = l->problem;
   attn_mha_weights plain = l->weights;
   attn_mha *mha;
-  floats_only.attention.dtype_q = floats_only.attention.dtype_kv = ATTN_F32;
+  floats_only.attention.dtype_q = floats_only.attention.dtype_kv = floats_only.attention.dtype_o = ATTN_F32;
+  floats_only.dtype_x = floats_only.dtype_y = ATTN_F32;
   plain.qk_norm = false, plain.q_norm_gain = plain.k_norm_gain = NULL;
   test_ok(attn_mha_create(&floats_only, &plain, NULL, &mha));
   static float q[BATCH * TOKENS * HEADS_Q * DIM], k[BATCH * TOKENS * HEADS_KV * DIM], v[BATCH * TOKENS * HEADS_KV * DIM_V];
-  static float o[BATCH * TOKENS * HEADS_Q * DIM_V];
+  static float o[BATCH * TOKENS * HEADS_Q * DIM_V], given[BATCH * TOKENS * HEADS_Q * DIM_V];
   const size_t bytes = attn_mha_rows_workspace(mha, BATCH * TOKENS);
   void *workspace = test_allocate(bytes);
   test_ok(attn_mha_project_rows(mha, BATCH * TOKENS, l->x, q, k, v, workspace, bytes));
@@ -422,13 +423,15 @@ static void compute_by_parts(const layer *l, const char *kernel, float *y, float
   problem.k_stride = by_tokens(HEADS_KV, DIM);
   problem.v_stride = by_tokens(HEADS_KV, DIM_V);
   problem.o_stride = by_tokens(HEADS_Q, DIM_V);
-  const attn_args args = ATTN_STRUCT(attn_args, .q = heads[0], .k = heads[1], .v = heads[2], .o = o);
+  const attn_args args = ATTN_STRUCT(attn_args, .q = heads[0], .k = heads[1], .v = heads[2], .o = given);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel);
   attn_plan *plan;
   test_ok(attn_plan_create(&problem, &options, &plan));
   void *memory = test_allocate(attn_plan_workspace(plan) + 64);
   test_ok(attn_plan_run(plan, &args, memory, attn_plan_workspace(plan)));
+  test_widen(given, COUNT(o), inside->dtype_o, o);
   test_ok(attn_mha_project_output(mha, BATCH * TOKENS, o, y, workspace, bytes));
+  test_round(y, l->y_floats, l->problem.dtype_y);
   test_ok(attn_weights(&problem, &args, &options, p));
   for (int i = 0; i < 3; i++) free(heads[i]);
   free(memory);
@@ -439,19 +442,29 @@ static void compute_by_parts(const layer *l, const char *kernel, float *y, float
 
 /* In every kernel that takes these types. */
 static void check_16_bits(const char *kernel) {
-  static const attn_dtype types[][2] = {
-      {ATTN_BF16, ATTN_BF16}, {ATTN_F16, ATTN_F16}, {ATTN_F32, ATTN_BF16}, {ATTN_F32, ATTN_F16}};
+  static const struct {
+    attn_dtype q, kv, o, x, y;
+  } types[] = {{ATTN_BF16, ATTN_BF16, ATTN_F32, ATTN_F32, ATTN_F32},    {ATTN_F16, ATTN_F16, ATTN_F32, ATTN_F32, ATTN_F32},
+               {ATTN_F32, ATTN_BF16, ATTN_F32, ATTN_F32, ATTN_F32},     {ATTN_F32, ATTN_F16, ATTN_F32, ATTN_F32, ATTN_F32},
+               {ATTN_BF16, ATTN_BF16, ATTN_BF16, ATTN_BF16, ATTN_BF16}, {ATTN_F16, ATTN_F16, ATTN_F16, ATTN_F16, ATTN_F16},
+               {ATTN_BF16, ATTN_BF16, ATTN_F32, ATTN_BF16, ATTN_F32},   {ATTN_F32, ATTN_F32, ATTN_F32, ATTN_F16, ATTN_BF16}};
   const attn_mha_options options = ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = kernel));
   for (size_t i = 0; i < 2 * COUNT(types); i++) {
     const shape s = {"16 bits", BATCH, HEADS_Q, HEADS_KV,     TOKENS,         TOKENS,           DIM,           DIM_V,
                      32,        32,    32,      .bias = true, .causal = true, .qk_norm = i % 2, .gains = i % 2};
     layer l = make_layer(&s);
-    l.problem.attention.dtype_q = types[i / 2][0], l.problem.attention.dtype_kv = types[i / 2][1];
-    const attn_mha_args args = args_of(&l);
+    attn_problem *a = &l.problem.attention;
+    a->dtype_q = types[i / 2].q, a->dtype_kv = types[i / 2].kv, a->dtype_o = types[i / 2].o;
+    l.problem.dtype_x = types[i / 2].x, l.problem.dtype_y = types[i / 2].y;
+    test_round(l.x, BATCH * TOKENS * 32, l.problem.dtype_x);
+    void *x = test_narrow(l.x, BATCH * TOKENS * 32, l.problem.dtype_x), *given = test_allocate(l.y_floats * sizeof(float));
+    attn_mha_args args = args_of(&l);
+    args.x = x, args.y = given;
     const attn_status status = run_made(&l.problem, &l.weights, &args, &options, l.p);
     if (status == ATTN_OK) {
       float *y = test_allocate(l.y_floats * sizeof *y), *p = test_allocate(l.p_floats * sizeof *p);
       compute_by_parts(&l, kernel, y, p);
+      test_widen(given, l.y_floats, l.problem.dtype_y, l.y);
       assert_memory_equal(l.y, y, l.y_floats * sizeof *y);
       assert_memory_equal(l.p, p, l.p_floats * sizeof *p);
       free(y);
@@ -460,6 +473,8 @@ static void check_16_bits(const char *kernel) {
       assert_int_equal(status, ATTN_UNSUPPORTED);
       test_contains(attn_last_error(), kernel);
     }
+    free(x);
+    free(given);
     free_layer(&l);
   }
 }
@@ -635,9 +650,9 @@ TEST(test_bits_do_not_depend_on_the_batch) {
   alone.attention.batch = 1;
   for (int64_t b = 0; b < for_bits.batch; b++) {
     attn_mha_args one = args_of(&l);
-    one.x += b * l.problem.x_stride.b;
-    one.memory += b * l.problem.memory_stride.b;
-    one.y += b * l.problem.y_stride.b;
+    one.x = (const float *)one.x + b * l.problem.x_stride.b;
+    one.memory = (const float *)one.memory + b * l.problem.memory_stride.b;
+    one.y = (float *)one.y + b * l.problem.y_stride.b;
     l.attention.kv_len += b;
     memset(l.y, 0xff, l.y_floats * sizeof *l.y);
     test_ok(run_made(&alone, &l.weights, &one, NULL, NULL));
@@ -856,10 +871,12 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.width_out = (int64_t)1 << 40, "attn_mha_problem.width_out is 1099511627776");
   REFUSES(problem.attention.batch = -1, "attn_problem.batch is -1");
   REFUSES(problem.attention.heads_kv = 3, "attn_problem.heads_q is 4 with heads_kv 3");
-  REFUSES(problem.attention.dtype_kv = problem.attention.dtype_q = problem.attention.dtype_o = ATTN_BF16, "dtypes 2, 2, 2");
+  REFUSES(problem.attention.dtype_o = ATTN_I8, "(q, kv, o)");
+  REFUSES(problem.dtype_x = ATTN_I8, "attn_mha_problem.dtype_x is");
+  REFUSES(problem.dtype_y = (attn_dtype)-1, "attn_mha_problem.dtype_y is -1");
   REFUSES(problem.attention.dtype_q = ATTN_F16, "attn_problem.dtype_q is 1 with dtype_kv 0");
-  REFUSES(problem.attention.dtype_o = ATTN_F16, "dtypes 0, 0, 1");
-  REFUSES(problem.attention.dtype_kv = ATTN_I8, "inside a layer q and kv must be ATTN_F32");
+  REFUSES(problem.attention.dtype_o = ATTN_F16, "attn_problem.dtype_o is 1 with dtype_q 0");
+  REFUSES(problem.attention.dtype_kv = ATTN_I8, "inside a layer each must be ATTN_F32");
   REFUSES(problem.attention.score = ATTN_SCORE_GAUSSIAN, "attn_mha_problem.attention.score is 2");
   REFUSES(problem.attention.uses |= ATTN_USE_PAGES, "uses has ATTN_USE_PAGES");
   REFUSES(problem.attention.uses |= ATTN_USE_KV_SCALES, "uses has ATTN_USE_KV_SCALES");

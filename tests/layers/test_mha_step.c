@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "attn/nn.h"
+#include "kernels/common/problem/convert.h"
 #include "tests/support/failing_malloc.h"
 
 enum { BATCH = 3, HEADS = 4, HEADS_KV = 2, DIM = 10, DIM_V = 6, TEXT = 40, WIDTH = 32, LAYERS = 2, DISTANCES = 6 };
@@ -37,9 +38,11 @@ static void fill(void) {
   test_fill(x, COUNT(x), 8);
 }
 
-/* biased: by the distance of query and key, which one run over the text has as a bias of its own. */
-static void steps_have_the_bits(bool biased, attn_dtype dtype) {
-  static float table[HEADS * DISTANCES], bias[HEADS * TEXT * TEXT];
+/* biased: by the distance of query and key, which one run over the text has as a bias of its own. dtype_x is the type of x,
+ * y and the heads' outputs. */
+static void steps_have_the_bits(bool biased, attn_dtype dtype, attn_dtype dtype_x) {
+  static float table[HEADS * DISTANCES], bias[HEADS * TEXT * TEXT], text[COUNT(x)];
+  const size_t row_bytes = (size_t)attn_elements_bytes(dtype_x, WIDTH);
   attn_mha_problem problem;
   attn_mha *mha[LAYERS];
   attn_kv_cache *cache;
@@ -47,6 +50,7 @@ static void steps_have_the_bits(bool biased, attn_dtype dtype) {
   attn_mha_problem_init(&problem, BATCH, HEADS, TEXT, TEXT, WIDTH);
   problem.attention.heads_kv = HEADS_KV, problem.attention.dim_qk = DIM, problem.attention.dim_v = DIM_V;
   problem.attention.dtype_q = problem.attention.dtype_kv = dtype;
+  problem.attention.dtype_o = problem.dtype_x = problem.dtype_y = dtype_x;
   attn_problem_set_causal(&problem.attention, ATTN_ALIGN_TOP_LEFT);
   test_fill(table, COUNT(table), 9);
   for (int64_t h = 0, at = 0; h < HEADS; h++)
@@ -56,10 +60,11 @@ static void steps_have_the_bits(bool biased, attn_dtype dtype) {
   problem.attention.uses |= biased ? ATTN_USE_BIAS : 0u;
   problem.attention.bias_stride.b = 0;
   const attn_args attention = ATTN_STRUCT(attn_args, .bias = biased ? bias : NULL);
+  for (size_t i = 0; i < COUNT(x); i++) attn_store_f32(text, dtype_x, (int64_t)i, x[i]);
   for (int i = 0; i < LAYERS; i++) {
     static float between[COUNT(x)];
     mha[i] = make(&problem, i, "flash_portable");
-    run(mha[i], &ATTN_STRUCT(attn_mha_args, .x = i ? between : x, .y = whole, .attention = &attention));
+    run(mha[i], &ATTN_STRUCT(attn_mha_args, .x = i ? between : text, .y = whole, .attention = &attention));
     memcpy(between, whole, sizeof between);
   }
   const attn_kv_cache_shape shape =
@@ -75,15 +80,17 @@ static void steps_have_the_bits(bool biased, attn_dtype dtype) {
     for (int b = 0; b < BATCH; b++) {
       counts[b] = (step * 5 + b * 3) % 8;
       if (counts[b] > TEXT - lengths[b]) counts[b] = TEXT - lengths[b];
-      memcpy(rows + at * WIDTH, x + (b * TEXT + lengths[b]) * WIDTH, (size_t)counts[b] * WIDTH * sizeof *rows);
+      memcpy((char *)rows + (size_t)at * row_bytes, (char *)text + (size_t)(b * TEXT + lengths[b]) * row_bytes,
+             (size_t)counts[b] * row_bytes);
       at += counts[b];
     }
     test_ok(attn_kv_cache_begin(cache, counts));
     for (int i = 0; i < LAYERS; i++) test_ok(attn_mha_step(mha[i], cache, i, i ? y : rows, y));
     at = 0;
     for (int b = 0; b < BATCH; at += counts[b++])
-      assert_memory_equal(y + at * WIDTH, whole + (b * TEXT + lengths[b] - counts[b]) * WIDTH,
-                          (size_t)counts[b] * WIDTH * sizeof *y);
+      assert_memory_equal((char *)y + (size_t)at * row_bytes,
+                          (char *)whole + (size_t)(b * TEXT + lengths[b] - counts[b]) * row_bytes,
+                          (size_t)counts[b] * row_bytes);
   }
   test_invalid(attn_mha_step(NULL, cache, 0, x, whole), "layer is NULL");
   test_invalid(attn_mha_step(mha[0], NULL, 0, x, whole), "cache is NULL");
@@ -107,12 +114,12 @@ static void steps_have_the_bits(bool biased, attn_dtype dtype) {
 }
 
 TEST(steps_have_the_bits_of_one_run) {
-  steps_have_the_bits(false, ATTN_F32);
-  steps_have_the_bits(false, ATTN_BF16);
-  steps_have_the_bits(false, ATTN_F16);
+  static const attn_dtype types[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+  for (size_t i = 0; i < COUNT(types); i++) steps_have_the_bits(false, types[i], ATTN_F32);
+  for (size_t i = 1; i < COUNT(types); i++) steps_have_the_bits(false, types[i], types[i]);
 }
 
-TEST(biased_steps_have_the_bits_of_one_run) { steps_have_the_bits(true, ATTN_F32); }
+TEST(biased_steps_have_the_bits_of_one_run) { steps_have_the_bits(true, ATTN_F32, ATTN_F32); }
 
 TEST(a_memory_is_projected_once) {
   enum { QUERIES = 3 };

@@ -195,6 +195,101 @@ static void with_post_norms(const char *kernel) {
   }
 }
 
+/* ---- Rows of 16 bits: what the parts of a block give ---- */
+
+/* One call's rows between the parts, as floats. */
+typedef struct parts {
+  const fixture *f;
+  float memory[BATCH * MEMORY * WIDTH]; /* values that dtype_rows has */
+} parts;
+
+static void norm_rows(const parts *p, const attn_norm *norm, float *rows) {
+  const bool rms = p->f->config.rms_norm;
+  test_ok((rms ? attn_add_rms_norm : attn_add_layer_norm)(BATCH * SEQ, WIDTH, rows, NULL, norm, NULL, rows));
+}
+
+static void attend_part(const parts *p, bool cross, const void *x, float *out) {
+  const attn_block_config *c = &p->f->config;
+  attn_mha_problem problem = cross ? c->cross : c->self;
+  problem.dtype_x = c->dtype_rows;
+  attn_mha *mha;
+  test_ok(attn_mha_create(&problem, cross ? &c->cross_weights : &c->self_weights, NULL, &mha));
+  void *workspace = test_allocate(attn_mha_workspace(mha)),
+       *memory = test_narrow(p->memory, COUNT(p->memory), c->dtype_rows);
+  test_ok(attn_mha_run(mha,
+                       &ATTN_STRUCT(attn_mha_args, .x = x, .memory = cross ? memory : NULL, .y = out,
+                                    .attention = cross ? p->f->args.cross : p->f->args.self),
+                       workspace, attn_mha_workspace(mha)));
+  free(workspace);
+  free(memory);
+  attn_mha_destroy(mha);
+}
+
+static void feed_part(const parts *p, const void *x, float *out) {
+  attn_feed_forward_config config = p->f->config.feed_forward;
+  config.dtype_x = p->f->config.dtype_rows;
+  attn_feed_forward *layer;
+  test_ok(attn_feed_forward_create(&config, NULL, &layer));
+  const size_t bytes = attn_feed_forward_workspace(layer, BATCH * SEQ);
+  void *workspace = test_allocate(bytes);
+  test_ok(attn_feed_forward_run(layer, BATCH * SEQ, x, out, workspace, bytes));
+  free(workspace);
+  attn_feed_forward_destroy(layer);
+}
+
+/* stream: x on entry, y at the end. */
+static void by_parts(const parts *p, float *stream) {
+  enum { COUNT_ALL = BATCH * SEQ * WIDTH };
+  const attn_block_config *c = &p->f->config;
+  const attn_norm *norms[] = {&c->self_norm, &c->cross_norm, &c->feed_forward_norm};
+  const attn_norm *post[] = {&c->self_post_norm, &c->cross_post_norm, &c->feed_forward_post_norm};
+  for (int i = 0; i < 3; i++) {
+    float rows[COUNT_ALL], out[COUNT_ALL];
+    if (i == 1 && !c->has_cross) continue;
+    memcpy(rows, stream, sizeof rows);
+    if (c->pre_norm) norm_rows(p, norms[i], rows);
+    void *x = test_narrow(rows, COUNT_ALL, c->dtype_rows);
+    if (i < 2)
+      attend_part(p, i == 1, x, out);
+    else
+      feed_part(p, x, out);
+    free(x);
+    if (c->post_norms) norm_rows(p, post[i], out);
+    for (int n = 0; n < COUNT_ALL; n++) stream[n] += out[n];
+    if (c->pre_norm) continue;
+    norm_rows(p, norms[i], stream);
+    test_round(stream, COUNT_ALL, c->dtype_rows);
+  }
+  test_round(stream, COUNT_ALL, c->dtype_rows);
+}
+
+TEST(blocks_of_rows_of_16_bits) {
+  static const attn_dtype types[] = {ATTN_BF16, ATTN_F16};
+  for (int i = 0; i < 16; i++) {
+    fixture f;
+    load(&f, i & 1, i & 2);
+    const attn_dtype dtype = f.config.dtype_rows = types[i / 4 % 2];
+    if (i >= 8) f.config.rms_norm = true;
+    if (i >= 8 && f.config.pre_norm) add_post_norms(&f.config);
+    f.config.self.attention.dtype_q = f.config.self.attention.dtype_kv = f.config.self.attention.dtype_o = dtype;
+    const float *x = f.args.x, *memory = f.args.memory;
+    float y[BATCH * SEQ * WIDTH], expected[BATCH * SEQ * WIDTH];
+    parts p = {.f = &f};
+    if (memory) memcpy(p.memory, memory, sizeof p.memory);
+    void *x_given = test_narrow(x, COUNT(y), dtype), *memory_given = test_narrow(p.memory, COUNT(p.memory), dtype);
+    test_widen(x_given, COUNT(y), dtype, expected);
+    by_parts(&p, expected);
+    f.args.x = f.args.y = x_given;
+    f.args.memory = memory ? memory_given : NULL;
+    run(&f.config, NULL, &f.args);
+    test_widen(x_given, COUNT(y), dtype, y);
+    assert_memory_equal(y, expected, sizeof y);
+    free(x_given);
+    free(memory_given);
+    safetensors_free(&f.file);
+  }
+}
+
 /* Weights whose initialiser sets no size mean the fields of version 0.1, all of which count. */
 TEST(weights_without_a_size) {
   fixture f;
@@ -534,6 +629,11 @@ TEST(arguments_are_checked) {
   REFUSED(bad.feed_forward.hidden = 0, "attn_feed_forward_config.hidden is 0");
   REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
   REFUSED(bad.post_norms = true, "attn_block_config.post_norms is true without pre_norm");
+  REFUSED(bad.dtype_rows = ATTN_I8, "attn_block_config.dtype_rows is");
+  REFUSED(bad.self.dtype_x = ATTN_BF16, "attn_block_config.self has dtype_x 2 and dtype_y 0");
+  REFUSED(bad.self.dtype_y = ATTN_BF16; bad.dtype_rows = ATTN_BF16, "attn_block_config.self has dtype_x 0 and dtype_y 2");
+  REFUSED(bad.feed_forward.dtype_x = ATTN_F16, "attn_block_config.feed_forward has dtype_x 1");
+  REFUSED(bad.feed_forward.dtype_y = ATTN_F16, "attn_block_config.feed_forward has dtype_x 0 and dtype_y 1");
   REFUSED((bad.pre_norm = bad.post_norms = true, bad.cross_post_norm.epsilon = -1), "attn_norm.epsilon is -1");
   REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");

@@ -148,6 +148,66 @@ TEST(feed_forward_rounds_rows_to_int8) {
 }
 
 /* Where the error may change the sign, a rectified value has the error of the other side. */
+/* ROWS x `columns` of x W + b through the activation, each rounded to the type. */
+static float *map_rounded(const float *x, int64_t rows, int64_t depth, int64_t columns, const attn_linear *map,
+                          attn_row_function activate, attn_dtype dtype) {
+  attn_product *product;
+  float *y = nn_random(rows * columns, 0);
+  test_ok(attn_product_create(
+      &ATTN_STRUCT(attn_product_weights, .depth = depth, .columns = columns, .weight = map->weight,
+                   .stride_depth = map->transposed ? 1 : columns, .stride_column = map->transposed ? depth : 1,
+                   .bias = map->bias, .activate = activate),
+      NULL, &product));
+  const size_t bytes = attn_product_workspace(product, rows);
+  void *workspace = test_allocate(bytes);
+  test_ok(attn_product_run(product,
+                           &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x,
+                                        .x_stride = {.s = depth, .d = 1}, .y = y, .y_stride = {.s = columns, .d = 1}),
+                           workspace, bytes));
+  free(workspace);
+  attn_product_destroy(product);
+  test_round(y, (size_t)(rows * columns), dtype);
+  return y;
+}
+
+/* Rows of 16 bits: what float32 maps give, rounded where rows are kept. */
+TEST(feed_forward_of_rows_of_16_bits) {
+  enum { ROWS = 5, WIDTH = 16, HIDDEN = 24 };
+  static const attn_dtype types[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
+  for (int i = 0; i < 18; i++) {
+    const attn_dtype in = types[i % 3], out = types[i / 3 % 3];
+    const bool gated = i >= 9;
+    attn_feed_forward_config config = ATTN_STRUCT(
+        attn_feed_forward_config, .width = WIDTH, .hidden = HIDDEN, .activation = ATTN_SILU, .dtype_x = in, .dtype_y = out,
+        .first = nn_random_linear(WIDTH, HIDDEN, true, 1), .second = nn_random_linear(HIDDEN, WIDTH, true, 2));
+    if (gated) config.gate = nn_random_linear(WIDTH, HIDDEN, true, 3);
+    float *x = nn_random(ROWS * WIDTH, 5);
+    test_round(x, ROWS * WIDTH, in);
+    void *given = test_narrow(x, ROWS * WIDTH, in), *y = test_allocate(ROWS * WIDTH * sizeof(float));
+    attn_feed_forward *layer;
+    test_ok(attn_feed_forward_create(&config, NULL, &layer));
+    const size_t bytes = attn_feed_forward_workspace(layer, ROWS);
+    void *workspace = test_allocate(bytes);
+    test_ok(attn_feed_forward_run(layer, ROWS, given, y, workspace, bytes));
+    const attn_row_function activation = attn_activation_function(ATTN_SILU, NULL);
+    float *hidden = map_rounded(x, ROWS, WIDTH, HIDDEN, &config.first, gated ? NULL : activation, in);
+    if (gated) {
+      const float *gate = map_rounded(x, ROWS, WIDTH, HIDDEN, &config.gate, activation, in);
+      for (int n = 0; n < ROWS * HIDDEN; n++) hidden[n] *= gate[n];
+      test_round(hidden, ROWS * HIDDEN, in);
+    }
+    void *expected = test_narrow(map_rounded(hidden, ROWS, HIDDEN, WIDTH, &config.second, NULL, out), ROWS * WIDTH, out);
+    assert_memory_equal(y, expected, (size_t)attn_elements_bytes(out, ROWS * WIDTH));
+    if (in == out) { /* in place */
+      test_ok(attn_feed_forward_run(layer, ROWS, given, given, workspace, bytes));
+      assert_memory_equal(given, expected, (size_t)attn_elements_bytes(out, ROWS * WIDTH));
+    }
+    void *const arrays[] = {given, y, workspace, expected};
+    for (int n = 0; n < 4; n++) free(arrays[n]);
+    attn_feed_forward_destroy(layer);
+  }
+}
+
 TEST(rectified_values_keep_their_error) {
   double value[] = {3, -3, 0.3, -0.3, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
   const double limit[] = {0.1, 0, 0.1, 0.1, 0};
@@ -222,6 +282,8 @@ TEST(feed_forward_checks_arguments) {
   REFUSED(hidden, -1, "hidden is -1");
   REFUSED(activation, (attn_activation)7, "activation is 7");
   REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(dtype_x, ATTN_I8, "dtype_x is");
+  REFUSED(dtype_y, (attn_dtype)-1, "dtype_y is -1");
   REFUSED(bf16_rows, true, "bf16_rows is true with dtype 0");
   REFUSED(bf16_rows, bad.int8_weights = true, "bf16_rows and .int8_weights are both true");
   REFUSED(int8_rows, true, "int8_rows is true and .int8_weights false");

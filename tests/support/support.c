@@ -50,6 +50,22 @@ int test_tiers(char names[16][16]) {
   return count;
 }
 
+void *test_narrow(const float *floats, size_t count, attn_dtype dtype) {
+  void *elements = test_allocate(count * sizeof *floats);
+  for (size_t i = 0; i < count; i++) attn_store_f32(elements, dtype, (int64_t)i, floats[i]);
+  return elements;
+}
+
+void test_widen(const void *elements, size_t count, attn_dtype dtype, float *floats) {
+  for (size_t i = 0; i < count; i++) floats[i] = attn_load_f32((attn_storage){elements, dtype}, (int64_t)i);
+}
+
+void test_round(float *floats, size_t count, attn_dtype dtype) {
+  void *elements = test_narrow(floats, count, dtype);
+  test_widen(elements, count, dtype, floats);
+  free(elements);
+}
+
 test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
   test_data data = {.args = inputs->args};
   data.o_bytes =

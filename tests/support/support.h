@@ -57,6 +57,11 @@ void test_fill(float *values, size_t count, unsigned seed);
 /* Every tier of this CPU, lowest first: their number. */
 int test_tiers(char names[16][16]);
 
+/* `count` elements of the type from floats, freed by the caller; back to floats; and both, in place. */
+void *test_narrow(const float *floats, size_t count, attn_dtype dtype);
+void test_widen(const void *elements, size_t count, attn_dtype dtype, float *floats);
+void test_round(float *floats, size_t count, attn_dtype dtype);
+
 /* New outputs o and lse for the same inputs. */
 test_data test_data_share_inputs(const attn_problem *problem, const test_data *inputs);
 void test_data_destroy_outputs(test_data *data);
