@@ -95,7 +95,10 @@ def test_rates():
     result = subprocess.run([sys.executable, ROOT / "examples" / "llm" / "compare.py", PROGRAM,
                              *[f"--{name}={size}" for name, size in sizes.items()]], capture_output=True, text=True,
                             check=False)
-    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["prompt", "new"], result.stderr
+    lines = result.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["ours", "transformers"], result.stderr
+    assert all(line.endswith("; the first 4 tokens as ours") and line.count(" tokens/s") == 2 for line in lines)
+    assert lines[1].count(" tokens/s, ratio ") == 2
 
 
 def generated(made, beams, **options):
