@@ -4,11 +4,11 @@
     layer = libattn.layers.MultiHeadAttention(heads=4, width=64, w_qkv=w, w_o=o)
     y = layer(x)                                    # float32 [batch, seq, width]
 
-Everything is float32 and dense; weights of attention, networks and blocks may also be float16 or bfloat16, which most
-tiers keep in 2 bytes an element. Weights are copied when a layer is made. Batch and lengths are those of each call's
-arrays, unless they are given when the layer is made: then it refuses others. Any number of threads may call a layer at
-once. Results are new arrays of the library that the first input is from. docs/semantics.md ("The family around it") gives
-every formula with its source.
+Everything is dense, and float32 unless a layer is made with another dtype; weights of attention, networks and blocks may
+also be float16 or bfloat16, which most tiers keep in 2 bytes an element. Weights are copied when a layer is made. Batch and
+lengths are those of each call's arrays, unless they are given when the layer is made: then it refuses others. Any number of
+threads may call a layer at once. Results are new arrays of the library that the first input is from. docs/semantics.md
+("The family around it") gives every formula with its source.
 
 Errors are those of sdpa(): ValueError, TypeError, Unsupported, MemoryError, with the library's sentence.
 """
@@ -142,10 +142,10 @@ class _Arrays:
         return address
 
 
-def _new(like, *shape):
-    """A new float32 array and its address."""
-    array = FUNCTIONS["empty"](like, *shape)
-    return array, read_dense(array, "the result")[0]
+def _new(like, *shape, dtype="float32"):
+    """A new array and its address. Another dtype than float32 must be that of `like`."""
+    array = FUNCTIONS["empty" if dtype == "float32" else "alike"](like, *shape)
+    return array, read_dense(array, "the result", (dtype,))[0]
 
 
 def _text(**names):
@@ -301,8 +301,10 @@ def _mha_weights(arrays, problem, layout, weights, bf16_rows, int8_weights, int8
     return struct
 
 
-def _set_heads_dtype(attention, dtype):
-    attention.dtype_q = attention.dtype_kv = _float_dtype("heads_dtype", dtype)
+def _set_dtypes(attention, dtype, heads_dtype):
+    """The types of rows and heads; the heads' outputs have that of both, or float32."""
+    attention.dtype_q = attention.dtype_kv = _float_dtype("heads_dtype", heads_dtype)
+    attention.dtype_o = attention.dtype_q if heads_dtype == dtype else C.ATTN_F32
 
 
 _ALIGNS = {"top_left": C.ATTN_ALIGN_TOP_LEFT, "bottom_right": C.ATTN_ALIGN_BOTTOM_RIGHT}
@@ -382,8 +384,8 @@ class MultiHeadAttention(_AnyShape):
     rows are rounded to it before they are projected, which is faster. int8_weights: weights are rounded to int8, each row of
     an "out_in" matrix by a scale of its own, its largest magnitude / 127, and take a byte each. int8_rows: with them, rows
     are rounded in the same way before they are projected, which is faster still where the CPU multiplies integers.
-    heads_dtype: how the layer keeps Q, K and V, "float32", "bfloat16" or "float16"; steps need a cache that takes such
-    tokens.
+    dtype: of x, memory and y, "float32", "bfloat16" or "float16". heads_dtype: how the layer keeps Q, K and V; None = as
+    dtype. Steps need a cache that takes such tokens.
     """
 
     _kind = "mha"
@@ -394,8 +396,8 @@ class MultiHeadAttention(_AnyShape):
                  align: str = "top_left", window: tuple[int | None, int | None] | None = None, scale: float | None = None,
                  softcap: float = 0, uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None, product: str | None = None, bf16_rows: bool = False,
-                 int8_weights: bool = False, int8_rows: bool = False,
-                 heads_dtype: str = "float32", **weights: Any) -> None:
+                 int8_weights: bool = False, int8_rows: bool = False, dtype: str = "float32",
+                 heads_dtype: str | None = None, **weights: Any) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv)
         _whole_or_none(batch=batch, seq=seq, seq_memory=seq_memory, width_memory=width_memory, width_out=width_out,
@@ -404,7 +406,8 @@ class MultiHeadAttention(_AnyShape):
         _numbers(softcap=softcap)
         _numbers_or_none(scale=scale)
         _check_uses(uses=uses)
-        dim_qk = dim_qk or width // heads
+        dim_qk, rows_dtype = dim_qk or width // heads, _float_dtype("dtype", dtype)
+        self._dtype = dtype
 
         def problem_of(batch, seq, keys, brought=None, want_weights=False):
             problem = S.attn_mha_problem(attention=S.attn_problem())
@@ -415,7 +418,8 @@ class MultiHeadAttention(_AnyShape):
             problem.memory_stride = S.attn_strides(b=keys * problem.width_memory, s=problem.width_memory, d=1)
             problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
             _set_masks(problem.attention, causal, align, window, uses)
-            _set_heads_dtype(problem.attention, heads_dtype)
+            _set_dtypes(problem.attention, dtype, heads_dtype or dtype)
+            problem.dtype_x = problem.dtype_y = rows_dtype
             problem.attention.softcap = softcap
             if scale is not None:
                 problem.attention.scale = scale
@@ -441,17 +445,17 @@ class MultiHeadAttention(_AnyShape):
         With return_weights (y, P [batch, heads, seq, keys]), which takes longer by the square of the keys."""
         _flags(return_weights=return_weights)
         p, arrays, fixed = self._problem, _Arrays(), self._sizes
-        address, _, shape = arrays.read(x, "x")
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
         _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=p.width)
         batch, seq, _ = shape
         keys, memory_at = seq if fixed["keys"] is None else fixed["keys"], None
         if memory is not None:
-            memory_at, _, has = arrays.read(memory, "memory")
+            memory_at, _, has = arrays.read(memory, "memory", None, (self._dtype,))
             _fit("memory", has, batch=batch, keys=fixed["keys"], width=p.width_memory)
             keys = has[1]
         brought = _Brought(arrays, arrays_brought, batch, p.attention.heads_q, seq, keys)
         args = S.attn_mha_args(x=address, memory=memory_at, attention=ctypes.addressof(brought.args))
-        y, args.y = _new(x, batch, seq, p.width_out)
+        y, args.y = _new(x, batch, seq, p.width_out, dtype=self._dtype)
         sizes = (batch, seq, keys)
         layer = self._for_shape((*sizes, brought.key, return_weights),
                                 lambda: (ctypes.byref(self._problem_of(*sizes, brought, return_weights)),))
@@ -469,8 +473,8 @@ class MultiHeadAttention(_AnyShape):
         _whole(layer=layer)
         arrays, steps = _Arrays(), _handle_of("cache", cache, KVCache)
         tokens = cache.step_tokens
-        address = arrays.floats(x, "x", (tokens, self._problem.width))
-        y, out = _new(x, tokens, self._problem.width_out)
+        address = arrays.read(x, "x", (tokens, self._problem.width), (self._dtype,))[0]
+        y, out = _new(x, tokens, self._problem.width_out, dtype=self._dtype)
         check(F.attn_mha_step(self._handle, steps, layer, address, out))
         return y
 
@@ -544,7 +548,7 @@ class Linear(_Layer):
         return F.attn_product_name(self._handle).decode()
 
     def __call__(self, x: Any, out: Any = None) -> Any:
-        """y [..., out] of x [..., in]. out: an array of out_dtype for it, which is needed unless that is float32."""
+        """y [..., out] of x [..., in]. out: an array of out_dtype for it, needed unless that is float32 or dtype."""
         y = self._run(x, out)
         return self._call(x, out) if y is None else y
 
@@ -555,9 +559,10 @@ class Linear(_Layer):
         if not shape or shape[-1] != self.width:
             raise ValueError(f"x has shape {shape}; its last dimension must be {self.width}")
         right, rows = (*shape[:-1], self.out), math.prod(shape[:-1])
-        if out is None and self._out_dtype != "float32":
+        if out is None and self._out_dtype not in ("float32", self._dtype):
             raise TypeError(f"out is None; it must be an array of {self._out_dtype}, which is out_dtype")
-        y, to = _new(x, *right) if out is None else (out, arrays.read(out, "out", right, (self._out_dtype,), True)[0])
+        y, to = _new(x, *right, dtype=self._out_dtype) if out is None else (
+            out, arrays.read(out, "out", right, (self._out_dtype,), True)[0])
         args = S.attn_product_args(batch=1, rows=rows, x=address, x_stride=S.attn_strides(s=self.width, d=1), y=to,
                                    y_stride=S.attn_strides(s=self.out, d=1))
         check(F.attn_product_run(self._handle, ctypes.byref(args), *self._workspace(rows)))
@@ -568,29 +573,31 @@ class FeedForward(_Layer):
     """y = activation(x w1^T + b1) w2^T + b2, or with w_gate y = (activation(x w_gate^T + b_gate) (x w1^T + b1)) w2^T + b2
     (Shazeer 2020): w1 and w_gate [hidden][width], w2 [width][hidden], as PyTorch stores them. activation: "relu", "gelu"
     (exact), "gelu_tanh" or "silu". Weights are float32, float16 or bfloat16, all alike. product: the kernel of the maps.
-    bf16_rows: with bfloat16 weights, rows are rounded to it before they are multiplied, which is faster. int8_weights and
-    int8_rows: as MultiHeadAttention takes them."""
+    bf16_rows: with bfloat16 weights, rows are rounded to it before they are multiplied, which is faster. dtype: of x, y and
+    the hidden rows. int8_weights and int8_rows: as MultiHeadAttention takes them."""
 
     _kind = "feed_forward"
 
     def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, w_gate: Any = None, b_gate: Any = None,
                  activation: str = "relu", threads: int | None = None, product: str | None = None,
-                 bf16_rows: bool = False, int8_weights: bool = False, int8_rows: bool = False) -> None:
+                 bf16_rows: bool = False, int8_weights: bool = False, int8_rows: bool = False,
+                 dtype: str = "float32") -> None:
         _flags(bf16_rows=bf16_rows, int8_weights=int8_weights, int8_rows=int8_rows)
-        arrays = _Arrays()
+        arrays, self._dtype = _Arrays(), dtype
         self.hidden, self.width = _shape(w1, "w1", 2)
         config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, product=_text(product=product),
                                             bf16_rows=bf16_rows, int8_weights=int8_weights, int8_rows=int8_rows)
+        config.dtype_x = config.dtype_y = _float_dtype("dtype", dtype)
         _set_network(config, arrays, activation, (w1, b1), (w2, b2), (w_gate, b_gate))
         self._make(config, _options(None, threads))
 
     def __call__(self, x: Any) -> Any:
         """y of x [..., width]."""
         arrays = _Arrays()
-        address, _, shape = arrays.read(x, "x")
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
         if not shape or shape[-1] != self.width:
             raise ValueError(f"x has shape {shape}; its last dimension must be {self.width}")
-        y, out = _new(x, *shape)
+        y, out = _new(x, *shape, dtype=self._dtype)
         rows = math.prod(shape[:-1])
         check(F.attn_feed_forward_run(self._handle, rows, address, out, *self._workspace(rows)))
         return y
@@ -643,7 +650,8 @@ class Block(_AnyShape):
     None = those of each call. uses and cross_uses: as `uses` of MultiHeadAttention. product: the kernel of all dense
     layers. dim_qk, scale, softcap and window are those of the self-attention, as MultiHeadAttention takes them; dim_qk and
     scale also of the cross-attention. Steps take scale, softcap and window from the cache. bf16_rows, int8_weights and
-    int8_rows: of all dense layers, and heads_dtype, as MultiHeadAttention takes them.
+    int8_rows: of all dense layers, dtype and heads_dtype, as MultiHeadAttention takes them: dtype is also that of all rows
+    that enter a sublayer; in a pre-norm block the sums between them stay float32.
     """
 
     _kind = "block"
@@ -658,7 +666,7 @@ class Block(_AnyShape):
                  uses: tuple[str, ...] = (), cross_uses: tuple[str, ...] = (), layout: str = "out_in",
                  kernel: str | None = None, threads: int | None = None, product: str | None = None,
                  bf16_rows: bool = False, int8_weights: bool = False, int8_rows: bool = False,
-                 heads_dtype: str = "float32") -> None:
+                 dtype: str = "float32", heads_dtype: str | None = None) -> None:
         _whole(heads=heads, width=width)
         _positive(heads=heads, heads_kv=heads_kv, dim_qk=dim_qk)
         _whole_or_none(batch=batch, seq=seq, dim_qk=dim_qk)
@@ -671,13 +679,16 @@ class Block(_AnyShape):
             keys, width_memory = _pair("memory", memory, "a pair (seq, width), seq an integer or None; or None")
             _whole_or_none(**{"seq of memory": keys})
             _whole(**{"width of memory": width_memory})
-        hidden, self._heads_dtype = _shape(w1, "w1", 2)[0], heads_dtype
+        rows_dtype = _float_dtype("dtype", dtype)
+        hidden, heads_dtype = _shape(w1, "w1", 2)[0], heads_dtype or dtype
+        self._dtype, self._heads_dtype = dtype, heads_dtype
 
         def config_of(batch, seq, keys, own=None, other=None):
             config = Block._start(batch, heads, seq, width, hidden, memory and (keys, memory[1]))
+            config.dtype_rows = rows_dtype
             config.self.attention.heads_kv = heads if heads_kv is None else heads_kv
             for attention in (config.self.attention, config.cross.attention)[:2 if memory else 1]:
-                _set_heads_dtype(attention, heads_dtype)
+                _set_dtypes(attention, dtype, heads_dtype)
                 if dim_qk:
                     attention.dim_qk = attention.dim_v = dim_qk
                     attention.scale = dim_qk**-0.5
@@ -742,12 +753,12 @@ class Block(_AnyShape):
         `cross`."""
         self._check_memory(memory, cross)
         width, arrays, fixed = self._config.self.width, _Arrays(), self._sizes
-        address, _, shape = arrays.read(x, "x")
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
         _fit("x", shape, batch=fixed["batch"], seq=fixed["seq"], width=width)
         masks = _Brought(arrays, arrays_brought, shape[0], self._config.self.attention.heads_q, shape[1], shape[1])
         args = S.attn_block_args(x=address, self=ctypes.addressof(masks.args))
         layer = self._bring_memory(args, arrays, memory, cross, *shape[:2], masks)
-        y, args.y = _new(x, *shape)
+        y, args.y = _new(x, *shape, dtype=self._dtype)
         check(F.attn_block_run(layer.handle, ctypes.byref(args), *self._workspace(handle=layer.handle)))
         return y
 
@@ -776,7 +787,7 @@ class Block(_AnyShape):
             batch, _, keys, _ = has
             _fit("values of memory", second, batch=batch, heads=a.heads_kv, seq=keys, dim=a.dim_v)
         elif memory is not None:
-            args.memory, _, has = arrays.read(memory, "memory")
+            args.memory, _, has = arrays.read(memory, "memory", None, (self._dtype,))
             _fit("memory", has, batch=batch, seq=keys, width=self._config.cross.width_memory)
             batch, keys, _ = has
         sizes = (batch, seq or 1, keys)
@@ -794,15 +805,15 @@ class Block(_AnyShape):
     def project_memory(self, memory: Any, *, cross: dict[str, Any] | None = None,
                        out: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
         """(keys, values) [batch, heads_kv, keys, dim] of the cross-attention, to be given as `memory` in calls and steps:
-        they are computed once. out: arrays of heads_dtype for them, which are needed unless that is float32."""
+        they are computed once. out: arrays of heads_dtype for them, which are needed unless that is float32 or dtype."""
         self._check_memory(memory, cross)
         a, arrays, args = self._config.cross.attention, _Arrays(), S.attn_block_args()
         layer = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], self._sizes["seq"])
         batch, rows, _ = _shape(memory, "memory", 3)
-        if out is not None or self._heads_dtype != "float32":
+        if out is not None or self._heads_dtype not in ("float32", self._dtype):
             _pair("out", out, f"two arrays of {self._heads_dtype}, which is heads_dtype")
         (keys, to_keys), (values, to_values) = (
-            _new(memory, batch, a.heads_kv, rows, dim) if out is None else
+            _new(memory, batch, a.heads_kv, rows, dim, dtype=self._heads_dtype) if out is None else
             (out[i], arrays.read(out[i], "out", (batch, a.heads_kv, rows, dim), (self._heads_dtype,), True)[0])
             for i, dim in enumerate((a.dim_qk, a.dim_v)))
         check(F.attn_block_project_memory(layer.handle, ctypes.byref(args), to_keys, to_values,
@@ -819,12 +830,12 @@ class Block(_AnyShape):
         arrays, steps, block = _Arrays(), _handle_of("cache", cache, KVCache), self._newest
         tokens = cache.step_tokens
         self._check_memory(memory, cross)
-        args = S.attn_block_args(x=arrays.floats(x, "x", (tokens, self._config.self.width)))
+        args = S.attn_block_args(x=arrays.read(x, "x", (tokens, self._config.self.width), (self._dtype,))[0])
         if memory is not None:
             sequences = len(memory[0] if isinstance(memory, tuple) else memory)
             seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
             block = self._bring_memory(args, arrays, memory, cross, self._sizes["batch"], seq)
-        y, args.y = _new(x, tokens, self._config.self.width)
+        y, args.y = _new(x, tokens, self._config.self.width, dtype=self._dtype)
         check(F.attn_block_step(block.handle, steps, layer, ctypes.byref(args)))
         return y
 
@@ -1145,25 +1156,30 @@ class KVCache(_Layer):
 
 
 def add_layer_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any = None, epsilon: float = 1e-5) -> Any:
-    """gain (s - mean) / sqrt(variance + epsilon) + bias over the last dimension of s = x + residual (Ba et al. 2016)."""
-    return _add_norm(F.attn_add_layer_norm, x, residual, (gain, bias), epsilon)
+    """gain (s - mean) / sqrt(variance + epsilon) + bias over the last dimension of s = x + residual (Ba et al. 2016). Both
+    may be float32, float16 or bfloat16; the result has the dtype of x."""
+    return _add_norm(C.ATTN_NORM_LAYER, x, residual, (gain, bias), epsilon)
 
 
 def add_rms_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any = None, epsilon: float = 1e-6) -> Any:
-    """gain s / sqrt(mean(s^2) + epsilon) + bias over the last dimension of s = x + residual (Zhang & Sennrich 2019)."""
-    return _add_norm(F.attn_add_rms_norm, x, residual, (gain, bias), epsilon)
+    """gain s / sqrt(mean(s^2) + epsilon) + bias over the last dimension of s = x + residual (Zhang & Sennrich 2019),
+    likewise."""
+    return _add_norm(C.ATTN_NORM_RMS, x, residual, (gain, bias), epsilon)
 
 
-def _add_norm(function, x, residual, pair, epsilon):
+def _add_norm(kind, x, residual, pair, epsilon):
     arrays = _Arrays()
-    address, _, shape = arrays.read(x, "x")
+    address, dtype, shape = arrays.read(x, "x", None, tuple(DTYPES))
     if not shape:
         raise ValueError("x has no dimensions; it must have at least one")
-    y, out = _new(x, *shape)
+    other, other_dtype, _ = arrays.read(residual, "residual", shape, tuple(DTYPES))
     _numbers(epsilon=epsilon)
-    norm = _norm(arrays, pair, shape[-1], epsilon)
-    check(function(math.prod(shape[:-1]), shape[-1], address, arrays.floats(residual, "residual", shape),
-                   ctypes.byref(norm), None, out))
+    y, out = _new(x, *shape, dtype=dtype)
+    join = S.attn_row_join(rows=math.prod(shape[:-1]), width=shape[-1], norm_kind=kind,
+                           norm=_norm(arrays, pair, shape[-1], epsilon), x=address, other=other, y=out)
+    join.dtype_x = join.dtype_y = getattr(C, DTYPES[dtype])
+    join.dtype_other = getattr(C, DTYPES[other_dtype or dtype])
+    check(F.attn_row_join_run(ctypes.byref(join), ctypes.byref(_options(None, 1))))
     return y
 
 

@@ -331,20 +331,30 @@ static PyObject *vector(PyObject *self, PyObject *const *args, Py_ssize_t count)
   return result;
 }
 
-/* empty(like, n, ...): a new float32 array of the library that `like` is from. */
-static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+/* A new array of the library that args[0] is from, of float32 or of its type. */
+static PyObject *make_empty(PyObject *self, PyObject *const *args, Py_ssize_t count, bool float32) {
   holdings held = {.of = interpreter_of(self)->arrays};
   tensor like, made;
   int64_t shape[MOST_DIMS];
   PyObject *result = NULL;
   if (count < 1 || count > MOST_DIMS + 1)
-    PyErr_SetString(PyExc_TypeError, "empty(like, n, ...) makes arrays of at most 5 dimensions");
+    PyErr_SetString(PyExc_TypeError, "empty(like, n, ...) and alike() make arrays of at most 5 dimensions");
   else if (tensor_read(args[0], "the array", &held, &like)) {
     for (int i = 1; i < count; i++) shape[i - 1] = PyLong_AsLongLong(args[i]);
-    if (!PyErr_Occurred()) result = tensor_new(&like, true, (int)count - 1, shape, &held, &made);
+    if (!PyErr_Occurred()) result = tensor_new(&like, float32, (int)count - 1, shape, &held, &made);
   }
   holdings_release(&held);
   return result;
+}
+
+/* empty(like, n, ...): float32. */
+static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  return make_empty(self, args, count, true);
+}
+
+/* alike(like, n, ...): the type of `like`. */
+static PyObject *alike(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  return make_empty(self, args, count, false);
 }
 
 static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -391,6 +401,7 @@ static PyMethodDef definitions[] = {
     {"view", (PyCFunction)(uintptr_t)view, METH_FASTCALL, NULL},
     {"vector", (PyCFunction)(uintptr_t)vector, METH_FASTCALL, NULL},
     {"empty", (PyCFunction)(uintptr_t)empty, METH_FASTCALL, NULL},
+    {"alike", (PyCFunction)(uintptr_t)alike, METH_FASTCALL, NULL},
     {"linear", (PyCFunction)(uintptr_t)linear, METH_FASTCALL, NULL},
     {"forget", forget, METH_NOARGS, NULL},
     {"count_plans", count_plans, METH_NOARGS, NULL},

@@ -119,6 +119,41 @@ def test_heads_of_16_bits():
     assert (block(x, kept) == block(x, memory)).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_of_16_bits(dtype):
+    kind = np.float16 if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16
+    off, w, gain = (4e-3 if dtype == "float16" else 4e-2), weights_of(32, 32, 32), draw(32)
+    x, memory = draw(2, 7, 32), draw(2, 9, 32)
+    half, half_memory = x.astype(kind), memory.astype(kind)
+
+    def near(got, right):
+        assert got.dtype == kind
+        close(got.astype(np.float32), right, off * max(1, np.abs(right).max()))
+
+    layer = layers.MultiHeadAttention(heads=4, width=32, causal=True, dtype=dtype, **w)
+    near(layer(half), mha(x, x, w, 4, causal=True))
+    with pytest.raises(TypeError, match=f"x is float32; it must be {dtype}"):
+        layer(x)
+    cache = layers.KVCache(batch=2, heads=4, dim_qk=8, capacity=20, dtype=dtype)
+    cache.begin([7, 7])
+    assert (layer.step(half.reshape(14, 32), cache).reshape(x.shape) == layer(half)).all()
+    network = {"w1": draw(48, 32), "w2": draw(32, 48), "w_gate": draw(48, 32), "activation": "silu"}
+    near(layers.FeedForward(**network, dtype=dtype)(half), layers.FeedForward(**network)(x))
+    weights = {"self_weights": w, "cross_weights": w, "memory": (None, 32), "heads": 4, "width": 32, **network}
+    for pre_norm in (False, True):
+        block = layers.Block(**weights, pre_norm=pre_norm, dtype=dtype)
+        y = block(half, half_memory)
+        near(y, layers.Block(**weights, pre_norm=pre_norm)(x, memory))
+        kept = block.project_memory(half_memory)
+        assert kept[0].dtype == kind and (block(half, kept) == y).all()
+    near(layers.add_layer_norm(half, half, gain=gain), layers.add_layer_norm(2 * x, gain=gain))
+    near(layers.add_rms_norm(half, x, gain=gain), layers.add_rms_norm(2 * x, gain=gain))
+    line = layers.Linear(network["w1"], dtype=dtype, out_dtype=dtype)
+    near(line(half), x @ network["w1"].T)
+    with pytest.raises(TypeError, match="dtype is 'int8'; it must be one of 'float32', "):
+        layers.FeedForward(**network, dtype="int8")
+
+
 def test_cross_attention_and_masks():
     x, memory, w = draw(2, 5, 24), draw(2, 9, 40), weights_of(24, 24, 24, 40)
     mask = R.random((2, 3, 5, 9)) > 0.3

@@ -233,10 +233,10 @@ def near(found, wide, exact):
     assert (found - exact).abs().max() <= 4 * (wide - exact).abs().max()
 
 
-def blocks_of(modules):
+def blocks_of(modules, **options):
     from libattn import layers
 
-    return [layers.Block.from_torch(module) for module in modules]
+    return [layers.Block.from_torch(module, **options) for module in modules]
 
 
 def decoder_parts(kind, wide):
@@ -282,6 +282,30 @@ def test_decoders_of_blocks(loaded, kind, dtype):
         texts = [text + tokens for text, tokens in zip(texts, new)]
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2"])
+def test_decoders_of_bfloat16_rows(loaded, kind):
+    """Weights, rows and caches of bfloat16: a prompt and three tokens are as near to float64 as transformers' bfloat16."""
+    from libattn import layers
+
+    model, _, exact = loaded(kind, torch.bfloat16)
+    stack, embed, norm = decoder_parts(kind, model)
+    modules = model.get_submodule(stack)
+    blocks = blocks_of(modules, dtype="bfloat16")
+    windows = [layers.KVCache.from_torch(module, batch=1, capacity=64, num_layers=2, dtype="bfloat16") for module in modules]
+    text, errors = [9, 50, 31, 7, 66, 42, 19, 2, 1, 77, 13, 21, 8, 4], {"ours": [], "theirs": []}
+    for begin, end in ((0, 11), (11, 12), (12, 13), (13, 14)):
+        x = embed(torch.tensor(text[begin:end]), torch.arange(begin, end))
+        for i, (block, cache) in enumerate(zip(blocks, windows)):
+            cache.begin([end - begin])
+            x = block.step(x, cache, layer=i)
+        assert x.dtype == torch.bfloat16
+        right = exact.get_submodule(stack.split(".")[0])(torch.tensor([text[:end]])).last_hidden_state[0, begin:]
+        theirs = model.get_submodule(stack.split(".")[0])(torch.tensor([text[:end]])).last_hidden_state[0, begin:]
+        errors["ours"].append((norm(x).double() - right).abs().max())
+        errors["theirs"].append((theirs.double() - right).abs().max())
+    assert max(errors["ours"]) <= 1.5 * max(errors["theirs"])
+
+
 @DTYPES
 def test_bert_of_blocks(loaded, dtype):
     """A padded batch: the second sentence has 7 of 11 tokens."""
@@ -307,6 +331,23 @@ def test_vit_of_blocks(loaded, models, dtype):
         for block in blocks:
             x = block(x)
         near(wide.layernorm(x), theirs[:batch], right[:batch])
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_encoders_of_bfloat16_rows(loaded, models, kind):
+    model, _, exact = loaded(kind, torch.bfloat16)
+    if kind == "bert":
+        given = torch.randint(1, 97, (2, 11), generator=torch.Generator().manual_seed(3))
+        layers, last, wide = model.encoder.layer, lambda x: x, given
+    else:
+        given = models.inputs("vit")["pixel_values"].bfloat16()
+        layers, last, wide = model.layers, model.layernorm, given.double()
+    x = model.embeddings(given)
+    for block in blocks_of(layers, dtype="bfloat16"):
+        x = block(x)
+    right = exact(wide).last_hidden_state
+    ours, theirs = ((rows.double() - right).abs().max() for rows in (last(x), model(given).last_hidden_state))
+    assert ours <= 1.5 * theirs
 
 
 def decode(blocks, cache, memory, cross, embed, logits_of, right_of, start, count=12):
