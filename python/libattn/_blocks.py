@@ -10,7 +10,7 @@ BYTES = {"q8_0": 34, "q4_0": 18}
 
 
 def check_format(kv_format):
-    if kv_format not in BYTES:
+    if not isinstance(kv_format, str) or kv_format not in BYTES:
         raise ValueError(f"kv_format is {kv_format!r}; it must be one of {', '.join(map(repr, BYTES))}")
 
 

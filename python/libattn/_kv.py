@@ -17,10 +17,10 @@ SCALINGS = {None: "ATTN_ROPE_UNSCALED", "linear": "ATTN_ROPE_LINEAR", "ntk": "AT
             "llama3": "ATTN_ROPE_LLAMA3"}
 
 
-def _read_numbers(name, numbers):
-    """The floats of a list or an array."""
+def _read_numbers(name, numbers, kind=float):
+    """The numbers of a list or an array."""
     try:
-        return [float(x) for x in numbers]
+        return [kind(x) for x in (numbers.tolist() if hasattr(numbers, "tolist") else numbers)]
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} is {numbers!r}; it must be a list of numbers") from None
 
@@ -140,7 +140,7 @@ class _Call:
     def slots(self, array, count):
         if array is None:
             return None
-        values = [int(x) for x in (array.tolist() if hasattr(array, "tolist") else array)]
+        values = _read_numbers("slots", array, int)
         if len(values) != count:
             raise ValueError(f"slots has {len(values)} numbers; it must have {count}, one for each token")
         self.kept.append((ctypes.c_int64 * max(count, 1))(*values))
@@ -173,8 +173,10 @@ def _read_rows(call, args, layout, tensors):
     """Fills in what q, k, v, and q_out say of a call."""
     seen = {}
     for name, array in tensors.items():
-        if array is None:
+        if array is None and name in ("q", "q_out"):
             continue
+        if array is None:
+            raise TypeError(f"{name} is None; it must be an array")
         address, dtype, sizes, strides = call.tensor(array, name, layout, written=name == "q_out")
         for what, size in (("batch", sizes[0]), ("tokens", sizes[2])):
             if seen.setdefault(what, size) != size:

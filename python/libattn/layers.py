@@ -101,10 +101,21 @@ def _pair(name, value, right):
 
 
 def _fit(name, shape, **axes):
-    """Refuses a shape that has another number of axes, or another size where one is given; None takes any."""
+    """Refuses a shape that has another number of axes, or another size where one is given; None takes any. The shape of an
+    array that is missing is None."""
+    if shape is None:
+        raise TypeError(f"{name} is None; it must be an array")
     if len(shape) != len(axes) or any(size not in (None, has) for has, size in zip(shape, axes.values())):
         right = ", ".join(axis if size is None else str(size) for axis, size in axes.items())
         raise ValueError(f"{name} has shape {shape}; it must have ({right})")
+
+
+def _length(name, values):
+    """How many there are in a list or an array."""
+    try:
+        return len(None if isinstance(values, (str, bytes, dict)) else values)
+    except TypeError:
+        raise TypeError(f"{name} is {values!r}; it must be an array or a list") from None
 
 
 def _shape(array, name, ndim):
@@ -473,7 +484,8 @@ class MultiHeadAttention(_AnyShape):
         _whole(layer=layer)
         arrays, steps = _Arrays(), _handle_of("cache", cache, KVCache)
         tokens = cache.step_tokens
-        address = arrays.read(x, "x", (tokens, self._problem.width), (self._dtype,))[0]
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
+        _fit("x", shape, tokens=tokens, width=self._problem.width)
         y, out = _new(x, tokens, self._problem.width_out, dtype=self._dtype)
         check(F.attn_mha_step(self._handle, steps, layer, address, out))
         return y
@@ -830,7 +842,9 @@ class Block(_AnyShape):
         arrays, steps, block = _Arrays(), _handle_of("cache", cache, KVCache), self._newest
         tokens = cache.step_tokens
         self._check_memory(memory, cross)
-        args = S.attn_block_args(x=arrays.read(x, "x", (tokens, self._config.self.width), (self._dtype,))[0])
+        address, _, shape = arrays.read(x, "x", None, (self._dtype,))
+        _fit("x", shape, tokens=tokens, width=self._config.self.width)
+        args = S.attn_block_args(x=address)
         if memory is not None:
             sequences = len(memory[0] if isinstance(memory, tuple) else memory)
             seq = self._sizes["seq"] or max(1, tokens // max(1, sequences))
@@ -935,7 +949,7 @@ class Synthesizer(_AnyShape):
 
     def _set_networks(self, arrays, first, second):
         c = self._config
-        if not first or not second or len(first) != c.heads or len(second) != c.heads:
+        if any(pairs is None or _length(name, pairs) != c.heads for name, pairs in (("first", first), ("second", second))):
             raise ValueError(f"first and second must have {c.heads} pairs (weight, bias); or give scores")
         c.kind = C.ATTN_SYNTHESIZER_DENSE
         c.hidden, c.length = _shape(first[0][0], "first", 2)[0], _shape(second[0][0], "second", 2)[0]
@@ -1070,6 +1084,8 @@ class KVCache(_Layer):
     def _rows(self, arrays, array, name, heads, dim, packed, tokens=None):
         """(address, tokens) of [batch, heads, tokens, dim], or packed [tokens, heads, dim]."""
         address, _, shape = arrays.read(array, name, None, (self._dtype,))
+        if shape is None:
+            raise TypeError(f"{name} is None; it must be an array")
         s = self._shape
         right = (tokens if tokens is not None else shape[0], heads, dim) if packed else (
             s.batch, heads, tokens if tokens is not None else shape[2] if len(shape) == 4 else 0, dim)
@@ -1199,10 +1215,11 @@ def embedding(table: Any, tokens: Any, *, factor: float = 1.0) -> Any:
     arrays = _Arrays()
     address, dtype, shape = arrays.read(table, "table", None, tuple(DTYPES))
     _fit("table", shape, vocabulary=None, width=None)
-    rows, out = _new(table, len(tokens), shape[1])
+    count = _length("tokens", tokens)
+    rows, out = _new(table, count, shape[1])
     what = S.attn_embedding(vocabulary=shape[0], width=shape[1], table=address, dtype=getattr(C, DTYPES[dtype]),
                             factor=factor)
-    check(F.attn_embed(ctypes.byref(what), len(tokens), arrays.vector(tokens, "tokens", len(tokens)), out))
+    check(F.attn_embed(ctypes.byref(what), count, arrays.vector(tokens, "tokens", count), out))
     return rows
 
 
@@ -1216,15 +1233,17 @@ def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = N
     arrays, packed = _Arrays(), cu_seqlens is not None
     address, _, shape = arrays.read(x, "x")
     _fit("x", shape, **dict.fromkeys(["rows", "width"] if packed else ["batch", "seq", "width"]))
-    batch = len(cu_seqlens) - 1 if packed else shape[0]
-    if packed and (batch < 0 or cu_seqlens[-1] != shape[0]):
-        raise ValueError(f"cu_seqlens ends with {cu_seqlens[-1] if len(cu_seqlens) else 'nothing'}; it must end with "
-                         f"{shape[0]}, the rows of x")
+    batch = _length("cu_seqlens", cu_seqlens) - 1 if packed else shape[0]
+    starts = arrays.vector(cu_seqlens, "cu_seqlens", batch + 1)
+    end = (ctypes.c_int32 * (batch + 1)).from_address(starts)[-1] if packed and batch >= 0 else None
+    if packed and end != shape[0]:
+        raise ValueError(f"cu_seqlens ends with {'nothing' if end is None else end}; it must end with {shape[0]}, the rows "
+                         "of x")
     y, out = _new(x, batch, shape[-1])
     check(F.attn_pool_rows(ctypes.byref(S.attn_pooling(
         kind=what, unit=unit, batch=batch, seq=0 if packed else shape[1], width=shape[-1],
         x=address, y=out, lengths=arrays.vector(lengths, "lengths", batch),
-        cu_seqlens=arrays.vector(cu_seqlens, "cu_seqlens", batch + 1)))))
+        cu_seqlens=starts))))
     return y
 
 

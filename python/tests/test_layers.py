@@ -656,7 +656,7 @@ def test_objects_of_another_kind():
     cache = layers.KVCache(batch=1, heads=2, dim_qk=4, capacity=5)
     block = layers.Block(heads=2, width=8, self_weights=weights_of(8, 8, 8), w1=draw(8, 8), w2=draw(8, 8), memory=(None, 8),
                          cross_weights=weights_of(8, 8, 8))
-    layer, x = layers.MultiHeadAttention(heads=2, width=8, **weights_of(8, 8, 8)), draw(1, 8)
+    layer, x, w = layers.MultiHeadAttention(heads=2, width=8, **weights_of(8, 8, 8)), draw(1, 8), draw(8, 8)
     for sentence, call in {
             "rotation is 3; it must be a Rope": lambda: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5, rotation=3),
             "pool is []; it must be a KVPool": lambda: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5, pool=[]),
@@ -664,6 +664,16 @@ def test_objects_of_another_kind():
             "cache is 4; it must be a KVCache": lambda: block.step(x, 4),
             "rotation is None; it must be a Rope": lambda: libattn.rope(draw(1, 1, 1, 4), None),
             "frequencies is 3; it must be a list of numbers": lambda: libattn.Rope("halves", 4, frequencies=3),
+            "tokens is 3; it must be an array or a list": lambda: layers.embedding(x, 3),
+            "cu_seqlens is {3: 4}; it must be an array or a list": lambda: layers.pool(x, cu_seqlens={3: 4}),
+            "first is 3; it must be an array or a list": lambda: layers.Synthesizer(w, w, heads=2, first=3),
+            "tokens is array(3); it must be an array or a list": lambda: layers.embedding(x, np.array(3)),
+            "x is None; it must be an array": lambda: layer(None),
+            "k is None; it must be an array": lambda: cache.step(draw(1, 2, 1, 4), None, None),
+            "logits is None; it must be an array": lambda: layers.Sampler()(None),
+            "slots is [[1]]; it must be a list of numbers": lambda: libattn.kv_append(
+                *(draw(1, 1, 1, 4) for _ in range(4)), slots=[[1]]),
+            "v is None; it must be an array": lambda: libattn.kv_append(draw(1, 1, 1, 4), None, draw(1, 1, 1, 4), x),
             "cross is 3; it must be a dict of arrays: mask, ": lambda: block.step(x, cache, draw(1, 2, 8), cross=3),
     }.items():
         with pytest.raises(TypeError, match="^" + re.escape(sentence)):
@@ -821,8 +831,9 @@ def test_embeddings_and_pooling():
     close(layers.pool(x, lengths=[4, 2])[1], x[1, :2].mean(0))
     packed = layers.pool(x[0], "first", cu_seqlens=[0, 1, 4], unit=True)
     close(packed, x[0, [0, 1]] / np.linalg.norm(x[0, [0, 1]], axis=1, keepdims=True))
-    with pytest.raises(ValueError, match="cu_seqlens ends with 3; it must end with 4"):
-        layers.pool(x[0], cu_seqlens=[0, 3])
+    for starts, end in ([0, 3], "3"), (np.array([0, 3]), "3"), ([], "nothing"):
+        with pytest.raises(ValueError, match=f"cu_seqlens ends with {end}; it must end with 4"):
+            layers.pool(x[0], cu_seqlens=starts)
     with pytest.raises(ValueError, match="kind is 'max'; it must be one of 'mean', 'first'"):
         layers.pool(x, "max")
 
