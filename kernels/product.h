@@ -82,8 +82,10 @@ typedef struct attn_product_kernel {
    * not transposed, against `panels` panels in the type of W as it is kept, `panel_bytes` apart. Panel p is written to out +
    * p * panel_columns, and starts from there if start is out. The same bits as run(). NULL: run() takes them all. */
   void (*run_few)(const attn_product_block *block, int64_t panels, int64_t panel_bytes);
-  /* Floats of `count` elements of f16, bf16 or i8, a multiple of panel_columns. W of these types is then kept as it is, and
-   * a panel is widened once for each block of rows. NULL: it is widened when it is packed. */
+  /* W of f16, bf16 or i8 is kept in its type, and a panel is widened once for each block of rows. narrow() stores a line of
+   * panel_columns floats that are values of this type, in an order of its own; widen() has the floats of `count` elements, a
+   * multiple of panel_columns. NULL: W is widened when it is packed. */
+  void (*narrow)(const float *line, attn_dtype weights, void *packed);
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
   int64_t widened_depth;                /* in the place of depth_block: what was just widened stays in L1 */
   const attn_row_function *activations; /* index: attn_activation; each element for itself; NULL: the tier's */

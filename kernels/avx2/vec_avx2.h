@@ -69,6 +69,13 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+/* Two vectors whose values alternate. */
+#define VEC_BF16_PAIRS
+static inline void vec_load_bf16_pairs(const uint16_t *p, vec x[2]) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i *)(const void *)p);
+  x[0] = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  x[1] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000)));
+}
 
 /* 8 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
  * and its bias is smaller by 8; its NaN is the number above its largest one. */

@@ -62,6 +62,13 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+/* Two vectors whose values alternate. */
+#define VEC_BF16_PAIRS
+static inline void vec_load_bf16_pairs(const uint16_t *p, vec x[2]) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  x[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  x[1] = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
+}
 
 /* 16 values of 8 bits as floats, by the float16 that holds each. e5m2 is its upper half. e4m3 has one bit of exponent less,
  * and its bias is smaller by 8; its NaN is the number above its largest one. */

@@ -314,13 +314,6 @@ static void round_step(const attn_product *product, int64_t panel, int64_t depth
     }
 }
 
-static void store_step(const float *floats, attn_dtype dtype, int64_t count, void *to) {
-  if (dtype == ATTN_I8)
-    for (int64_t i = 0; i < count; i++) ((int8_t *)to)[i] = (int8_t)floats[i]; /* exact, as are the others */
-  else
-    for (int64_t i = 0; i < count; i++) attn_store_f32(to, dtype, i, floats[i]);
-}
-
 static void pack(const attn_product_weights *w, attn_product *product) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
@@ -335,7 +328,7 @@ static void pack(const attn_product_weights *w, attn_product *product) {
       load_step(w, step * depth, depth, p * width, width, floats);
       if (w->int8_weights) round_step(product, p, depth, floats);
       if (kernel->form) kernel->form->pack_step(floats, product->dtype, to);
-      if (narrow) store_step(floats, product->dtype, width, to);
+      if (narrow) kernel->narrow(floats, product->dtype, to);
     }
   }
   if (w->scale) memcpy(product->scale, w->scale, (size_t)w->columns * sizeof(float));

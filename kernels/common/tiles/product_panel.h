@@ -12,6 +12,7 @@
 #include "activations.h"
 #include "kernels/common/memory/prefetch.h"
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/convert.h"
 #include "kernels/product.h"
 #include "register_tile.h"
 
@@ -145,6 +146,21 @@ static ALWAYS_INLINE vec load_weights(const void *at, const attn_dtype type) {
 
 static ALWAYS_INLINE int64_t weight_bytes(const attn_dtype type) { return type == ATTN_F32 ? 4 : type == ATTN_I8 ? 1 : 2; }
 
+/* The same of `vecs` vectors of a panel's line, from vector `first` on. */
+static ALWAYS_INLINE void load_line(vec w[TILE_VECS], const char *line, const attn_dtype type, const int first,
+                                    const int vecs) {
+  const int64_t vector = VEC_LANES * weight_bytes(type);
+#ifdef VEC_BF16_PAIRS
+  assert(first % 2 == 0 && vecs % 2 == 0);
+  UNROLL
+  for (int v = 0; type == ATTN_BF16 && v < vecs; v += 2)
+    vec_load_bf16_pairs((const uint16_t *)(const void *)(line + (first + v) * vector), w + v);
+  if (type == ATTN_BF16) return;
+#endif
+  UNROLL
+  for (int v = 0; v < vecs; v++) w[v] = load_weights(line + (first + v) * vector, type);
+}
+
 /* ---- Few rows ---- */
 
 enum {
@@ -164,86 +180,121 @@ static ALWAYS_INLINE void prefetch_few(const char *step, int64_t bytes, const fe
     __builtin_prefetch((const void *)((uintptr_t)step + FEW_AHEAD + (uintptr_t)i * LINE_BYTES), 0, 2);
 }
 
-/* FEW_TILE / rows panels at once, so that there are as many chains of sums for any number of rows: a single chain would wait
- * for each of its additions. */
-static ALWAYS_INLINE void few_panels(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
-                                     const attn_dtype type, const int rows, const int panels, const few_turn turn) {
-  const int64_t step = PRODUCT_COLUMNS * weight_bytes(type), vector = step / TILE_VECS;
-  vec sum[FEW_TILE][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
+/* The part of panels that a tile of few rows takes: the first ones, of a line `vecs` vectors from `first` on. Constants at
+ * every call. */
+typedef struct few_part {
+  int panels, first, vecs;
+} few_part;
+
+static ALWAYS_INLINE void few_tile(const attn_product_block *b, const char *panel, int64_t panel_bytes, int64_t column,
+                                   const attn_dtype type, const int rows, const few_part part, const few_turn turn) {
+  const int64_t step = PRODUCT_COLUMNS * weight_bytes(type);
+  vec sum[ATTN_PRODUCT_FEW_ROWS][TILE_VECS]; /* sum[i * panels + p]: row i, panel p */
+  column += part.first * VEC_LANES;
   UNROLL
-  for (int n = 0; n < rows * panels; n++) {
-    const float *start = b->start + n / panels * b->start_stride;
-    if (b->start == b->out) start += column + n % panels * PRODUCT_COLUMNS;
+  for (int n = 0; n < rows * part.panels; n++) {
+    const float *start = b->start + n / part.panels * b->start_stride;
+    if (b->start == b->out) start += column + n % part.panels * PRODUCT_COLUMNS;
     UNROLL
-    for (int v = 0; v < TILE_VECS; v++) sum[n][v] = vec_load(start + v * VEC_LANES);
+    for (int v = 0; v < part.vecs; v++) sum[n][v] = vec_load(start + v * VEC_LANES);
   }
   UNROLL_4
   for (int64_t k = 0; k < b->depth; k++) {
-    vec_factor x[FEW_TILE];
     prefetch_few(panel + k * step, step, turn);
     UNROLL
-    for (int i = 0; i < rows; i++) x[i] = vec_factor_at((const float *)b->x + i * b->x_stride + k);
-    UNROLL
-    for (int p = 0; p < panels; p++) {
+    for (int p = 0; p < part.panels; p++) {
+      vec w[TILE_VECS];
+      load_line(w, panel + p * panel_bytes + k * step, type, part.first, part.vecs);
       UNROLL
-      for (int v = 0; v < TILE_VECS; v++) {
-        const vec w = load_weights(panel + p * panel_bytes + k * step + v * vector, type);
+      for (int i = 0; i < rows; i++) {
+        const vec_factor x = vec_factor_at((const float *)b->x + i * b->x_stride + k);
         UNROLL
-        for (int i = 0; i < rows; i++) sum[i * panels + p][v] = vec_fma_factor(x[i], w, sum[i * panels + p][v]);
+        for (int v = 0; v < part.vecs; v++)
+          sum[i * part.panels + p][v] = vec_fma_factor(x, w[v], sum[i * part.panels + p][v]);
       }
     }
   }
   UNROLL
-  for (int n = 0; n < rows * panels; n++) {
-    float *out = b->out + n / panels * b->out_stride + column + n % panels * PRODUCT_COLUMNS;
+  for (int n = 0; n < rows * part.panels; n++) {
+    float *out = b->out + n / part.panels * b->out_stride + column + n % part.panels * PRODUCT_COLUMNS;
     UNROLL
-    for (int v = 0; v < TILE_VECS; v++) vec_store(out + v * VEC_LANES, sum[n][v]);
+    for (int v = 0; v < part.vecs; v++) vec_store(out + v * VEC_LANES, sum[n][v]);
   }
 }
 
-static ALWAYS_INLINE void few_tile(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
-                                   const int rows, const few_turn turn) {
-  const int group = FEW_TILE / rows;
+/* FEW_TILE / rows panels at once, so that there are as many chains of sums for any number of rows: a single chain would wait
+ * for each of its additions. */
+static ALWAYS_INLINE void few_panels(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
+                                     const int rows, const few_turn turn) {
+  const few_part group = {FEW_TILE / rows, 0, TILE_VECS}, one = {1, 0, TILE_VECS};
   const char *panel = b->panel;
   int64_t p = 0;
-  for (; p + group <= panels; p += group)
-    few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, group, turn);
-  for (; p < panels; p++) few_panels(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, 1, turn);
+  for (; p + group.panels <= panels; p += group.panels)
+    few_tile(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, group, turn);
+  for (; p < panels; p++) few_tile(b, panel + p * panel_bytes, panel_bytes, p * PRODUCT_COLUMNS, type, rows, one, turn);
 }
 
 static ALWAYS_INLINE void few_rows(const attn_product_block *b, int64_t panels, int64_t panel_bytes, const attn_dtype type,
                                    const few_turn turn) {
   assert(b->rows == 1 || b->rows == 2 || b->rows == FEW_TILE);
   if (b->rows == 1)
-    few_tile(b, panels, panel_bytes, type, 1, turn);
+    few_panels(b, panels, panel_bytes, type, 1, turn);
   else if (b->rows == 2)
-    few_tile(b, panels, panel_bytes, type, 2, turn);
+    few_panels(b, panels, panel_bytes, type, 2, turn);
   else
-    few_tile(b, panels, panel_bytes, type, FEW_TILE, turn);
+    few_panels(b, panels, panel_bytes, type, FEW_TILE, turn);
 }
 
-/* More than one tile: the second finds each part of a panel in L1. */
-static ALWAYS_INLINE void few_tiles(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
+/* More than a tile, in weights that are widened: each vector once for all rows, half a line of a panel at a time. */
+static ALWAYS_INLINE void few_halves(const attn_product_block *b, const attn_dtype type, const int rows) {
+  const few_part left = {1, 0, (TILE_VECS + 1) / 2}, right = {1, (TILE_VECS + 1) / 2, TILE_VECS / 2};
+  few_tile(b, b->panel, 0, 0, type, rows, left, FEW_FIRST);
+  few_tile(b, b->panel, 0, 0, type, rows, right, FEW_SECOND);
+}
+
+static ALWAYS_INLINE void few_lines(const attn_product_block *b, const attn_dtype type) {
+  assert(b->rows == 5 || b->rows == 6 || b->rows == ATTN_PRODUCT_FEW_ROWS);
+  if (b->rows == 5)
+    few_halves(b, type, 5);
+  else if (b->rows == 6)
+    few_halves(b, type, 6);
+  else
+    few_halves(b, type, ATTN_PRODUCT_FEW_ROWS);
+}
+
+/* More than a tile: in rows, the second of which finds each part of a panel in L1. */
+static ALWAYS_INLINE void few_tiles(const attn_product_block *b, const attn_dtype type) {
+  attn_product_block part = *b;
+  part.rows = FEW_TILE;
+  few_rows(&part, 1, 0, type, FEW_FIRST);
+  part.rows = b->rows - FEW_TILE;
+  part.x = (const float *)b->x + FEW_TILE * b->x_stride;
+  part.start += FEW_TILE * b->start_stride;
+  part.out += FEW_TILE * b->out_stride;
+  if (b->start == b->out) part.start = part.out;
+  few_rows(&part, 1, 0, type, FEW_SECOND);
+}
+
+/* Parts of panels, which are read twice: from L1 then. */
+static ALWAYS_INLINE void few_parts(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
                                     const attn_dtype type) {
   const int64_t step = PRODUCT_COLUMNS * weight_bytes(type);
   for (int64_t p = 0; p < panels; p++)
-    for (int64_t k = 0; k < b->depth; k += LEVEL1_DEPTH)
-      for (int64_t i = 0; i < b->rows; i += FEW_TILE) {
-        attn_product_block part = *b;
-        part.rows = min64(b->rows - i, FEW_TILE);
-        part.depth = min64(b->depth - k, LEVEL1_DEPTH);
-        part.x = (const float *)b->x + i * b->x_stride + k;
-        part.panel = (const char *)b->panel + p * panel_bytes + k * step;
-        part.out += i * b->out_stride + p * PRODUCT_COLUMNS;
-        if (k > 0 || b->start == b->out) {
-          part.start = part.out;
-          part.start_stride = b->out_stride;
-        }
-        if (i == 0)
-          few_tile(&part, 1, panel_bytes, type, FEW_TILE, FEW_FIRST);
-        else
-          few_rows(&part, 1, panel_bytes, type, FEW_SECOND);
+    for (int64_t k = 0; k < b->depth; k += LEVEL1_DEPTH) {
+      attn_product_block part = *b;
+      part.depth = min64(b->depth - k, LEVEL1_DEPTH);
+      part.x = (const float *)b->x + k;
+      part.panel = (const char *)b->panel + p * panel_bytes + k * step;
+      part.out += p * PRODUCT_COLUMNS;
+      if (k > 0 || b->start == b->out) {
+        part.start = part.out;
+        part.start_stride = b->out_stride;
       }
+      if (type == ATTN_F32 || TILE_VECS < 4)
+        few_tiles(&part, type);
+      else
+        few_lines(&part, type);
+    }
 }
 
 static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
@@ -251,7 +302,7 @@ static ALWAYS_INLINE void few_of_type(const attn_product_block *b, int64_t panel
   if (b->rows <= FEW_TILE)
     few_rows(b, panels, panel_bytes, type, FEW_ALONE);
   else
-    few_tiles(b, panels, panel_bytes, type);
+    few_parts(b, panels, panel_bytes, type);
 }
 
 static void product_few(const attn_product_block *block, int64_t panels, int64_t panel_bytes) {
@@ -274,7 +325,26 @@ static void product_few(const attn_product_block *block, int64_t panels, int64_t
 /* ---- Weights of 16 and 8 bits ---- */
 
 static ALWAYS_INLINE void widen(const char *from, int64_t count, float *to, const attn_dtype type) {
-  for (int64_t i = 0; i < count; i += VEC_LANES) vec_store(to + i, load_weights(from + i * weight_bytes(type), type));
+  for (int64_t i = 0; i < count; i += PRODUCT_COLUMNS) {
+    vec w[TILE_VECS];
+    load_line(w, from + i * weight_bytes(type), type, 0, TILE_VECS);
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) vec_store(to + i + v * VEC_LANES, w[v]);
+  }
+}
+
+/* Where an element of a line is kept: see load_line(). */
+static int64_t place_in_line(attn_dtype weights, int64_t column) {
+#ifdef VEC_BF16_PAIRS
+  const int64_t within = column % (2 * VEC_LANES);
+  if (weights == ATTN_BF16) return column - within + within % VEC_LANES * 2 + within / VEC_LANES;
+#endif
+  (void)weights;
+  return column;
+}
+
+static void narrow_line(const float *line, attn_dtype weights, void *packed) {
+  for (int64_t c = 0; c < PRODUCT_COLUMNS; c++) attn_store_f32(packed, weights, place_in_line(weights, c), line[c]);
 }
 
 static void widen_panel(const void *packed, attn_dtype weights, int64_t count, float *to) {
@@ -295,6 +365,7 @@ static void widen_panel(const void *packed, attn_dtype weights, int64_t count, f
                                                    .run = product_panel,             \
                                                    .finishes = true,                 \
                                                    .run_few = product_few,           \
+                                                   .narrow = narrow_line,            \
                                                    .widen = widen_panel,             \
                                                    .widened_depth = LEVEL1_DEPTH,    \
                                                    .activations = activation_rows}
