@@ -187,8 +187,13 @@ static bool contradicts_dtype(const question *q) {
     return p->dtype_o != p->dtype_q &&
            refuse(q, "dtype is %s; layer %s has no O: give the type of new rows, and of the cache",
                   bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
+  if (q->layer->has & BENCH_HAS_TYPES)
+    return (p->dtype_kv != p->dtype_q || p->dtype_o != p->dtype_q) &&
+           refuse(q, "dtype is %s; layer %s has one type for everything: dtype=f32, bf16 or f16",
+                  bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
   return (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32) &&
-         refuse(q, "dtype is %s; layers are float32 inside: dtype=f32", bench_spec_get(q->spec, AXIS_DTYPE));
+         refuse(q, "dtype is %s; layer %s is float32 inside: dtype=f32", bench_spec_get(q->spec, AXIS_DTYPE),
+                q->layer->name);
 }
 
 static bool contradicts_scores(const question *q) {

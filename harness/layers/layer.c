@@ -24,7 +24,10 @@ bench_layer_shape bench_layer_rows_to_rows(const bench_case *bench, int64_t weig
                              .rows = bench->problem.seq_q,
                              .columns = bench->width,
                              .weights = weights,
-                             .biases = biases};
+                             .biases = biases,
+                             .type_x = bench->problem.dtype_q,
+                             .type_y = bench->problem.dtype_q,
+                             .type_weights = bench->problem.dtype_q};
 }
 
 double bench_dense_flops(const bench_case *bench, int64_t weights) {
@@ -53,8 +56,9 @@ double bench_layer_bytes(const bench_case *bench) {
   const bench_layer_shape s = functions_of(bench)->shape(bench);
   const int64_t rows = bench->problem.batch * s.rows;
   return (double)(attn_elements_bytes(s.type_x, s.inputs) +
-                  attn_elements_bytes(s.type_y, rows * (s.stored ? s.stored : s.columns))) +
-         4.0 * ((double)s.weights + (double)s.biases + (s.factors ? BENCH_LAYER_FACTORS * (double)rows : 0));
+                  attn_elements_bytes(s.type_y, rows * (s.stored ? s.stored : s.columns)) +
+                  attn_elements_bytes(s.type_weights, s.weights)) +
+         4.0 * ((double)s.biases + (s.factors ? BENCH_LAYER_FACTORS * (double)rows : 0));
 }
 
 static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
@@ -169,6 +173,8 @@ static bool allocate(bench_layer *layer) {
   if (!data->x || (pages && !data->pages) || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer))
     return false;
   data->y = layer->y_memory + BENCH_LAYER_GUARD;
+  for (int64_t i = 0; i < s->weights; i++) /* from the first on: a type is never wider than a float */
+    bench_store(data->weights, s->type_weights, i, (double)((const float *)data->weights)[i]);
   const size_t values = (size_t)(layer->rows.count * s->columns + 1);
   layer->rows.value = malloc(values * sizeof(double));
   layer->rows.limit = malloc(values * sizeof(double));
@@ -221,8 +227,9 @@ const char *bench_product_to_name(const bench_layer_trial *trial) { return trial
 /* The product of the kernel's tier, which may be one that is taken by name only; otherwise the best up to that tier. */
 static attn_status make_example(bench_layer_trial *trial) {
   attn_options products = trial->options;
-  const attn_product_weights one =
-      ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .weight = trial->data->weights);
+  const bench_layer_shape *s = &trial->data->shape;
+  const attn_product_weights one = ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .dtype = s->type_weights,
+                                               .dtype_x = s->type_x, .weight = trial->data->weights);
   if (trial->data->functions->names_product && trial->options.max_isa) {
     snprintf(trial->product, sizeof trial->product, "product_%s", trial->options.max_isa);
     products.kernel = trial->product;

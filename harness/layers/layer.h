@@ -65,7 +65,7 @@ typedef struct bench_layer_shape {
   int64_t inputs_read;     /* for a call: so many, the first; 0: all */
   int64_t rows, columns;   /* y is [batch][rows][columns] */
   int64_t weights, biases; /* in all matrices, and in all biases */
-  attn_dtype type_x, type_y;
+  attn_dtype type_x, type_y, type_weights;
   int64_t places;  /* y has room for so many numbers, and bench_layer_functions.place says where each is; 0: as above */
   int64_t stored;  /* numbers of y that a row fills, those that a block lacks included; 0: as many as columns */
   int64_t factors; /* y has room for so many floats behind its numbers, of which a row writes BENCH_LAYER_FACTORS */
@@ -85,7 +85,7 @@ typedef struct bench_layer_data {
   const bench_layer_functions *functions;
   const bench_case *bench;
   bench_layer_shape shape;
-  float *x, *y;     /* x: normal numbers. Both of the shape's types */
+  float *x, *y;     /* x: normal numbers. Both, and the weights, are of the shape's types */
   float *weights;   /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
   float *biases;    /* a fifth of normal numbers */
   bench_kept *kept; /* from one kernel to the next */
@@ -194,13 +194,17 @@ attn_nn_field bench_then(attn_nn_field next, attn_nn_field *used);
 /* Attention; frees q, k and v. q and k may be NULL. */
 attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q, attn_nn_field *k, attn_nn_field *v);
 
-/* A matrix [in][out] that begins at `at` of the weights, with the bias at `bias_at`. */
+/* The matrices that begin at `at` of the weights. */
+const void *bench_weights_at(const bench_layer_data *data, int64_t at);
+
+/* A matrix [in][out] of them, with the bias at `bias_at`. */
 attn_linear bench_linear_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
 attn_nn_field bench_apply(const attn_nn_field *x, attn_linear linear, int64_t out);
 
 /* Rows `row` of one sequence of base[batch][rows][width], or all of them where row is NULL. */
 typedef struct bench_sequence {
-  const float *base;
+  const void *base;
+  attn_dtype dtype;
   int64_t rows, width, batch;
 } bench_sequence;
 attn_nn_field bench_take(bench_sequence from, const int64_t *row, int64_t count);
@@ -213,14 +217,15 @@ attn_nn_field bench_all_x(const bench_chosen *chosen);
 
 int64_t bench_mha_weights(const bench_case *bench);
 int64_t bench_mha_biases(const bench_case *bench);
-attn_mha_weights bench_mha_weights_of(const bench_layer_data *data);
+attn_mha_weights bench_mha_weights_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
 
-/* The self-attention of x. */
-attn_nn_field bench_mha_expect(const bench_chosen *chosen);
+/* The self-attention of x, its rows kept in this type. */
+attn_nn_field bench_mha_expect(const bench_chosen *chosen, attn_dtype dtype_y);
 
 /* Cross-attention to x, with queries from `batch` sequences of seq_q rows. */
 attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch, int64_t seq_q);
-attn_nn_field bench_cross_expect(const bench_chosen *chosen, const attn_mha_weights *weights, const attn_nn_field *x);
+attn_nn_field bench_cross_expect(const bench_chosen *chosen, const attn_mha_weights *weights, const attn_nn_field *x,
+                                 attn_dtype dtype_y);
 
 int64_t bench_feed_forward_weights(const bench_case *bench);
 int64_t bench_feed_forward_biases(const bench_case *bench);

@@ -22,8 +22,12 @@ attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q,
   return o;
 }
 
+const void *bench_weights_at(const bench_layer_data *data, int64_t at) {
+  return attn_element_at(data->weights, data->shape.type_weights, at);
+}
+
 attn_linear bench_linear_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
-  return (attn_linear){.weight = data->weights + at, .bias = data->biases + bias_at};
+  return (attn_linear){.weight = bench_weights_at(data, at), .bias = data->biases + bias_at};
 }
 
 attn_nn_field bench_apply(const attn_nn_field *x, attn_linear linear, int64_t out) {
@@ -34,13 +38,14 @@ attn_nn_field bench_take(bench_sequence from, const int64_t *row, int64_t count)
   attn_nn_field field = attn_nn_field_create(count, from.width);
   for (int64_t r = 0; r < count; r++)
     for (int64_t c = 0; c < from.width; c++)
-      field.value[r * from.width + c] = (double)from.base[(from.batch * from.rows + (row ? row[r] : r)) * from.width + c];
+      field.value[r * from.width + c] =
+          attn_oracle_load(from.base, from.dtype, (from.batch * from.rows + (row ? row[r] : r)) * from.width + c);
   return field;
 }
 
 static bench_sequence sequence_of(const bench_chosen *c) {
   const bench_case *bench = c->data->bench;
-  return (bench_sequence){c->data->x, bench->problem.seq_q, bench->width, c->batch};
+  return (bench_sequence){c->data->x, c->data->shape.type_x, bench->problem.seq_q, bench->width, c->batch};
 }
 
 attn_nn_field bench_chosen_x(const bench_chosen *c) { return bench_take(sequence_of(c), c->row, c->count); }

@@ -82,8 +82,8 @@ static attn_nn_field additive_expect(const bench_chosen *c) {
   const bench_layer_data *data = c->data;
   const attn_problem *p = &data->bench->problem;
   const attn_additive_config config = additive_config(data);
-  const bench_sequence keys = {data->x + keys_at(data->bench), p->seq_k, data->bench->width, c->batch};
-  const bench_sequence values = {data->x + additive_values_at(data->bench), p->seq_k, p->dim_v, c->batch};
+  const bench_sequence keys = {data->x + keys_at(data->bench), ATTN_F32, p->seq_k, data->bench->width, c->batch};
+  const bench_sequence values = {data->x + additive_values_at(data->bench), ATTN_F32, p->seq_k, p->dim_v, c->batch};
   attn_nn_field q = bench_chosen_x(c), k = bench_take(keys, NULL, p->seq_k), v = bench_take(values, NULL, p->seq_k);
   q = bench_then(bench_apply(&q, config.query, p->dim_qk), &q);
   k = bench_then(bench_apply(&k, config.key, p->dim_qk), &k);
@@ -140,9 +140,9 @@ static attn_status regression_create(bench_layer_trial *trial) {
 static attn_nn_field regression_expect(const bench_chosen *c) {
   const bench_layer_data *data = c->data;
   const attn_problem *p = &data->bench->problem;
-  const bench_sequence queries = {data->x, p->seq_q, p->dim_qk, 0};
-  const bench_sequence points = {data->x + points_at(data->bench), p->seq_k, p->dim_qk, 0};
-  const bench_sequence values = {data->x + regression_values_at(data->bench), p->seq_k, p->dim_v, 0};
+  const bench_sequence queries = {data->x, ATTN_F32, p->seq_q, p->dim_qk, 0};
+  const bench_sequence points = {data->x + points_at(data->bench), ATTN_F32, p->seq_k, p->dim_qk, 0};
+  const bench_sequence values = {data->x + regression_values_at(data->bench), ATTN_F32, p->seq_k, p->dim_v, 0};
   attn_nn_field q = bench_take(queries, c->row, c->count), k = bench_take(points, NULL, p->seq_k),
                 v = bench_take(values, NULL, p->seq_k);
   return one_head(c, data->weights, &q, &k, &v);

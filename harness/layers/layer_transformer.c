@@ -2,6 +2,7 @@
 /* The layers of a transformer: multi-head attention with its four projections, feed-forward, add & norm, and blocks. */
 #include "attn/nn.h"
 #include "base/clock.h"
+#include "kernels/common/problem/dtypes.h"
 #include "layers/layer.h"
 
 /* Columns of Q, K and V side by side. */
@@ -20,11 +21,11 @@ static bench_layer_shape mha_shape(const bench_case *bench) {
   return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
 }
 
-attn_mha_weights bench_mha_weights_of(const bench_layer_data *data) {
+attn_mha_weights bench_mha_weights_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
   const int64_t columns = inner_columns(&data->bench->problem);
-  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_IN_OUT, .w_qkv = data->weights,
-                     .w_o = data->weights + data->bench->width * columns, .b_qkv = data->biases,
-                     .b_o = data->biases + columns);
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_IN_OUT, .dtype = data->shape.type_weights,
+                     .w_qkv = bench_weights_at(data, at), .w_o = bench_weights_at(data, at + data->bench->width * columns),
+                     .b_qkv = data->biases + bias_at, .b_o = data->biases + bias_at + columns);
 }
 
 static attn_mha_problem problem_of(const bench_layer_data *data) {
@@ -32,6 +33,7 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
   attn_mha_problem problem;
   attn_mha_problem_init(&problem, p->batch, p->heads_q, p->seq_q, p->seq_k, data->bench->width);
   problem.attention = *p;
+  problem.dtype_x = problem.dtype_y = p->dtype_q;
   return problem;
 }
 
@@ -42,7 +44,7 @@ static bool is_cross(const bench_layer_data *data) { return data->functions == &
 static attn_status mha_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
-  const attn_mha_weights weights = bench_mha_weights_of(data);
+  const attn_mha_weights weights = bench_mha_weights_at(data, 0, 0);
   const attn_mha_options options =
       ATTN_STRUCT(attn_mha_options, .attention = &trial->options, .product = bench_product_to_name(trial));
   attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
@@ -67,9 +69,10 @@ static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t byt
   .shape = mha_shape, .names_product = true, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, \
   .run = mha_run
 
-attn_nn_field bench_mha_expect(const bench_chosen *c) {
+attn_nn_field bench_mha_expect(const bench_chosen *c, attn_dtype dtype_y) {
   attn_mha_problem problem = problem_of(c->data);
-  const attn_mha_weights weights = bench_mha_weights_of(c->data);
+  problem.dtype_y = dtype_y;
+  const attn_mha_weights weights = bench_mha_weights_at(c->data, 0, 0);
   bench_kept *kept = c->data->kept;
   if (kept->batch != c->batch) bench_forget(kept);
   kept->batch = c->batch;
@@ -80,7 +83,9 @@ attn_nn_field bench_mha_expect(const bench_chosen *c) {
   return bench_then(bench_then(attn_nn_oracle_mha(&mha, &x, &memory), &x), &memory);
 }
 
-const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = bench_mha_expect};
+static attn_nn_field mha_expect(const bench_chosen *c) { return bench_mha_expect(c, c->data->shape.type_y); }
+
+const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = mha_expect};
 
 /* ---- Cross-attention: x is queries and memory ---- */
 
@@ -90,20 +95,24 @@ attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch
   attn_cross_attention_init(&problem, batch, p->heads_q, seq_q, p->seq_k, data->bench->width, data->bench->width);
   attn_problem_init(&problem.attention, batch, p->heads_q, p->heads_kv, seq_q, p->seq_k, p->dim_qk, p->dim_v);
   problem.attention.scale = p->scale;
+  problem.attention.dtype_q = problem.attention.dtype_kv = problem.attention.dtype_o = p->dtype_q;
+  problem.dtype_x = problem.dtype_y = p->dtype_q;
   return problem;
 }
 
-attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
-  const attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
+attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x,
+                                 attn_dtype dtype_y) {
+  attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
+  problem.dtype_y = dtype_y;
   const attn_nn_mha mha = {&problem, weights, {.numerics = *c->numerics}, NULL};
   attn_nn_field memory = bench_all_x(c);
   return bench_then(attn_nn_oracle_mha(&mha, x, &memory), &memory);
 }
 
 static attn_nn_field cross_expect(const bench_chosen *c) {
-  const attn_mha_weights weights = bench_mha_weights_of(c->data);
+  const attn_mha_weights weights = bench_mha_weights_at(c->data, 0, 0);
   attn_nn_field x = bench_chosen_x(c);
-  return bench_then(bench_cross_expect(c, &weights, &x), &x);
+  return bench_then(bench_cross_expect(c, &weights, &x, c->data->shape.type_y), &x);
 }
 
 const bench_layer_functions bench_layer_cross = {MHA_FUNCTIONS, .expect = cross_expect};
@@ -117,7 +126,9 @@ int64_t bench_feed_forward_biases(const bench_case *bench) { return 5 * bench->w
 
 attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
   const int64_t width = data->bench->width, hidden = 4 * width;
-  return ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .first = bench_linear_at(data, at, bias_at),
+  return ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .dtype = data->shape.type_weights,
+                     .dtype_x = data->shape.type_x, .dtype_y = data->shape.type_y,
+                     .first = bench_linear_at(data, at, bias_at),
                      .second = bench_linear_at(data, at + width * hidden, bias_at + hidden));
 }
 
@@ -182,26 +193,32 @@ static double add_norm_flops(const bench_case *bench) {
   return 10.0 * (double)(bench_layer_case_rows(bench) * bench->width);
 }
 
-static const float *residual_of(const bench_layer_data *data) {
-  return data->x + bench_layer_case_rows(data->bench) * data->bench->width;
+static const void *residual_of(const bench_layer_data *data) {
+  return attn_element_at(data->x, data->shape.type_x, bench_layer_case_rows(data->bench) * data->bench->width);
 }
 
 static attn_status add_norm_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
   const bench_layer_data *data = trial->data;
-  attn_norm norm = bench_norm_at(data, 0);
-  if (trial->wrong) norm.epsilon = 0.1f;
-  return attn_add_layer_norm(bench_layer_case_rows(data->bench), data->bench->width, data->x, residual_of(data), &norm, NULL,
-                             data->y);
+  const attn_dtype dtype = data->shape.type_x;
+  attn_row_join join =
+      ATTN_STRUCT(attn_row_join, .rows = bench_layer_case_rows(data->bench), .width = data->bench->width,
+                  .norm_kind = ATTN_NORM_LAYER, .norm = bench_norm_at(data, 0), .dtype_x = dtype, .dtype_other = dtype,
+                  .dtype_y = dtype, .x = data->x, .other = residual_of(data), .y = data->y);
+  if (trial->wrong) join.norm.epsilon = 0.1f;
+  return attn_row_join_run(&join, &trial->options);
 }
 
 static attn_nn_field add_norm_expect(const bench_chosen *c) {
   const bench_case *bench = c->data->bench;
-  const bench_sequence residuals = {residual_of(c->data), bench->problem.seq_q, bench->width, c->batch};
+  const bench_sequence residuals = {residual_of(c->data), c->data->shape.type_x, bench->problem.seq_q, bench->width,
+                                    c->batch};
   attn_nn_field x = bench_chosen_x(c), residual = bench_take(residuals, c->row, c->count);
   attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &residual), &x), &residual);
   const attn_norm norm = bench_norm_at(c->data, 0);
-  return bench_then(attn_nn_oracle_layer_norm(&sum, &norm), &sum);
+  attn_nn_field y = bench_then(attn_nn_oracle_layer_norm(&sum, &norm), &sum);
+  attn_nn_oracle_round(&y, c->data->shape.type_y);
+  return y;
 }
 
 const bench_layer_functions bench_layer_add_norm = {.shape = add_norm_shape,
@@ -238,18 +255,18 @@ static attn_block_config config_of(const bench_layer_data *data) {
   if (attentions == 1) {
     attn_encoder_block_init(&config, p->batch, p->heads_q, p->seq_q, width, 4 * width);
   } else {
-    bench_layer_data second = *data;
-    second.weights += bench_mha_weights(bench);
-    second.biases += bench_mha_biases(bench);
     attn_decoder_block_init(&config, p->batch, p->heads_q, p->seq_q, p->seq_k, width, width, 4 * width);
     config.cross = bench_cross_problem(data, p->batch, p->seq_q);
-    config.cross_weights = bench_mha_weights_of(&second);
+    config.cross.dtype_y = ATTN_F32; /* the block's own choice */
+    config.cross_weights = bench_mha_weights_at(data, bench_mha_weights(bench), bench_mha_biases(bench));
     config.cross_norm = bench_norm_at(data, norms + 2 * width);
   }
   config.self.attention = *p;
-  config.self_weights = bench_mha_weights_of(data);
+  config.self_weights = bench_mha_weights_at(data, 0, 0);
   config.feed_forward =
       bench_feed_forward_at(data, attentions * bench_mha_weights(bench), attentions * bench_mha_biases(bench));
+  config.feed_forward.dtype_y = ATTN_F32;
+  config.dtype_rows = p->dtype_q;
   config.self_norm = bench_norm_at(data, norms);
   config.feed_forward_norm = bench_norm_at(data, norms + 2 * attentions * width);
   return config;
@@ -286,18 +303,20 @@ static attn_status block_run(bench_layer_trial *trial, void *workspace, size_t b
 
 /* ---- Expected answer: after self-attention rows do not depend on each other, so only the chosen ones are computed ---- */
 
-/* norm(x + out); frees both. */
-static attn_nn_field add_and_norm(attn_nn_field x, attn_nn_field out, const attn_norm *norm) {
+/* norm(x + out), as rows are kept; frees both. */
+static attn_nn_field add_and_norm(const bench_chosen *c, attn_nn_field x, attn_nn_field out, const attn_norm *norm) {
   attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &out), &x), &out);
-  return bench_then(attn_nn_oracle_layer_norm(&sum, norm), &sum);
+  attn_nn_field y = bench_then(attn_nn_oracle_layer_norm(&sum, norm), &sum);
+  attn_nn_oracle_round(&y, c->data->shape.type_y);
+  return y;
 }
 
 static attn_nn_field block_expect(const bench_chosen *c) {
   const attn_block_config config = config_of(c->data);
-  attn_nn_field x = add_and_norm(bench_chosen_x(c), bench_mha_expect(c), &config.self_norm);
+  attn_nn_field x = add_and_norm(c, bench_chosen_x(c), bench_mha_expect(c, ATTN_F32), &config.self_norm);
   if (attentions_of(c->data->bench) == 2)
-    x = add_and_norm(x, bench_cross_expect(c, &config.cross_weights, &x), &config.cross_norm);
-  return add_and_norm(x, attn_nn_oracle_feed_forward(&x, &config.feed_forward), &config.feed_forward_norm);
+    x = add_and_norm(c, x, bench_cross_expect(c, &config.cross_weights, &x, ATTN_F32), &config.cross_norm);
+  return add_and_norm(c, x, attn_nn_oracle_feed_forward(&x, &config.feed_forward), &config.feed_forward_norm);
 }
 
 #define BLOCK_FUNCTIONS                                                                          \

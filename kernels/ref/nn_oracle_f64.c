@@ -51,6 +51,16 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got) {
   return worst;
 }
 
+/* Half a step between values: relative to normal ones, and of the others; 0 for float32, whose roundings each step counts.
+ */
+static double type_unit(attn_dtype dtype) { return dtype == ATTN_BF16 ? 0x1p-8 : dtype == ATTN_F16 ? 0x1p-11 : 0; }
+static double least_unit(attn_dtype dtype) { return dtype == ATTN_F16 ? 0x1p-25 : 0; }
+
+void attn_nn_oracle_round(attn_nn_field *x, attn_dtype dtype) {
+  for (int64_t i = 0; i < x->rows * x->width; i++)
+    x->error[i] = sqrt(square(x->error[i]) + square(type_unit(dtype) * x->value[i]) + square(least_unit(dtype)));
+}
+
 /* ---- Dense layers ---- */
 
 /* Weights in a larger matrix. */
@@ -249,13 +259,17 @@ attn_nn_field attn_nn_oracle_feed_forward(const attn_nn_field *x, const attn_fee
   const bool gated = config->gate.weight;
   attn_nn_field inner = apply_linear(x, gated ? &config->gate : &config->first, config->dtype, config->hidden);
   attn_nn_field active = attn_nn_oracle_activation(&inner, config->activation);
+  attn_nn_oracle_round(&active, config->dtype_x);
   if (gated) {
     attn_nn_field open = apply_linear(x, &config->first, config->dtype, config->hidden), gate = active;
+    attn_nn_oracle_round(&open, config->dtype_x);
     active = attn_nn_oracle_multiply(&open, &gate);
+    attn_nn_oracle_round(&active, config->dtype_x);
     attn_nn_field_destroy(&open);
     attn_nn_field_destroy(&gate);
   }
-  const attn_nn_field y = apply_linear(&active, &config->second, config->dtype, config->width);
+  attn_nn_field y = apply_linear(&active, &config->second, config->dtype, config->width);
+  attn_nn_oracle_round(&y, config->dtype_y);
   attn_nn_field_destroy(&inner);
   attn_nn_field_destroy(&active);
   return y;
@@ -302,7 +316,8 @@ typedef struct head {
   attn_oracle_index at;
   int64_t q_at, kv_head, first_key; /* the first element of q or scores; the head and first row of k and v */
   double *p, *variance;             /* [seq_k]: probabilities, 0 where not allowed; variances of the scores */
-  double exp_variance;              /* variance of the relative error of one weight. With float32 */
+  double exp_variance;              /* variance of the relative error of one weight */
+  double weight_unit;               /* unit of a weight's rounding before it multiplies its value; 0 = float32's */
 } head;
 
 /* variance_of() a sum whose products may round both factors (attn_numerics.input_rounding). */
@@ -354,7 +369,7 @@ static double output_error(const head *c, int64_t d, double o) {
       rest -= c->p[j];
     }
   if (p->uses & ATTN_USE_SINKS) moved += square(rest * o) * c->exp_variance;
-  return sqrt(product_variance(c, &s, o) + moved);
+  return sqrt(product_variance(c, &s, o) + square(c->weight_unit) * s.squares + moved);
 }
 
 /* The relative error of the sum of all weights. Errors of scores may be one and the same, such as that of q, so they count
@@ -420,6 +435,7 @@ attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const
                                        const attn_nn_field *v) {
   attn_nn_attention a = *attention;
   attn_problem *p = &a.problem;
+  const double weight_unit = fmin(type_unit(p->dtype_kv), (double)a.numerics.p_rounding);
   const int64_t queries = a.scores ? a.scores->rows / p->heads_q : q->rows, width = k ? k->width : 0;
   p->dtype_q = p->dtype_kv = ATTN_ORACLE_F64;
   p->q_stride = (attn_strides){.d = 1}; /* args.q is one head of one query */
@@ -430,7 +446,7 @@ attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const
   attn_nn_field keys = attn_nn_field_create(1, p->seq_k);
   if (a.p) *a.p = attn_nn_field_create(queries * p->heads_q, p->seq_k);
   if (a.lse) *a.lse = attn_nn_field_create(queries, p->heads_q);
-  head c = {.a = &a, .q = q, .k = k, .v = v, .p = keys.value, .variance = keys.error};
+  head c = {.a = &a, .q = q, .k = k, .v = v, .p = keys.value, .variance = keys.error, .weight_unit = weight_unit};
   if (a.args) c.args = *a.args;
   c.args.k = k ? k->value : NULL;
   c.args.v = v->value;
@@ -482,27 +498,33 @@ static attn_nn_field project(const attn_nn_mha *m, part which, const attn_nn_fie
   return y;
 }
 
-/* Heads by their root mean squares (qk_norm). Destroys x. */
-static attn_nn_field norm_heads(const attn_nn_mha *m, part which, attn_nn_field x) {
+/* The heads that a projection gives, as they are kept; Q and K by their root mean squares, if the layer norms them. */
+static attn_nn_field make_heads(const attn_nn_mha *m, part which, const attn_nn_field *x) {
   const attn_mha_weights *w = m->weights;
-  if (!w->qk_norm) return x;
+  const attn_problem *a = &m->problem->attention;
+  const attn_dtype dtype = which == Q ? a->dtype_q : a->dtype_kv;
+  attn_nn_field given = project(m, which, x);
+  attn_nn_oracle_round(&given, dtype);
+  if (!w->qk_norm || which == V) return given;
   const attn_norm norm = {.gain = which == Q ? w->q_norm_gain : w->k_norm_gain, .epsilon = w->qk_norm_epsilon};
-  const int64_t dim = m->problem->attention.dim_qk;
-  const attn_nn_field heads = {x.rows * (x.width / dim), dim, x.value, x.error};
+  const attn_nn_field heads = {given.rows * (given.width / a->dim_qk), a->dim_qk, given.value, given.error};
   attn_nn_field y = attn_nn_oracle_rms_norm(&heads, &norm);
-  y.rows = x.rows, y.width = x.width;
-  attn_nn_field_destroy(&x);
+  y.rows = given.rows, y.width = given.width;
+  attn_nn_oracle_round(&y, dtype);
+  attn_nn_field_destroy(&given);
   return y;
 }
 
 attn_nn_field attn_nn_oracle_mha(const attn_nn_mha *m, const attn_nn_field *x, const attn_nn_field *memory) {
-  attn_nn_field own[2] = {{0}}, *kv = m->kept ? m->kept : own, q = norm_heads(m, Q, project(m, Q, x));
-  if (!kv[0].value) kv[0] = norm_heads(m, K, project(m, K, memory ? memory : x));
-  if (!kv[1].value) kv[1] = project(m, V, memory ? memory : x);
+  attn_nn_field own[2] = {{0}}, *kv = m->kept ? m->kept : own, q = make_heads(m, Q, x);
+  if (!kv[0].value) kv[0] = make_heads(m, K, memory ? memory : x);
+  if (!kv[1].value) kv[1] = make_heads(m, V, memory ? memory : x);
   attn_nn_attention attention = m->attention;
   attention.problem = m->problem->attention;
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &kv[0], &kv[1]);
-  const attn_nn_field y = project(m, O, &o);
+  attn_nn_oracle_round(&o, m->problem->attention.dtype_o);
+  attn_nn_field y = project(m, O, &o);
+  attn_nn_oracle_round(&y, m->problem->dtype_y);
   attn_nn_field *const used[] = {&q, &o, &own[0], &own[1]};
   for (int i = 0; i < 4; i++) attn_nn_field_destroy(used[i]);
   return y;

@@ -32,6 +32,9 @@ static inline double attn_nn_limit(double error) { return ATTN_NN_SIGMAS * error
 /* The largest |got - value| / limit of the field. Up to 1 passes; NaN counts as infinite. */
 double attn_nn_field_worst(const attn_nn_field *field, const float *got);
 
+/* Adds the error of rounding to f32, bf16 or f16: values stay. */
+void attn_nn_oracle_round(attn_nn_field *x, attn_dtype dtype);
+
 attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out);
 attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x);
 attn_nn_field attn_nn_oracle_activation(const attn_nn_field *x, attn_activation activation);
@@ -47,9 +50,9 @@ attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t widt
 /* Any attention, with float32 tensors. The rows of q, k and v hold one sequence after the other, or with VARLEN all tokens;
  * heads stand side by side. */
 typedef struct attn_nn_attention {
-  attn_problem problem;   /* types and strides of q, k, v and scores are not read */
+  attn_problem problem;   /* strides of q, k, v and scores are not read; dtype_kv says how a kernel rounds weights */
   const attn_args *args;  /* lengths, masks and the like; NULL: none */
-  attn_numerics numerics; /* errors of exp and of rounded inputs that the kernel declares */
+  attn_numerics numerics; /* errors of exp, of rounded weights and of rounded inputs that the kernel declares */
   const int64_t *row;     /* which queries of the only sequence q holds, `rows` of them; NULL: all */
   int64_t rows;
   const attn_nn_field *scores; /* for PRECOMPUTED: [batch][heads_q][queries] rows of at least seq_k */

@@ -79,15 +79,16 @@ TEST(test_width_and_heads) {
   assert_int_equal(p.problem.dim_v, 32);
   static const struct {
     const char *id, *part;
-  } bad[] = {{"layer:mha/heads:8/width:100", "width is 100 with 8 heads; it must be a multiple of its heads"},
-             {"heads:8/width:512", "width is of layers"},
-             {"layer:mha/seq_q:3/seq_k:4", "seq_q is 3 with seq_k 4; layer mha has one length"},
-             {"layer:mha/seq:0", "seq_q is 0; layers need at least 1"},
-             {"layer:mha/causal:offset", "alignment is offset; layers know no offsets"},
-             {"layer:block/lengths:kv_len", "lengths is kv_len; layers here have no such choice"},
-             {"layer:mha/score:additive", "score is additive; layer mha has none to choose"},
-             {"layer:mha/dtype:bf16", "dtype is bf16; layers are float32 inside"},
-             {"layer:mha/layout:bshd", "layout is bshd; layers here have no such choice"}};
+  } bad[] = {
+      {"layer:mha/heads:8/width:100", "width is 100 with 8 heads; it must be a multiple of its heads"},
+      {"heads:8/width:512", "width is of layers"},
+      {"layer:mha/seq_q:3/seq_k:4", "seq_q is 3 with seq_k 4; layer mha has one length"},
+      {"layer:mha/seq:0", "seq_q is 0; layers need at least 1"},
+      {"layer:mha/causal:offset", "alignment is offset; layers know no offsets"},
+      {"layer:block/lengths:kv_len", "lengths is kv_len; layers here have no such choice"},
+      {"layer:mha/score:additive", "score is additive; layer mha has none to choose"},
+      {"layer:mha/dtype:f32+bf16", "dtype is f32+bf16; layer mha has one type for everything: dtype=f32, bf16 or f16"},
+      {"layer:mha/layout:bshd", "layout is bshd; layers here have no such choice"}};
   for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
