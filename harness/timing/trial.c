@@ -268,14 +268,17 @@ static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   return status == ATTN_OK ? bench_sample_keeps_float_mode(s, t) : fail_call(s, t);
 }
 
-static bool only_copies(const bench_trial *t) { return t->layer && bench_layer_has(t->layer->data->bench, BENCH_HAS_CACHE); }
+/* Layers without attention and dense maps do little more with a number than write it. */
+static bool mostly_writes(const bench_trial *t) {
+  return t->layer && !bench_layer_has(t->layer->data->bench, BENCH_HAS_ATTENTION | BENCH_HAS_PROJECTIONS);
+}
 
-/* A call may return early and leave its work to a signal handler, which runs when its output is read first: here. Reading a
- * copy takes as long as making it, so that this tells nothing of layers that only copy. */
+/* A call may return early and leave its work to a signal handler, which runs when its output is read first: here. To read an
+ * output takes as long as to write it, so that this tells nothing of layers that mostly write. */
 static bool look(bench_sampler *s, const bench_trial *t, sample *x) {
   const bench_meter *m = s->meter;
   const char *fault = NULL;
-  const bool lasts = t->call_ns * x->count >= BENCH_GROUP_NS && !only_copies(t);
+  const bool lasts = t->call_ns * x->count >= BENCH_GROUP_NS && !mostly_writes(t);
   const double from_ns = lasts ? m->own_cpu_ns() : 0;
   for (int i = 0; i < x->count && !fault; i++) fault = m->look(t, x->turn[i]);
   if (lasts) x->late_ns += fmax(m->own_cpu_ns() - from_ns - s->own_clock_ns, 0);
