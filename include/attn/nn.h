@@ -68,22 +68,23 @@ ATTN_API attn_status attn_add_rms_norm(int64_t rows, int64_t width, const float 
 
 /** A table of embeddings: row t stands for token t. */
 typedef struct attn_embedding {
-  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  int64_t vocabulary; /**< Rows of the table, >= 1. */
-  int64_t width;      /**< Elements of a row, >= 1. */
-  const void *table;  /**< [vocabulary][width] by stride. */
-  attn_dtype dtype;   /**< Type of the table: ATTN_F32, ATTN_F16 or ATTN_BF16. */
-  int64_t stride;     /**< Elements from one row to the next, >= width; 0 = width. */
-  float factor;       /**< Multiplies every element; 0 = 1. Gemma's is sqrt(width). */
+  size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t vocabulary;    /**< Rows of the table, >= 1. */
+  int64_t width;         /**< Elements of a row, >= 1. */
+  const void *table;     /**< [vocabulary][width] by stride. */
+  attn_dtype dtype;      /**< Type of the table: ATTN_F32, ATTN_F16 or ATTN_BF16. */
+  int64_t stride;        /**< Elements from one row to the next, >= width; 0 = width. */
+  float factor;          /**< Multiplies every element; 0 = 1. Gemma's is sqrt(width). */
+  attn_dtype dtype_rows; /**< Type of rows, likewise. */
 } attn_embedding;
 
 /** Rows of embeddings (Vaswani et al. 2017, section 3.4):
  *
  *     rows[i] = factor table[tokens[i]],   i < count
  *
- * rows is [count][width]. A token outside 0..vocabulary - 1 is an error that names the first one; then no row is written.
- * Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
-ATTN_API attn_status attn_embed(const attn_embedding *embedding, int64_t count, const int32_t *tokens, float *rows);
+ * rows is [count][width], of dtype_rows. A token outside 0..vocabulary - 1 is an error that names the first one; then no row
+ * is written. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ATTN_API attn_status attn_embed(const attn_embedding *embedding, int64_t count, const int32_t *tokens, void *rows);
 
 /** How the rows of a sequence become one row. */
 typedef enum attn_pooling_kind {
@@ -99,10 +100,11 @@ typedef struct attn_pooling {
   int64_t batch;             /**< Sequences, >= 0. */
   int64_t seq;               /**< Rows of each sequence, padding included, >= 0; not read with cu_seqlens. */
   int64_t width;             /**< Elements of a row, >= 1. */
-  const float *x;            /**< [batch][seq][width], or with cu_seqlens [cu_seqlens[batch]][width]. */
+  const void *x;             /**< [batch][seq][width], or with cu_seqlens [cu_seqlens[batch]][width], of dtype. */
   const int32_t *lengths;    /**< [batch], each in 0..seq: rows that count, the first ones; NULL = all. */
   const int32_t *cu_seqlens; /**< [batch + 1], ascending from 0: where packed sequences begin; NULL = padded. */
   float *y;                  /**< Output [batch][width]; 0 for a sequence without rows. May not overlap x. */
+  attn_dtype dtype;          /**< Type of x: f32, bf16 or f16. */
 } attn_pooling;
 
 /** Computes pooling->y. Sums are taken in float64. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */

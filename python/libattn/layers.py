@@ -1208,30 +1208,33 @@ def sinusoidal_positions(rows: int, width: int, *, like: Any, first: int = 0) ->
     return out
 
 
-def embedding(table: Any, tokens: Any, *, factor: float = 1.0) -> Any:
-    """factor table[tokens] as float32 [count, width]. table [vocabulary, width] is float32, float16 or bfloat16; tokens are
-    int32, or a list."""
+def embedding(table: Any, tokens: Any, *, factor: float = 1.0, dtype: str = "float32") -> Any:
+    """factor table[tokens], [count, width]. table [vocabulary, width] is float32, float16 or bfloat16; tokens are int32, or
+    a list. dtype: of the result, float32 or that of the table."""
     _numbers(factor=factor)
+    rows_dtype = _float_dtype("dtype", dtype)
     arrays = _Arrays()
-    address, dtype, shape = arrays.read(table, "table", None, tuple(DTYPES))
+    address, kept, shape = arrays.read(table, "table", None, tuple(DTYPES))
     _fit("table", shape, vocabulary=None, width=None)
+    if dtype not in ("float32", kept):
+        raise TypeError(f"dtype is {dtype!r}; it must be 'float32' or that of the table, {kept!r}")
     count = _length("tokens", tokens)
-    rows, out = _new(table, count, shape[1])
-    what = S.attn_embedding(vocabulary=shape[0], width=shape[1], table=address, dtype=getattr(C, DTYPES[dtype]),
-                            factor=factor)
+    rows, out = _new(table, count, shape[1], dtype=dtype)
+    what = S.attn_embedding(vocabulary=shape[0], width=shape[1], table=address, dtype=getattr(C, DTYPES[kept]),
+                            factor=factor, dtype_rows=rows_dtype)
     check(F.attn_embed(ctypes.byref(what), count, arrays.vector(tokens, "tokens", count), out))
     return rows
 
 
 def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = None, unit: bool = False) -> Any:
-    """One row for each sequence, [batch, width]: the mean of its rows, or the "first" one. x is [batch, seq, width], of
-    which the first lengths [batch] rows count; or packed [rows, width], with cu_seqlens [batch + 1]. unit: rows of length
-    1."""
+    """One float32 row for each sequence, [batch, width]: the mean of its rows, or the "first" one. x, float32, float16 or
+    bfloat16, is [batch, seq, width], of which the first lengths [batch] rows count; or packed [rows, width], with cu_seqlens
+    [batch + 1]. unit: rows of length 1."""
     _flags(unit=unit)
     kinds = {"mean": C.ATTN_POOL_MEAN, "first": C.ATTN_POOL_FIRST}
     what = _one_of("kind", kind, kinds)
     arrays, packed = _Arrays(), cu_seqlens is not None
-    address, _, shape = arrays.read(x, "x")
+    address, dtype, shape = arrays.read(x, "x", None, tuple(DTYPES))
     _fit("x", shape, **dict.fromkeys(["rows", "width"] if packed else ["batch", "seq", "width"]))
     batch = _length("cu_seqlens", cu_seqlens) - 1 if packed else shape[0]
     starts = arrays.vector(cu_seqlens, "cu_seqlens", batch + 1)
@@ -1242,7 +1245,7 @@ def pool(x: Any, kind: str = "mean", *, lengths: Any = None, cu_seqlens: Any = N
     y, out = _new(x, batch, shape[-1])
     check(F.attn_pool_rows(ctypes.byref(S.attn_pooling(
         kind=what, unit=unit, batch=batch, seq=0 if packed else shape[1], width=shape[-1],
-        x=address, y=out, lengths=arrays.vector(lengths, "lengths", batch),
+        x=address, dtype=getattr(C, DTYPES[dtype]), y=out, lengths=arrays.vector(lengths, "lengths", batch),
         cu_seqlens=starts))))
     return y
 

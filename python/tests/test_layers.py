@@ -824,10 +824,15 @@ def test_embeddings_and_pooling():
     assert np.array_equal(layers.embedding(table, tokens), table[tokens])
     assert np.array_equal(layers.embedding(table.astype(np.float16), [2, 1], factor=2.0),
                           2 * table.astype(np.float16)[[2, 1]].astype(np.float32))
+    half = layers.embedding(table.astype(np.float16), [2, 1], factor=2.0, dtype="float16")
+    assert half.dtype == np.float16 and np.array_equal(half, 2 * table.astype(np.float16)[[2, 1]])
+    with pytest.raises(TypeError, match="dtype is 'float16'; it must be 'float32' or that of the table, 'float32'"):
+        layers.embedding(table, [0], dtype="float16")
     with pytest.raises(ValueError, match=r"tokens\[1\] is 9; it must lie in 0..8"):
         layers.embedding(table, [0, 9])
     x = draw(2, 4, 5)
     close(layers.pool(x), x.mean(1))
+    assert np.array_equal(layers.pool(x.astype(np.float16)), layers.pool(x.astype(np.float16).astype(np.float32)))
     close(layers.pool(x, lengths=[4, 2])[1], x[1, :2].mean(0))
     packed = layers.pool(x[0], "first", cu_seqlens=[0, 1, 4], unit=True)
     close(packed, x[0, [0, 1]] / np.linalg.norm(x[0, [0, 1]], axis=1, keepdims=True))

@@ -41,6 +41,16 @@ TEST(embeddings_are_rows_of_the_table) {
                                        : ldexpf((float)(0x400 | (f16[at] & 0x3ff)), (f16[at] >> 10) - 25);
           assert_true(rows[i] == factor * (t == 1 && bf16[at] >> 15 ? -value : value));
         }
+        for (size_t kept = 1; kept < COUNT(tables); kept++) { /* rows of 16 bits: these, rounded */
+          attn_embedding half = e;
+          half.dtype_rows = tables[kept].dtype;
+          uint16_t got[TOKENS * WIDTH + 1] = {[TOKENS * WIDTH] = 7};
+          void *right = test_narrow(rows, TOKENS * WIDTH, half.dtype_rows);
+          test_ok(attn_embed(&half, TOKENS, tokens, got));
+          assert_memory_equal(got, right, TOKENS * WIDTH * sizeof *got);
+          assert_int_equal(got[TOKENS * WIDTH], 7);
+          free(right);
+        }
       }
 }
 
@@ -62,6 +72,7 @@ TEST(embeddings_check_arguments) {
   REFUSED(width, 0, "width is 0");
   REFUSED(table, NULL, "table is NULL");
   REFUSED(dtype, ATTN_I8, "dtype is");
+  REFUSED(dtype_rows, ATTN_I8, "dtype_rows is");
   REFUSED(stride, INT64_MAX / 2, "stride is 4611686018427387903");
   REFUSED(stride, WIDTH - 1, "stride is 6; it must be at least 7");
   REFUSED(factor, NAN, "factor is nan");
@@ -78,7 +89,8 @@ static void check_pooled(const attn_pooling *p, const int64_t *first, const int6
     double right[MOST_WIDTH] = {0}, squares = 0;
     const int64_t taken = p->kind == ATTN_POOL_FIRST && rows[b] > 1 ? 1 : rows[b];
     for (int64_t i = 0; i < p->width; i++) {
-      for (int64_t row = 0; row < taken; row++) right[i] += (double)p->x[(first[b] + row) * p->width + i] / (double)taken;
+      for (int64_t row = 0; row < taken; row++)
+        right[i] += (double)((const float *)p->x)[(first[b] + row) * p->width + i] / (double)taken;
       squares += right[i] * right[i];
     }
     for (int64_t i = 0; i < p->width; i++) {
@@ -110,6 +122,22 @@ TEST(pooling_follows_the_formula) {
       }
 }
 
+/* Rows of 16 bits give what the same numbers give in float32. */
+TEST(pooling_of_rows_of_16_bits) {
+  static const attn_dtype types[] = {ATTN_BF16, ATTN_F16};
+  for (size_t t = 0; t < COUNT(types); t++) {
+    float *x = nn_random(BATCH * SEQ * 33, 5), right[BATCH * 33], y[BATCH * 33];
+    test_round(x, BATCH * SEQ * 33, types[t]);
+    void *half = test_narrow(x, BATCH * SEQ * 33, types[t]);
+    attn_pooling p = ATTN_STRUCT(attn_pooling, .batch = BATCH, .seq = SEQ, .width = 33, .x = x, .y = right);
+    test_ok(attn_pool_rows(&p));
+    p.x = half, p.dtype = types[t], p.y = y;
+    test_ok(attn_pool_rows(&p));
+    assert_memory_equal(y, right, sizeof y);
+    free(half);
+  }
+}
+
 TEST(pooling_checks_arguments) {
   float x[BATCH * SEQ * 2] = {0}, y[BATCH * 2];
   const int32_t long_one[BATCH] = {1, SEQ + 1, 1}, descending[BATCH + 1] = {0, 3, 2, 4}, late[BATCH + 1] = {1, 1, 1, 1},
@@ -124,6 +152,7 @@ TEST(pooling_checks_arguments) {
   REFUSED(bad.x = NULL, "attn_pooling.x is NULL");
   REFUSED(bad.y = NULL, "attn_pooling.y is NULL");
   REFUSED(bad.kind = (attn_pooling_kind)7, "attn_pooling.kind is 7");
+  REFUSED(bad.dtype = ATTN_I8, "attn_pooling.dtype is");
   REFUSED(bad.lengths = long_one, "attn_pooling.lengths[1] is 7; it must lie in 0..6");
   REFUSED(bad.cu_seqlens = descending, "attn_pooling.cu_seqlens[2] is 2; the starts must ascend from 0");
   REFUSED(bad.cu_seqlens = last, "attn_pooling.cu_seqlens[3] is 2");
