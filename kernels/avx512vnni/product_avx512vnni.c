@@ -76,10 +76,10 @@ static float most_of(const float *x, int64_t count) {
   __m512i most = _mm512_setzero_si512();
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   for (int64_t k = 0; k < count; k += VEC_LANES) {
-    const __m512i bits = _mm512_maskz_loadu_epi32(first_lanes(min64(count - k, VEC_LANES)), x + k);
-    most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
+    const __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(first_lanes(min64(count - k, VEC_LANES)), x + k));
+    most = _mm512_max_epi32(most, _mm512_and_si512(bits, magnitude));
   }
-  const uint32_t bits = _mm512_reduce_max_epu32(most);
+  const int bits = _mm512_reduce_max_epi32(most);
   float result;
   memcpy(&result, &bits, sizeof result);
   return result;
@@ -92,7 +92,7 @@ static int32_t round_row(const float *x, int64_t count, vec steps, int8_t *to) {
     const vec value = _mm512_maskz_loadu_ps(first_lanes(min64(count - k, VEC_LANES)), x + k);
     const __m512i integer = _mm512_cvtps_epi32(_mm512_mul_ps(value, steps));
     sum = _mm512_add_epi32(sum, integer);
-    _mm_storeu_si128((__m128i *)(void *)(to + k), _mm512_cvtsepi32_epi8(integer));
+    _mm_storeu_si128((__m128i *)(void *)(to + k), _mm512_cvtepi32_epi8(integer));
   }
   return _mm512_reduce_add_epi32(_mm512_slli_epi32(sum, 7));
 }
@@ -121,7 +121,7 @@ static ALWAYS_INLINE void finish(const attn_product_block *b, const packed_rows 
     const char *sum = memory + at->sum_at + i * float_bytes(PRODUCT_COLUMNS);
     UNROLL
     for (int v = 0; v < vecs; v++) {
-      const __m512i exact = _mm512_sub_epi32(_mm512_load_si512(sum + v * float_bytes(VEC_LANES)), excess);
+      const __m512i exact = _mm512_sub_epi32(_mm512_loadu_si512(sum + v * float_bytes(VEC_LANES)), excess);
       vec y = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale), vec_load(b->scale + v * VEC_LANES));
       if (b->bias) y = vec_add(y, vec_load(b->bias + v * VEC_LANES));
       vec_store(b->out + i * b->out_stride + v * VEC_LANES, y);

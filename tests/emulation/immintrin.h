@@ -45,6 +45,7 @@ EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
 EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
 EMULATE_BINARY(mullo_epi32, emulated_si, _mm256_mullo_epi32)
 EMULATE_BINARY(max_epi32, emulated_si, _mm256_max_epi32)
+EMULATE_BINARY(sub_epi32, emulated_si, _mm256_sub_epi32)
 EMULATE_BINARY(xor_si512, emulated_si, _mm256_xor_si256)
 EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
 EMULATE_BINARY(and_si512, emulated_si, _mm256_and_si256)
@@ -317,6 +318,12 @@ EMULATED int emulated_reduce_max_epi32(emulated_si a) {
   for (int i = 1; i < 16; i++) largest = lanes[i] > largest ? lanes[i] : largest;
   return largest;
 }
+EMULATED int emulated_reduce_add_epi32(emulated_si a) {
+  unsigned lanes[16], sum = 0;
+  memcpy(lanes, &a, sizeof a);
+  for (int i = 0; i < 16; i++) sum += lanes[i];
+  return (int)sum;
+}
 EMULATED emulated_si emulated_inserti32x4(emulated_si a, __m128i x, int quarter) {
   memcpy((char *)&a + quarter * (int)sizeof x, &x, sizeof x);
   return a;
@@ -500,6 +507,7 @@ EMULATED emulated_ps emulated_maskz_scalef_ps(__mmask16 mask, emulated_ps x, emu
 #undef _mm512_add_round_ps
 #define _mm512_add_round_ps    emulated_add_round_ps
 #define _mm512_add_epi32       emulated_add_epi32
+#define _mm512_sub_epi32       emulated_sub_epi32
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
 #define _mm512_castps512_ps128 emulated_castps512_ps128
@@ -538,6 +546,7 @@ EMULATED emulated_ps emulated_maskz_scalef_ps(__mmask16 mask, emulated_ps x, emu
 #define _mm512_max_epi32             emulated_max_epi32
 #define _mm512_mullo_epi32           emulated_mullo_epi32
 #define _mm512_reduce_max_epi32      emulated_reduce_max_epi32
+#define _mm512_reduce_add_epi32      emulated_reduce_add_epi32
 #define _mm512_xor_si512             emulated_xor_si512
 #define _mm512_loadu_ps              emulated_loadu_ps
 #define _mm512_loadu_si512           emulated_loadu_si512
