@@ -191,6 +191,7 @@ static void build_run(bench_case *bench) {
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
   bench->cache = (bench_cache)bench_spec_index(&bench->spec, AXIS_CACHE);
   bench->steady = bench_spec_int(&bench->spec, AXIS_STEADY) == 1;
+  bench->made_for_row = is(bench, AXIS_MADE_FOR, "row");
   bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
 }
 

@@ -23,6 +23,7 @@ typedef struct bench_case {
   char layout[BENCH_WORD]; /* for people: the strides of the problem are what counts */
   char layer[BENCH_WORD];  /* "" = attention alone; or a layer around it (layer_info.h) */
   int64_t width;           /* a layer's d_model; 0 where there is none */
+  bool made_for_row;       /* a layer is made for one row, and reshaped for the case */
   char case_id[BENCH_NAME];
 } bench_case;
 

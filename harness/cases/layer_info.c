@@ -166,6 +166,7 @@ static bool is_for_layers(bench_axis axis, unsigned has) {
   static const bench_axis some[] = {AXIS_ALIGN, AXIS_OFFSET, AXIS_WINDOW, AXIS_SCORE, AXIS_SCALE, AXIS_LAYER, AXIS_WIDTH};
   for (size_t i = 0; i < sizeof some / sizeof *some; i++)
     if (some[i] == axis) return true;
+  if (has & BENCH_HAS_RESHAPE && axis == AXIS_MADE_FOR) return true;
   return has & BENCH_HAS_CACHE &&
          (axis == AXIS_PAGE_TOKENS || axis == AXIS_PAGE_ORDER || axis == AXIS_KV_SCALES || axis == AXIS_ROPE);
 }
@@ -227,6 +228,8 @@ bool bench_layer_contradicts(const bench_case *bench, char *reason, size_t bytes
                                                     contradicts_options, contradicts_dtype,  contradicts_scores,
                                                     contradicts_factors, contradicts_rope,   contradicts_memory};
   const question q = {bench_layer_of(bench), bench, &bench->spec, reason, bytes};
+  if (!q.layer && !is_default(&q, AXIS_MADE_FOR))
+    return refuse(&q, "made_for is of layers: layer=mha, layer=block, ... must be given with it");
   if (!q.layer && !is_default(&q, AXIS_ROPE)) return refuse(&q, "rope is of layers: layer=kv-append must be given with it");
   if (!q.layer) return bench->width && refuse(&q, "width is of layers: layer=mha, layer=block, ... must be given with it");
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)

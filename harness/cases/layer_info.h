@@ -28,6 +28,7 @@ enum {
   BENCH_HAS_PAST = 1 << 11,       /* seq_k counts the seq_q new tokens and those before them */
   BENCH_HAS_CACHE = 1 << 12,      /* its output is a cache, of any type, dense or in pages; it calculates next to nothing */
   BENCH_HAS_TYPES = 1 << 13,      /* rows and weights may be bf16 or f16, all alike */
+  BENCH_HAS_RESHAPE = 1 << 14,    /* may be made for one shape, and reshaped for another */
   /* The layers of attn/mha.h and most of attn/nn.h have these in common. */
   BENCH_HAS_DENSE = BENCH_HAS_PROJECTIONS | BENCH_HAS_PLAN | BENCH_HAS_WORKSPACE,
 };

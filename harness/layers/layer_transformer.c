@@ -41,6 +41,12 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
 
 static bool is_cross(const bench_layer_data *data) { return data->functions == &bench_layer_cross; }
 
+/* The shape of one row that attends to one. */
+static void become_row(attn_mha_problem *problem) {
+  attn_problem *a = &problem->attention;
+  a->batch = a->seq_q = a->seq_k = 1;
+}
+
 static attn_status mha_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
@@ -49,8 +55,15 @@ static attn_status mha_create(bench_layer_trial *trial) {
       ATTN_STRUCT(attn_mha_options, .attention = &trial->options, .product = bench_product_to_name(trial));
   attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
   if (trial->wrong) problem.attention.scale = 0;
+  attn_mha_problem first = problem;
+  if (data->bench->made_for_row) become_row(&first);
   attn_mha *mha = NULL;
-  const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
+  attn_status status = attn_mha_create(&first, &weights, &options, &mha);
+  if (status == ATTN_OK && data->bench->made_for_row) {
+    attn_mha *made = mha;
+    status = attn_mha_reshape(made, &problem, &mha);
+    attn_mha_destroy(made);
+  }
   return bench_layer_made(trial, status, mha, attn_mha_kernel(mha));
 }
 
@@ -279,8 +292,17 @@ static attn_status block_create(bench_layer_trial *trial) {
   attn_block_config config = config_of(trial->data);
   config.product = bench_product_to_name(trial);
   if (trial->wrong) (attentions_of(trial->data->bench) == 2 ? &config.cross : &config.self)->attention.scale = 0;
+  attn_block_config first = config;
+  const bool reshapes = trial->data->bench->made_for_row;
+  if (reshapes) become_row(&first.self);
+  if (reshapes && config.has_cross) become_row(&first.cross);
   attn_block *block = NULL;
-  const attn_status status = attn_block_create(&config, &trial->options, &block);
+  attn_status status = attn_block_create(&first, &trial->options, &block);
+  if (status == ATTN_OK && reshapes) {
+    attn_block *made = block;
+    status = attn_block_reshape(made, &config.self, config.has_cross ? &config.cross : NULL, &block);
+    attn_block_destroy(made);
+  }
   return bench_layer_made(trial, status, block, attn_block_kernel(block));
 }
 
