@@ -20,7 +20,7 @@ Runs the given checks, or all:
   length     no line of C, Python, shell or CMake is longer than 125 characters
   licence    every source file names its licence in its first lines
   size       no tracked file is larger than 200 KB, unless scripts/dev/large_files.txt names it
-  subjects   no commit subject since version 0.1 is longer than 72 characters
+  subjects   no commit subject since version 0.1 is longer than 72 characters, or one word
 
   --fix      clang-format and ruff change the files where they can
   -h, --help this text
@@ -146,7 +146,7 @@ check_size() {
 check_subjects() {
   git cat-file -e "$first_commit^{commit}" 2>/dev/null ||
     { skipped="this clone has no history since $first_commit" && return; }
-  ! git log --no-merges --format=%s "$first_commit.." | awk 'length($0) > 72' | grep .
+  ! git log --no-merges --format=%s "$first_commit.." | awk 'length($0) > 72 || NF < 2' | grep .
 }
 
 # ---- All of them -----------------------------------------------------------------------------------------------------
