@@ -19,12 +19,8 @@ static const attn_struct_layout join_layout = ATTN_LAYOUT(attn_row_join, y);
 
 enum { BLOCK_ELEMENTS = 16384 /* in a task: whole rows, at least one */ };
 
-/* Reads and writes of an element of s in all passes: for the number of threads. */
-static int64_t passes(const attn_row_join *j) {
-  const int64_t making = j->other || j->sum ? 2 + (j->other != NULL) : 0;
-  if (j->norm_kind == ATTN_NORM_NONE) return making + 1;
-  return making + 4 + 3 * (j->norm.gain != NULL) + 3 * (j->norm.bias != NULL); /* two sums, and centring */
-}
+/* Arrays that are read or written, for the number of threads: later passes over a row find it in the cache. */
+static int64_t arrays(const attn_row_join *j) { return 2 + (j->other != NULL) + (j->sum != NULL); }
 
 static attn_status check_array(const char *field, const void *data, attn_dtype dtype, bool needed) {
   REQUIRE(!data || attn_dtype_is_float(dtype), "attn_row_join.dtype_%s is %d; it must be " ATTN_FLOAT_CONSTANTS, field,
@@ -95,7 +91,7 @@ attn_status attn_row_join_run(const attn_row_join *join, const attn_options *opt
   if (status == ATTN_OK) status = attn_dispatch_cap(&wanted, &cap);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status != ATTN_OK || j.rows == 0) return status;
-  if (wanted.threads == 0 && !attn_parallel_pays_for_elements(j.rows * j.width * passes(&j))) resolved.threads = 1;
+  if (wanted.threads == 0 && !attn_parallel_pays_for_elements(j.rows * j.width * arrays(&j))) resolved.threads = 1;
   const int64_t rows_of_block = max64(1, BLOCK_ELEMENTS / j.width);
   join_run run = {&j, attn_tier_parts_below(cap).rows, ceil_div(j.rows, rows_of_block)};
   attn_parallel_run(&resolved, run.blocks, run_block, &run);
