@@ -637,6 +637,7 @@ TEST(arguments_are_checked) {
   REFUSED((bad.pre_norm = bad.post_norms = true, bad.cross_post_norm.epsilon = -1), "attn_norm.epsilon is -1");
   REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");
+  REFUSED(bad.struct_size = sizeof bad / 2 - 4, "attn_block_config.struct_size is");
   test_invalid(attn_block_create(NULL, NULL, &block), "config is NULL");
   test_invalid(attn_block_create(&f.config, NULL, NULL), "block is NULL");
   const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");

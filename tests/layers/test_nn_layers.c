@@ -301,6 +301,7 @@ TEST(feed_forward_checks_arguments) {
   const size_t bytes = attn_feed_forward_workspace(layer, 5);
   char *workspace = test_allocate(bytes + 64);
   float x[10] = {0}, y[10];
+  test_invalid(attn_feed_forward_run(NULL, 5, x, y, workspace, bytes), "layer is NULL");
   test_invalid(attn_feed_forward_run(layer, -1, x, y, workspace, bytes), "rows is -1");
   test_invalid(attn_feed_forward_run(layer, 5, NULL, y, workspace, bytes), "x is NULL");
   test_refused(attn_feed_forward_run(layer, 5, x, y, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, "workspace");

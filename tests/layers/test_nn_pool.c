@@ -462,7 +462,7 @@ TEST(sequences_check_arguments) {
   test_invalid(attn_kv_cache_fork(cache, 0, 1, 3), "length is 3; sequence 0 holds 2 tokens");
   test_invalid(attn_kv_cache_fork(cache, 0, 1, -1), "length is -1");
   test_invalid(attn_kv_cache_reorder(cache, NULL), "parents is NULL");
-  test_invalid(attn_kv_cache_reorder(cache, parents), "parents[1] is 4");
+  test_invalid(attn_kv_cache_reorder(cache, parents), "parents[1] is 4; it must be in 0..3, or -1");
   test_invalid(attn_kv_cache_truncate_sequence(cache, 9, 0), "sequence is 9");
   test_invalid(attn_kv_cache_truncate_sequence(cache, 0, -1), "length is -1");
   assert_int_equal(attn_kv_cache_lengths(cache)[0], 2);
