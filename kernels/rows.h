@@ -7,8 +7,7 @@
 #include "attn/rows.h"
 
 typedef struct attn_rows_kernel {
-  /* Rows [first, first + count) of a valid join. */
-  void (*join)(const attn_row_join *join, int64_t first, int64_t count);
+  attn_row_join_function join;
 } attn_rows_kernel;
 
 #endif

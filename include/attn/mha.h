@@ -35,8 +35,8 @@ typedef struct attn_mha_problem {
 
   /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. The
    * layer keeps queries as dtype_q, keys and values as dtype_kv, each f32, bf16 or f16, rounded once when they are
-   * projected, and with qk_norm once more when they are normed; the heads' outputs as dtype_o, likewise. The score is
-   * DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
+   * projected, and with qk_norm once more when they are normed; the heads' outputs as dtype_o, f32 or that of
+   * the queries. The score is DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
   attn_problem attention;
 
   int64_t width;        /**< Elements of a row of x, >= 1. */

@@ -40,28 +40,39 @@ typedef enum attn_join_kind {
   ATTN_JOIN_MULTIPLY, /**< s = x times other, element by element: a gate. */
 } attn_join_kind;
 
+struct attn_row_join;
+/** A tier's way through rows first .. first + count - 1 of a valid join. */
+typedef void (*attn_row_join_function)(const struct attn_row_join *join, int64_t first, int64_t count);
+
 /** Rows, all dense [rows][width]; types are f32, bf16 or f16. Arithmetic is float32, and each output is rounded once, from
- * s and not from what sum keeps of it. y and sum may be x or other where their types are the same, but not each other. */
+ * s and not from what sum keeps of it. A norm's sums of squares are float32, too: beyond 2^63 elements overflow them, and
+ * their row may become 0. y and sum may be x or other where their types are the same; otherwise no output may overlap
+ * another array. */
 typedef struct attn_row_join {
-  size_t struct_size;       /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  int64_t rows;             /**< >= 0 */
-  int64_t width;            /**< Elements of a row, >= 1. */
-  attn_join_kind kind;      /**< Addition or multiplication. */
-  attn_norm_kind norm_kind; /**< None, or which. */
-  attn_norm norm;           /**< Its parameters; not read without one. */
-  attn_dtype dtype_x;       /**< Type of x. */
-  attn_dtype dtype_other;   /**< Type of other. */
-  attn_dtype dtype_sum;     /**< Type of sum. */
-  attn_dtype dtype_y;       /**< Type of y. */
-  const void *x;            /**< First operand. */
-  const void *other;        /**< Second operand; NULL = none, with ATTN_JOIN_ADD alone. */
-  void *sum;                /**< Output: s, as a pre-norm block carries it on; or NULL. */
-  void *y;                  /**< Output. */
+  size_t struct_size;              /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t rows;                    /**< >= 0, at most 2^58 elements in all. */
+  int64_t width;                   /**< Elements of a row, 1..2^31. */
+  attn_join_kind kind;             /**< Addition or multiplication. */
+  attn_norm_kind norm_kind;        /**< None, or which. */
+  attn_norm norm;                  /**< Its parameters; not read without one. */
+  attn_dtype dtype_x;              /**< Type of x. */
+  attn_dtype dtype_other;          /**< Type of other. */
+  attn_dtype dtype_sum;            /**< Type of sum. */
+  attn_dtype dtype_y;              /**< Type of y. */
+  const void *x;                   /**< First operand. */
+  const void *other;               /**< Second operand; NULL = none, with ATTN_JOIN_ADD alone. */
+  void *sum;                       /**< Output: s, as a pre-norm block carries it on; or NULL. */
+  void *y;                         /**< Output. */
+  attn_row_join_function function; /**< From attn_row_join_choose(), for programs that join often; NULL = the options'. */
 } attn_row_join;
 
-/** Computes y and sum. options may be NULL; max_isa, threads and pool of them count. Every tier gives the same bits, and a
- * row's depend on that row alone. Allocates nothing. Returns ATTN_OK, ATTN_INVALID_ARGUMENT, or what is wrong with the
- * options. */
+/** The function of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result
+ * is NULL, with the sentence set, if there is no such tier. */
+ATTN_API attn_row_join_function attn_row_join_choose(const attn_options *options);
+
+/** Computes y and sum. options may be NULL; threads, pool and, without a function, max_isa of them count. Every tier gives
+ * the same bits, but for which NaN is written, and a row's depend on that row alone. A NaN makes NaN of its whole row where
+ * there is a norm. Allocates nothing. Returns ATTN_OK, ATTN_INVALID_ARGUMENT, or what is wrong with the options. */
 ATTN_API attn_status attn_row_join_run(const attn_row_join *join, const attn_options *options);
 
 #ifdef __cplusplus

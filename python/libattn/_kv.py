@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 from ._native import C, F, S, allocate, check
@@ -43,7 +44,7 @@ class Rope:
         numbers = {"base": base, "factor": factor, "original_length": original_length, "beta_fast": beta_fast,
                    "beta_slow": beta_slow, "attention_factor": attention_factor, "low_freq_factor": low_freq_factor,
                    "high_freq_factor": high_freq_factor}
-        _numbers(**numbers)
+        _numbers(math.inf, **numbers)  # float64
         own = None
         if frequencies is not None:
             values = _read_numbers("frequencies", frequencies)

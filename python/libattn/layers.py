@@ -60,15 +60,19 @@ def _flags(**flags):
             raise TypeError(f"{name} is {value!r}; it must be True or False")
 
 
-def _numbers(**values):
-    """Refuses what is no finite float32."""
+def _numbers(most=2.0**128, **values):
+    """Refuses what is no number, and numbers that are not below `most`, as no infinity is: of float32, unless given."""
     for name, value in values.items():
         try:
-            fits = not isinstance(value, (str, bytes)) and abs(float(value)) < 2.0**128
-        except (TypeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
+            number = None if isinstance(value, (str, bytes, bool)) else float(value)
+        except OverflowError:
+            number = math.inf
+        except (TypeError, ValueError):
+            number = None
+        if number is None:
             raise TypeError(f"{name} is {value!r}; it must be one finite number")
+        if not abs(number) < most:
+            raise ValueError(f"{name} is {value!r}; it must be a finite number, below {most:.3g} in magnitude")
 
 
 def _numbers_or_none(**values):

@@ -680,6 +680,18 @@ def test_objects_of_another_kind():
             call()
 
 
+def test_numbers_are_finite():
+    """A number that does not fit is another error than what is none."""
+    with pytest.raises(TypeError, match="epsilon is True; it must be one finite number"):
+        layers.add_layer_norm(draw(1, 3), epsilon=True)
+    for epsilon in (np.inf, np.nan, 1e39, 10**400):
+        with pytest.raises(ValueError, match="epsilon is .*; it must be a finite number, below 3.4e[+]38 in magnitude"):
+            layers.add_layer_norm(draw(1, 3), epsilon=epsilon)
+    libattn.Rope("halves", 4, base=1e39)
+    with pytest.raises(ValueError, match="base is inf; it must be a finite number"):
+        libattn.Rope("halves", 4, base=np.inf)
+
+
 @pytest.mark.parametrize(("wrong", "sentence"), [
     ({"self_weights": None}, "self_weights is None; it must be a dict of weights: w_qkv, w_q, "),
     ({"self_weights": [1]}, "self_weights is [1]; it must be a dict of weights: w_qkv, w_q, "),

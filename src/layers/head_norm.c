@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn/rows.h"
 #include "src/api/error.h"
 
 static attn_status allocate(attn_head_norm *norm) {
@@ -14,9 +13,12 @@ static attn_status allocate(attn_head_norm *norm) {
   return norm->gains ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the norms of a layer's heads");
 }
 
-attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm) {
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, const attn_options *options,
+                                  attn_head_norm *norm) {
   *norm = (attn_head_norm){.dim = dim, .epsilon = weights->qk_norm_epsilon};
   if (!weights->qk_norm) return ATTN_OK;
+  norm->function = attn_row_join_choose(options);
+  if (!norm->function) return ATTN_INVALID_ARGUMENT;
   const attn_status status = allocate(norm);
   if (status != ATTN_OK) return status;
   const float *const gains[] = {weights->q_norm_gain, weights->k_norm_gain};
@@ -45,6 +47,7 @@ attn_status attn_head_norm_run(const attn_head_norm *norm, bool keys, const attn
                               .dtype_x = rows->dtype,
                               .dtype_y = rows->dtype,
                               .x = rows->data,
-                              .y = rows->data};
+                              .y = rows->data,
+                              .function = norm->function};
   return attn_row_join_run(&join, options);
 }

@@ -3,16 +3,18 @@
 #ifndef ATTN_HEAD_NORM_H
 #define ATTN_HEAD_NORM_H
 
-#include "attn/attn.h"
+#include "attn/rows.h"
 
 typedef struct attn_head_norm {
   float *gains; /* [2][dim]: of Q, and of K; NULL = no norms */
+  attn_row_join_function function;
   int64_t dim;
   float epsilon;
 } attn_head_norm;
 
 /* Copies what the weights say, whose heads have dim elements. */
-attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, attn_head_norm *norm);
+attn_status attn_head_norm_create(const attn_mha_weights *weights, int64_t dim, const attn_options *options,
+                                  attn_head_norm *norm);
 
 /* A copy for another layer. */
 attn_status attn_head_norm_copy(const attn_head_norm *from, attn_head_norm *norm);

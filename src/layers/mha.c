@@ -65,7 +65,7 @@ static attn_status read_options(const attn_mha_options *theirs, layer_options *o
 
 static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_options *options) {
   const attn_status status = attn_mha_pack_weights(&layer->problem, weights, options, layer->product);
-  return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, &layer->norm) : status;
+  return status == ATTN_OK ? attn_head_norm_create(weights, layer->problem.attention.dim_qk, options, &layer->norm) : status;
 }
 
 /* ---- Plans ---- */

@@ -31,52 +31,84 @@ static attn_status check_array(const char *field, const void *data, attn_dtype d
   return ATTN_OK;
 }
 
-/* An output over an operand of another type would be written before it is read. */
+typedef struct array {
+  const char *field;
+  const void *data;
+  attn_dtype dtype;
+} array;
+
+static bool overlap(const attn_row_join *j, array a, array b) {
+  const uintptr_t begin = (uintptr_t)a.data, other = (uintptr_t)b.data;
+  const uintptr_t bytes = (uintptr_t)attn_elements_bytes(a.dtype, j->rows * j->width);
+  const uintptr_t others = (uintptr_t)attn_elements_bytes(b.dtype, j->rows * j->width);
+  return a.data && b.data && begin < other + others && other < begin + bytes;
+}
+
+/* An output elsewhere in an operand, or of another type, would be written before that is read. */
 static attn_status check_places(const attn_row_join *j) {
-  const struct {
-    const char *field;
-    const void *data;
-    attn_dtype dtype;
-  } in[] = {{"x", j->x, j->dtype_x}, {"other", j->other, j->dtype_other}},
-    out[] = {{"sum", j->sum, j->dtype_sum}, {"y", j->y, j->dtype_y}};
-  for (int i = 0; i < 4; i++)
-    REQUIRE(!out[i / 2].data || out[i / 2].data != in[i % 2].data || out[i / 2].dtype == in[i % 2].dtype,
-            "attn_row_join.%s is %s with dtype %d and %d; the same array must have one type", out[i / 2].field,
-            in[i % 2].field, (int)out[i / 2].dtype, (int)in[i % 2].dtype);
-  REQUIRE(!j->sum || j->sum != j->y, "attn_row_join.sum and y are the same array; each needs its own");
+  const array in[] = {{"x", j->x, j->dtype_x}, {"other", j->other, j->dtype_other}};
+  const array out[] = {{"sum", j->sum, j->dtype_sum}, {"y", j->y, j->dtype_y}};
+  for (int i = 0; i < 4; i++) {
+    const array to = out[i / 2], from = in[i % 2];
+    REQUIRE(!overlap(j, to, from) || (to.data == from.data && to.dtype == from.dtype),
+            "attn_row_join.%s is %p, of dtype %d, and %s is %p, of dtype %d; they must not overlap unless they are the same "
+            "array of one type",
+            to.field, to.data, (int)to.dtype, from.field, from.data, (int)from.dtype);
+  }
+  REQUIRE(!overlap(j, out[0], out[1]), "attn_row_join.sum and y overlap, at %p and %p; each needs memory of its own", j->sum,
+          j->y);
+  return ATTN_OK;
+}
+
+static attn_status check_norm(const attn_norm *norm) {
+  REQUIRE(norm->epsilon >= 0 && isfinite(norm->epsilon), "attn_norm.epsilon is %g; it must be finite and at least 0",
+          (double)norm->epsilon);
+  REQUIRE((uintptr_t)norm->gain % sizeof(float) == 0, "attn_norm.gain is %p; it must be aligned to its element, 4 bytes",
+          (const void *)norm->gain);
+  REQUIRE((uintptr_t)norm->bias % sizeof(float) == 0, "attn_norm.bias is %p; it must be aligned to its element, 4 bytes",
+          (const void *)norm->bias);
   return ATTN_OK;
 }
 
 static attn_status check(const attn_row_join *j) {
-  REQUIRE(j->rows >= 0 && j->rows <= ATTN_SIZE_LIMIT, "attn_row_join.rows is %" PRId64 "; it must be in 0..2^31", j->rows);
+  const int64_t elements = (int64_t)1 << 58;
   REQUIRE(j->width >= 1 && j->width <= ATTN_SIZE_LIMIT, "attn_row_join.width is %" PRId64 "; it must be in 1..2^31",
           j->width);
+  REQUIRE(j->rows >= 0 && j->rows <= elements / j->width,
+          "attn_row_join.rows is %" PRId64 "; it must be in 0..%" PRId64 ", for 2^58 elements", j->rows,
+          elements / j->width);
   REQUIRE(j->kind == ATTN_JOIN_ADD || j->kind == ATTN_JOIN_MULTIPLY,
           "attn_row_join.kind is %d; it must be ATTN_JOIN_ADD or ATTN_JOIN_MULTIPLY", (int)j->kind);
   REQUIRE((unsigned)j->norm_kind <= ATTN_NORM_RMS,
           "attn_row_join.norm_kind is %d; it must be ATTN_NORM_NONE, _LAYER or _RMS", (int)j->norm_kind);
-  REQUIRE(j->norm_kind == ATTN_NORM_NONE || (j->norm.epsilon >= 0 && isfinite(j->norm.epsilon)),
-          "attn_norm.epsilon is %g; it must be finite and at least 0", (double)j->norm.epsilon);
-  if (j->rows == 0) return ATTN_OK;
-  attn_status status = check_array("x", j->x, j->dtype_x, true);
+  attn_status status = j->norm_kind == ATTN_NORM_NONE ? ATTN_OK : check_norm(&j->norm);
+  if (status != ATTN_OK || j->rows == 0) return status;
+  status = check_array("x", j->x, j->dtype_x, true);
   if (status == ATTN_OK) status = check_array("other", j->other, j->dtype_other, j->kind == ATTN_JOIN_MULTIPLY);
   if (status == ATTN_OK) status = check_array("sum", j->sum, j->dtype_sum, false);
   if (status == ATTN_OK) status = check_array("y", j->y, j->dtype_y, true);
   return status == ATTN_OK ? check_places(j) : status;
 }
 
+attn_row_join_function attn_row_join_choose(const attn_options *options) {
+  attn_options own;
+  const char *cap;
+  if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
+  return attn_tier_parts_below(cap).rows->join;
+}
+
 typedef struct join_run {
   const attn_row_join *join;
-  const attn_rows_kernel *kernel;
-  int64_t blocks;
+  attn_row_join_function function;
+  int64_t rows; /* in a block */
 } join_run;
 
 static void run_block(void *context, int64_t block, int worker) {
   const join_run *r = context;
   (void)worker;
-  const int64_t rows = r->join->rows, first = block * rows / r->blocks, end = (block + 1) * rows / r->blocks;
+  const int64_t first = block * r->rows;
   const uint64_t mode = attn_float_mode_enter();
-  r->kernel->join(r->join, first, end - first);
+  r->function(r->join, first, min64(r->rows, r->join->rows - first));
   attn_float_mode_leave(mode);
 }
 
@@ -84,16 +116,14 @@ attn_status attn_row_join_run(const attn_row_join *join, const attn_options *opt
   REQUIRE(join, "join is NULL; it must point to an attn_row_join");
   attn_row_join j;
   attn_options wanted, resolved;
-  const char *cap;
   attn_status status = attn_struct_read(&join_layout, join, &j);
   if (status == ATTN_OK) status = check(&j);
   if (status == ATTN_OK) status = attn_options_read(options, &wanted);
-  if (status == ATTN_OK) status = attn_dispatch_cap(&wanted, &cap);
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status != ATTN_OK || j.rows == 0) return status;
+  join_run run = {&j, j.function ? j.function : attn_row_join_choose(&wanted), max64(1, BLOCK_ELEMENTS / j.width)};
+  if (!run.function) return ATTN_INVALID_ARGUMENT; /* whose sentence is set */
   if (wanted.threads == 0 && !attn_parallel_pays_for_elements(j.rows * j.width * arrays(&j))) resolved.threads = 1;
-  const int64_t rows_of_block = max64(1, BLOCK_ELEMENTS / j.width);
-  join_run run = {&j, attn_tier_parts_below(cap).rows, ceil_div(j.rows, rows_of_block)};
-  attn_parallel_run(&resolved, run.blocks, run_block, &run);
+  attn_parallel_run(&resolved, ceil_div(j.rows, run.rows), run_block, &run);
   return ATTN_OK;
 }

@@ -7,6 +7,7 @@
  *
  * In pre-norm the addition of one sublayer and the norm of the next are one pass over the rows. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,6 @@
 #include "src/api/error.h"
 #include "src/nn/kv_cache.h"
 #include "src/nn/linear.h"
-#include "src/plan/own_options.h"
 
 enum { MOST_SUBLAYERS = 3, MOST_NORMS = 2 * MOST_SUBLAYERS };
 
@@ -32,8 +32,7 @@ struct attn_block {
   attn_norm_kind norm_kind;
   int count;
   sublayer sublayers[MOST_SUBLAYERS];
-  attn_options options; /* for the norms */
-  attn_option_names names;
+  attn_nn_joins joins;
   float *norm_arrays; /* gain and bias of every norm, [2 count][2][width]; shared by the blocks of other shapes */
 };
 
@@ -169,19 +168,20 @@ static attn_status check_block(attn_block_config *c) {
           "attn_block_config.post_norms is true without pre_norm; the norms of a post-norm block are after the sublayers "
           "already: it must be false");
   const struct {
+    const char *field;
     const attn_norm *norm;
     bool used;
-  } norms[MOST_NORMS] = {{&c->self_norm, true},
-                         {&c->cross_norm, c->has_cross},
-                         {&c->feed_forward_norm, true},
-                         {&c->self_post_norm, c->post_norms},
-                         {&c->cross_post_norm, c->post_norms && c->has_cross},
-                         {&c->feed_forward_post_norm, c->post_norms}};
-  for (int i = 0; i < MOST_NORMS && status == ATTN_OK; i++)
-    if (norms[i].used)
-      status = attn_row_join_run(
-          &ATTN_STRUCT(attn_row_join, .width = width, .norm_kind = ATTN_NORM_LAYER, .norm = *norms[i].norm), NULL);
-  return status;
+  } norms[MOST_NORMS] = {{"self_norm", &c->self_norm, true},
+                         {"cross_norm", &c->cross_norm, c->has_cross},
+                         {"feed_forward_norm", &c->feed_forward_norm, true},
+                         {"self_post_norm", &c->self_post_norm, c->post_norms},
+                         {"cross_post_norm", &c->cross_post_norm, c->post_norms && c->has_cross},
+                         {"feed_forward_post_norm", &c->feed_forward_post_norm, c->post_norms}};
+  for (int i = 0; i < MOST_NORMS; i++)
+    REQUIRE(!norms[i].used || (norms[i].norm->epsilon >= 0 && isfinite(norms[i].norm->epsilon)),
+            "attn_block_config.%s.epsilon is %g; it must be finite and at least 0", norms[i].field,
+            (double)norms[i].norm->epsilon);
+  return ATTN_OK;
 }
 
 /* Copies gain and bias into the block's memory. A missing gain is 1, a missing bias 0. */
@@ -215,8 +215,7 @@ static attn_status build(attn_block *block, const attn_block_config *c, const at
   block->norm_arrays = attn_nn_allocate_shared("the norms", (size_t)(MOST_NORMS * 2 * block->width) * sizeof(float));
   if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
   const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options, .product = c->product);
-  attn_status status = attn_options_read(options, &block->options);
-  attn_own_options(&block->options, &block->names);
+  attn_status status = attn_nn_choose_joins(options, &block->joins);
   if (status == ATTN_OK) status = add_attentions(block, c, &mha);
   if (status != ATTN_OK) return status;
   sublayer *s = add_sublayer(block, &c->feed_forward_norm, &c->feed_forward_post_norm);
@@ -293,7 +292,6 @@ attn_status attn_block_reshape(const attn_block *block, const attn_mha_problem *
   attn_block *made = attn_nn_new("attn_block", sizeof *made);
   if (!made) return ATTN_OUT_OF_MEMORY;
   *made = *block;
-  attn_own_options(&made->options, &made->names);
   made->rows = rows_of(&problems[0]);
   attn_nn_share(made->norm_arrays);
   for (int i = 0; i < made->count; i++) { /* all that it owns, so that it can be destroyed from here on */
@@ -377,14 +375,13 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const voi
 /* s = x + other; the norm, if the join has one, is of the block's kind. */
 static attn_status join(const block_run *r, attn_row_join j, const attn_norm *norm) {
   const double begin = attn_nn_now_ns(r->args->profile);
-  j.struct_size = sizeof j;
   j.rows = r->rows;
   j.width = r->block->width;
   if (norm) {
     j.norm_kind = r->block->norm_kind;
     j.norm = *norm;
   }
-  const attn_status status = attn_row_join_run(&j, &r->block->options);
+  const attn_status status = attn_nn_join(&r->block->joins, j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
   return status;
 }

@@ -8,14 +8,12 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/api/error.h"
 #include "src/nn/linear.h"
-#include "src/plan/own_options.h"
 
 struct attn_feed_forward {
   atomic_int owners;
   int64_t width, hidden;
   attn_dtype dtype_x, dtype_y;
-  attn_options options; /* for the multiplication by the gate */
-  attn_option_names names;
+  attn_nn_joins joins;                 /* for the multiplication by the gate */
   attn_product *first, *second, *gate; /* gate: NULL without one */
 };
 
@@ -59,8 +57,7 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
        &layer->first, rows},
       {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, c->dtype, NULL, &layer->second, out},
       {"attn_feed_forward_config.gate", &c->gate, c->width, c->hidden, c->dtype, activation, &layer->gate, rows}};
-  attn_status status = attn_options_read(options, &layer->options);
-  attn_own_options(&layer->options, &layer->names);
+  attn_status status = attn_nn_choose_joins(options, &layer->joins);
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, c->gate.weight ? 3 : 2, options, c->product);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
@@ -119,10 +116,15 @@ static attn_status run_first(const attn_feed_forward *layer, int64_t rows, const
   attn_status status = attn_nn_linear_run(layer->first, in, x, hidden, product, l->product_bytes);
   if (status == ATTN_OK && layer->gate) status = attn_nn_linear_run(layer->gate, in, x, gate, product, l->product_bytes);
   if (status != ATTN_OK || !layer->gate) return status;
-  const attn_row_join join =
-      ATTN_STRUCT(attn_row_join, .rows = rows, .width = layer->hidden, .kind = ATTN_JOIN_MULTIPLY, .dtype_x = layer->dtype_x,
-                  .dtype_other = layer->dtype_x, .dtype_y = layer->dtype_x, .x = hidden, .other = gate, .y = hidden);
-  return attn_row_join_run(&join, &layer->options);
+  return attn_nn_join(&layer->joins, (attn_row_join){.rows = rows,
+                                                     .width = layer->hidden,
+                                                     .kind = ATTN_JOIN_MULTIPLY,
+                                                     .dtype_x = layer->dtype_x,
+                                                     .dtype_other = layer->dtype_x,
+                                                     .dtype_y = layer->dtype_x,
+                                                     .x = hidden,
+                                                     .other = gate,
+                                                     .y = hidden});
 }
 
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const void *x, void *y, void *workspace,

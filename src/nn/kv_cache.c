@@ -228,7 +228,8 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
   cache->shape = *shape;
   cache->options = *options;
   attn_own_options(&cache->options, &cache->names);
-  attn_status status = find_pool(cache);
+  attn_status status = attn_nn_choose_joins(options, &cache->joins);
+  if (status == ATTN_OK) status = find_pool(cache);
   if (status == ATTN_OK) status = allocate(cache);
   if (status == ATTN_OK && cache->shape.key_channels) status = attn_kv_channels_create(cache);
   if (status == ATTN_OK && cache->floats) status = attn_kv_cache_find_plan(cache, 1, 1);
@@ -526,10 +527,11 @@ static attn_status attend_rounded(attn_kv_cache *cache, attn_kv_cache_args args,
   *o = args.o;
   if (status != ATTN_OK || dtype_o == ATTN_F32) return status;
   *o = rounded;
-  const attn_row_join join =
-      ATTN_STRUCT(attn_row_join, .rows = cache->cu_seqlens[cache->shape.batch],
-                  .width = cache->shape.heads_q * cache->shape.dim_v, .dtype_y = dtype_o, .x = args.o, .y = rounded);
-  return attn_row_join_run(&join, &cache->options);
+  return attn_nn_join(&cache->joins, (attn_row_join){.rows = cache->cu_seqlens[cache->shape.batch],
+                                                     .width = cache->shape.heads_q * cache->shape.dim_v,
+                                                     .dtype_y = dtype_o,
+                                                     .x = args.o,
+                                                     .y = rounded});
 }
 
 static attn_status step_mha(const attn_mha *mha, const attn_mha_problem *p, attn_kv_cache *cache, int64_t layer,

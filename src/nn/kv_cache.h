@@ -5,6 +5,7 @@
 
 #include "attn/nn.h"
 #include "src/nn/kv_pool.h"
+#include "src/nn/linear.h"
 #include "src/plan/own_options.h"
 
 enum { ATTN_KV_PLANS = 8 /* sizes of steps that are planned once */ };
@@ -24,6 +25,7 @@ typedef struct attn_kv_float_page {
 struct attn_kv_cache {
   attn_kv_cache_shape shape;
   attn_options options;
+  attn_nn_joins joins; /* for rounding the heads' outputs of a layer */
   attn_option_names names;
   float *sinks, *slopes, *distance_bias; /* NULL = none */
   attn_kv_pool *pool;

@@ -45,6 +45,21 @@ attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, 
   return attn_product_run(product, &args, workspace, bytes);
 }
 
+attn_status attn_nn_choose_joins(const attn_options *options, attn_nn_joins *joins) {
+  const attn_status status = attn_options_read(options, &joins->options);
+  if (status != ATTN_OK) return status;
+  joins->function = attn_row_join_choose(options);
+  joins->options.kernel = joins->options.max_isa = NULL; /* the caller may free them */
+  joins->options.tuning = NULL;
+  return joins->function ? ATTN_OK : ATTN_INVALID_ARGUMENT;
+}
+
+attn_status attn_nn_join(const attn_nn_joins *joins, attn_row_join join) {
+  join.struct_size = sizeof join;
+  join.function = joins->function;
+  return attn_row_join_run(&join, &joins->options);
+}
+
 attn_status attn_nn_check_fits(const char *layer, bool fits) {
   if (fits) return ATTN_OK;
   return attn_fail(ATTN_UNSUPPORTED, "the workspace of this %s exceeds the address space; take a smaller batch or seq",

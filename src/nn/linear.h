@@ -41,6 +41,17 @@ typedef struct attn_nn_rows {
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const void *x, void *y, void *workspace,
                                size_t bytes);
 
+/* The caller's options of row joins, and the function of their tier. */
+typedef struct attn_nn_joins {
+  attn_options options;
+  attn_row_join_function function;
+} attn_nn_joins;
+
+attn_status attn_nn_choose_joins(const attn_options *options, attn_nn_joins *joins);
+
+/* Runs the join with them. */
+attn_status attn_nn_join(const attn_nn_joins *joins, attn_row_join join);
+
 /* ---- Workspaces, which layers divide by LAY_OUT (kernels/common/memory/memory.h) ---- */
 
 /* An error if LAY_OUT found a workspace too large to address. */

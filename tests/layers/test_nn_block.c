@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "examples/safetensors.h"
+#include "kernels/common/problem/dtypes.h"
 #include "tests/support/nn_support.h"
 
 enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* see nn_fixture.py */
@@ -499,30 +500,41 @@ static attn_block *make_stepper(fixture *f, attn_kv_cache **cache) {
   test_ok(attn_block_create(&f->config, &options, &block));
   const attn_kv_cache_shape shape =
       ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = WIDTH / HEADS,
-                  .dim_v = WIDTH / HEADS, .capacity = SEQ, .layers = 2);
+                  .dim_v = WIDTH / HEADS, .capacity = SEQ, .dtype = f->config.self.attention.dtype_kv, .layers = 2);
   if (cache) test_ok(attn_kv_cache_create(&shape, &options, cache));
   return block;
 }
 
-/* Tokens `first` to first + counts[b] - 1 of each sequence side by side, as steps have them. Returns how many there are. */
-static int gather(const float *from, const int32_t *first, const int32_t *counts, float *rows) {
-  int at = 0;
-  for (int b = 0; b < BATCH; at += counts[b++])
-    memcpy(rows + at * WIDTH, from + (b * SEQ + first[b]) * WIDTH, (size_t)counts[b] * WIDTH * sizeof *rows);
+/* The type of everything in a block but its weights, and x in it, freed by the caller. */
+static void *take_type(fixture *f, attn_dtype dtype) {
+  attn_problem *a = &f->config.self.attention, *c = &f->config.cross.attention;
+  f->config.dtype_rows = a->dtype_q = a->dtype_kv = a->dtype_o = dtype;
+  if (f->config.has_cross) c->dtype_q = c->dtype_kv = c->dtype_o = dtype;
+  return test_narrow(f->args.x, BATCH * SEQ * WIDTH, dtype);
+}
+
+/* Tokens `first` to first + counts[b] - 1 of each sequence side by side, as steps have them. Returns their bytes. */
+static size_t gather(const void *from, attn_dtype dtype, const int32_t *first, const int32_t *counts, void *rows) {
+  const size_t row = (size_t)attn_elements_bytes(dtype, WIDTH);
+  size_t at = 0;
+  for (int b = 0; b < BATCH; at += (size_t)counts[b++] * row)
+    memcpy((char *)rows + at, (const char *)from + (size_t)(b * SEQ + first[b]) * row, (size_t)counts[b] * row);
   return at;
 }
 
 /* A block without cross-attention takes any number of tokens of each sequence. */
 TEST(steps_have_the_bits_of_one_run) {
   static const int32_t steps[TEXT_STEPS][BATCH] = {{4, 1}, {1, 0}, {2, 6}};
-  for (int variant = 0; variant < 3; variant++) { /* post-norm, pre-norm, pre-norm with post_norms */
+  for (int variant = 0; variant < 9; variant++) { /* post-norm, pre-norm, pre-norm with post_norms; in every type */
+    const attn_dtype dtype = (const attn_dtype[]){ATTN_F32, ATTN_BF16, ATTN_F16}[variant / 3];
     fixture f;
     attn_kv_cache *cache;
     float whole[BATCH * SEQ * WIDTH], x[BATCH * SEQ * WIDTH], right[BATCH * SEQ * WIDTH];
-    load(&f, false, variant > 0);
-    if (variant == 2) add_post_norms(&f.config);
+    load(&f, false, variant % 3 > 0);
+    if (variant % 3 == 2) add_post_norms(&f.config);
+    void *text = take_type(&f, dtype);
     attn_block *block = make_stepper(&f, &cache);
-    attn_block_args args = ATTN_STRUCT(attn_block_args, .x = f.args.x, .y = whole);
+    attn_block_args args = ATTN_STRUCT(attn_block_args, .x = text, .y = whole);
     void *workspace = test_allocate(attn_block_workspace(block));
     test_ok(attn_block_run(block, &args, workspace, attn_block_workspace(block)));
     free(workspace);
@@ -533,13 +545,14 @@ TEST(steps_have_the_bits_of_one_run) {
       int32_t first[BATCH];
       memcpy(first, attn_kv_cache_lengths(cache), sizeof first);
       test_ok(attn_kv_cache_begin(cache, steps[i]));
-      const int rows = gather(f.args.x, first, steps[i], x);
+      const size_t bytes = gather(text, dtype, first, steps[i], x);
       test_ok(attn_block_step(block, cache, 1, &args));
-      gather(whole, first, steps[i], right);
-      assert_memory_equal(x, right, (size_t)(rows * WIDTH) * sizeof *x);
+      gather(whole, dtype, first, steps[i], right);
+      assert_memory_equal(x, right, bytes);
     }
     assert_int_equal(profile.runs, TEXT_STEPS);
     assert_true(profile.attention_ns > 0 && profile.feed_forward_ns > 0 && profile.projections_ns == 0);
+    free(text);
     attn_kv_cache_destroy(cache);
     attn_block_destroy(block);
     safetensors_free(&f.file);
@@ -548,18 +561,22 @@ TEST(steps_have_the_bits_of_one_run) {
 
 /* A decoder block was made for so many tokens of each sequence, and attends to a memory that is projected once. */
 TEST(steps_of_decoder_blocks_have_the_bits_of_one_run) {
-  for (int pre_norm = 0; pre_norm < 2; pre_norm++) {
+  for (int variant = 0; variant < 6; variant++) { /* post-norm, pre-norm; in every type */
+    const attn_dtype dtype = (const attn_dtype[]){ATTN_F32, ATTN_BF16, ATTN_F16}[variant / 2];
+    const bool pre_norm = variant % 2;
     fixture f, one;
     attn_kv_cache *cache;
     float whole[BATCH * SEQ * WIDTH], x[BATCH * WIDTH], y[BATCH * WIDTH], right[BATCH * WIDTH];
     static float keys[BATCH * MEMORY * WIDTH], values[BATCH * MEMORY * WIDTH];
     load(&f, true, pre_norm);
     load_for(&one, true, pre_norm, 1);
+    void *text = take_type(&f, dtype), *memory = test_narrow(f.args.memory, BATCH * MEMORY * WIDTH, dtype);
+    free(take_type(&one, dtype));
     attn_block *all = make_stepper(&f, NULL), *block = make_stepper(&one, &cache);
     const size_t bytes = attn_block_workspace(all);
     void *workspace = test_allocate(bytes);
     attn_block_args args = f.args;
-    args.y = whole;
+    args.x = text, args.memory = memory, args.y = whole;
     test_ok(attn_block_run(all, &args, workspace, bytes));
     test_ok(attn_block_project_memory(block, &args, keys, values, workspace, bytes));
     args.x = x, args.y = y;
@@ -567,10 +584,10 @@ TEST(steps_of_decoder_blocks_have_the_bits_of_one_run) {
       const int32_t counts[BATCH] = {1, 1}, first[BATCH] = {i, i};
       if (i == 2) args.memory = NULL, args.projected_k = keys, args.projected_v = values;
       test_ok(attn_kv_cache_begin(cache, counts));
-      gather(f.args.x, first, counts, x);
+      const size_t row_bytes = gather(text, dtype, first, counts, x);
       test_ok(attn_block_step(block, cache, 0, &args));
-      gather(whole, first, counts, right);
-      assert_memory_equal(y, right, sizeof y);
+      gather(whole, dtype, first, counts, right);
+      assert_memory_equal(y, right, row_bytes);
     }
     test_ok(attn_kv_cache_truncate(cache, 3));
     test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){1, 0}));
@@ -578,6 +595,8 @@ TEST(steps_of_decoder_blocks_have_the_bits_of_one_run) {
     test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){2, 0}));
     test_invalid(attn_block_step(block, cache, 0, &args), "sequence 0 has 2 new tokens");
     free(workspace);
+    free(text);
+    free(memory);
     attn_kv_cache_destroy(cache);
     attn_block_destroy(all);
     attn_block_destroy(block);
@@ -627,14 +646,15 @@ TEST(arguments_are_checked) {
   REFUSED(bad.cross.attention.batch = 1, "attn_block_config.cross has 7 query rows");
   REFUSED(bad.feed_forward.width = 23, "attn_block_config.feed_forward.width is 23");
   REFUSED(bad.feed_forward.hidden = 0, "attn_feed_forward_config.hidden is 0");
-  REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
+  REFUSED(bad.cross_norm.epsilon = -1, "attn_block_config.cross_norm.epsilon is -1");
   REFUSED(bad.post_norms = true, "attn_block_config.post_norms is true without pre_norm");
   REFUSED(bad.dtype_rows = ATTN_I8, "attn_block_config.dtype_rows is");
   REFUSED(bad.self.dtype_x = ATTN_BF16, "attn_block_config.self has dtype_x 2 and dtype_y 0");
   REFUSED(bad.self.dtype_y = ATTN_BF16; bad.dtype_rows = ATTN_BF16, "attn_block_config.self has dtype_x 0 and dtype_y 2");
   REFUSED(bad.feed_forward.dtype_x = ATTN_F16, "attn_block_config.feed_forward has dtype_x 1");
   REFUSED(bad.feed_forward.dtype_y = ATTN_F16, "attn_block_config.feed_forward has dtype_x 0 and dtype_y 1");
-  REFUSED((bad.pre_norm = bad.post_norms = true, bad.cross_post_norm.epsilon = -1), "attn_norm.epsilon is -1");
+  REFUSED((bad.pre_norm = bad.post_norms = true, bad.cross_post_norm.epsilon = -1),
+          "attn_block_config.cross_post_norm.epsilon is -1");
   REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");
   REFUSED(bad.struct_size = sizeof bad / 2 - 4, "attn_block_config.struct_size is");

@@ -103,13 +103,13 @@ TEST(feed_forward_rounds_rows) {
 }
 
 /* Rows of a map that int8_rows rounds. */
-static void run_map(const attn_linear *map, int64_t in, int64_t out, attn_row_function after, const float *x, int64_t rows,
-                    float *y) {
+static void run_map(const attn_linear *map, int64_t in, int64_t out, attn_row_function after, bool int8, const float *x,
+                    int64_t rows, float *y) {
   attn_product *product;
   test_ok(
       attn_product_create(&ATTN_STRUCT(attn_product_weights, .depth = in, .columns = out, .weight = map->weight,
                                        .stride_depth = map->transposed ? 1 : out, .stride_column = map->transposed ? in : 1,
-                                       .bias = map->bias, .activate = after, .int8_weights = true, .int8_rows = true),
+                                       .bias = map->bias, .activate = after, .int8_weights = int8, .int8_rows = int8),
                           NULL, &product));
   const size_t bytes = attn_product_workspace(product, rows);
   void *workspace = aligned_alloc(64, bytes);
@@ -130,10 +130,10 @@ TEST(feed_forward_rounds_rows_to_int8) {
                   .gate = nn_random_linear(WIDTH, HIDDEN, true, 3));
   float *x = nn_random(ROWS * WIDTH, 5), gate[ROWS * HIDDEN], hidden[ROWS * HIDDEN], expected[ROWS * WIDTH];
   float y[ROWS * WIDTH];
-  run_map(&config.gate, WIDTH, HIDDEN, attn_activation_function(ATTN_RELU, NULL), x, ROWS, gate);
-  run_map(&config.first, WIDTH, HIDDEN, NULL, x, ROWS, hidden);
+  run_map(&config.gate, WIDTH, HIDDEN, attn_activation_function(ATTN_RELU, NULL), true, x, ROWS, gate);
+  run_map(&config.first, WIDTH, HIDDEN, NULL, true, x, ROWS, hidden);
   for (int i = 0; i < ROWS * HIDDEN; i++) hidden[i] *= gate[i];
-  run_map(&config.second, HIDDEN, WIDTH, NULL, hidden, ROWS, expected);
+  run_map(&config.second, HIDDEN, WIDTH, NULL, true, hidden, ROWS, expected);
   for (int rounds = 1; rounds >= 0; rounds--) {
     attn_feed_forward *layer;
     config.int8_rows = rounds;
@@ -145,29 +145,6 @@ TEST(feed_forward_rounds_rows_to_int8) {
     attn_feed_forward_destroy(layer);
     assert_int_equal(memcmp(y, expected, sizeof y) == 0, rounds);
   }
-}
-
-/* Where the error may change the sign, a rectified value has the error of the other side. */
-/* ROWS x `columns` of x W + b through the activation, each rounded to the type. */
-static float *map_rounded(const float *x, int64_t rows, int64_t depth, int64_t columns, const attn_linear *map,
-                          attn_row_function activate, attn_dtype dtype) {
-  attn_product *product;
-  float *y = nn_random(rows * columns, 0);
-  test_ok(attn_product_create(
-      &ATTN_STRUCT(attn_product_weights, .depth = depth, .columns = columns, .weight = map->weight,
-                   .stride_depth = map->transposed ? 1 : columns, .stride_column = map->transposed ? depth : 1,
-                   .bias = map->bias, .activate = activate),
-      NULL, &product));
-  const size_t bytes = attn_product_workspace(product, rows);
-  void *workspace = test_allocate(bytes);
-  test_ok(attn_product_run(product,
-                           &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = x,
-                                        .x_stride = {.s = depth, .d = 1}, .y = y, .y_stride = {.s = columns, .d = 1}),
-                           workspace, bytes));
-  free(workspace);
-  attn_product_destroy(product);
-  test_round(y, (size_t)(rows * columns), dtype);
-  return y;
 }
 
 /* Rows of 16 bits: what float32 maps give, rounded where rows are kept. */
@@ -190,13 +167,17 @@ TEST(feed_forward_of_rows_of_16_bits) {
     void *workspace = test_allocate(bytes);
     test_ok(attn_feed_forward_run(layer, ROWS, given, y, workspace, bytes));
     const attn_row_function activation = attn_activation_function(ATTN_SILU, NULL);
-    float *hidden = map_rounded(x, ROWS, WIDTH, HIDDEN, &config.first, gated ? NULL : activation, in);
+    float hidden[ROWS * HIDDEN], gate[ROWS * HIDDEN], right[ROWS * WIDTH];
+    run_map(&config.first, WIDTH, HIDDEN, gated ? NULL : activation, false, x, ROWS, hidden);
+    test_round(hidden, ROWS * HIDDEN, in);
     if (gated) {
-      const float *gate = map_rounded(x, ROWS, WIDTH, HIDDEN, &config.gate, activation, in);
+      run_map(&config.gate, WIDTH, HIDDEN, activation, false, x, ROWS, gate);
+      test_round(gate, ROWS * HIDDEN, in);
       for (int n = 0; n < ROWS * HIDDEN; n++) hidden[n] *= gate[n];
       test_round(hidden, ROWS * HIDDEN, in);
     }
-    void *expected = test_narrow(map_rounded(hidden, ROWS, HIDDEN, WIDTH, &config.second, NULL, out), ROWS * WIDTH, out);
+    run_map(&config.second, HIDDEN, WIDTH, NULL, false, hidden, ROWS, right);
+    void *expected = test_narrow(right, ROWS * WIDTH, out);
     assert_memory_equal(y, expected, (size_t)attn_elements_bytes(out, ROWS * WIDTH));
     if (in == out) { /* in place */
       test_ok(attn_feed_forward_run(layer, ROWS, given, given, workspace, bytes));
@@ -208,6 +189,7 @@ TEST(feed_forward_of_rows_of_16_bits) {
   }
 }
 
+/* Where the error may change the sign, a rectified value has the error of the other side. */
 TEST(rectified_values_keep_their_error) {
   double value[] = {3, -3, 0.3, -0.3, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
   const double limit[] = {0.1, 0, 0.1, 0.1, 0};

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "attn/product.h"
+#include "kernels/common/problem/dtypes.h"
 #include "tests/support/nn_support.h"
 #include "tests/support/pool.h"
 
@@ -158,22 +159,28 @@ static attn_block_config block_config(bool decoder, bool pre_norm, const shape *
   return c;
 }
 
-static void run_block(const attn_block *block, const shape *self, const shape *cross, float *y) {
+/* x and the memory in this type, which is the block's. */
+static void run_block(const attn_block *block, attn_dtype dtype, const shape *self, const shape *cross, float *y) {
   const size_t bytes = attn_block_workspace(block);
   void *workspace = test_allocate(bytes);
   memset(workspace, 0xff, bytes);
+  void *rows = test_narrow(x, MOST_ROWS * WIDTH, dtype), *keys = test_narrow(memory, MOST_ROWS * WIDTH, dtype);
   test_ok(attn_block_run(block,
-                         &ATTN_STRUCT(attn_block_args, .x = x, .memory = cross ? memory : NULL, .y = y, .self = &self->args,
+                         &ATTN_STRUCT(attn_block_args, .x = rows, .memory = cross ? keys : NULL, .y = y, .self = &self->args,
                                       .cross = cross ? &cross->args : NULL),
                          workspace, bytes));
+  free(rows);
+  free(keys);
   free(workspace);
 }
 
 TEST(blocks_have_the_bits_of_a_block_made_for_the_shape) {
   fill();
-  for (int variant = 0; variant < 4; variant++) {
+  for (int variant = 0; variant < 8; variant++) {
     const bool decoder = variant & 1, pre_norm = variant & 2;
-    const attn_block_config tiny = block_config(decoder, pre_norm, NULL, NULL);
+    const attn_dtype dtype = variant & 4 ? ATTN_BF16 : ATTN_F32;
+    attn_block_config tiny = block_config(decoder, pre_norm, NULL, NULL);
+    tiny.dtype_rows = dtype;
     attn_block *block;
     test_ok(attn_block_create(&tiny, NULL, &block));
     for (unsigned seed = 1; seed <= 10; seed++) {
@@ -190,11 +197,12 @@ TEST(blocks_have_the_bits_of_a_block_made_for_the_shape) {
       test_ok(attn_block_reshape(block, &self.problem, cross ? &cross->problem : NULL, &reshaped));
       attn_block_destroy(block);
       block = reshaped;
-      const attn_block_config config = block_config(decoder, pre_norm, &self, cross);
+      attn_block_config config = block_config(decoder, pre_norm, &self, cross);
+      config.dtype_rows = dtype;
       test_ok(attn_block_create(&config, NULL, &fresh));
-      run_block(fresh, &self, cross, expected);
-      run_block(block, &self, cross, got);
-      assert_memory_equal(got, expected, (size_t)(rows_of(&self) * WIDTH) * sizeof *got);
+      run_block(fresh, dtype, &self, cross, expected);
+      run_block(block, dtype, &self, cross, got);
+      assert_memory_equal(got, expected, (size_t)attn_elements_bytes(dtype, rows_of(&self) * WIDTH));
       attn_block_destroy(fresh);
     }
     attn_block_destroy(block);

@@ -102,24 +102,47 @@ static void check_join(const char *tier, attn_row_join j, bool has_other, bool h
   for (int i = 0; i < 4; i++) free(arrays[i]);
 }
 
+/* Every type of x with every norm, with and without a sum, another operand and places in common: each of these with each
+ * other. The types of the other arrays go along. */
 TEST(every_tier_rounds_the_same_floats) {
   char tiers[16][16];
   const int tier_count = test_tiers(tiers);
   test_fill(gain, LONGEST, 1);
   test_fill(bias, LONGEST, 2);
-  unsigned n = 0;
   for (size_t w = 0; w < COUNT(widths); w++)
-    for (int combination = 0; combination < 81; combination++) {
-      const int t[] = {combination % 3, combination / 3 % 3, combination / 9 % 3, combination / 27};
-      attn_row_join j = {.struct_size = sizeof j, .rows = ROWS, .width = widths[w], .norm_kind = (attn_norm_kind)(n % 3)};
-      j.norm = (attn_norm){n % 2 ? gain : NULL, n % 5 ? bias : NULL, 1e-5f};
-      j.dtype_x = types[t[0]], j.dtype_other = types[t[1]], j.dtype_sum = types[t[2]], j.dtype_y = types[t[3]];
-      const bool multiplies = n % 7 == 0;
-      j.kind = multiplies ? ATTN_JOIN_MULTIPLY : ATTN_JOIN_ADD;
-      for (int i = test_few() ? tier_count - 1 : 0; i < tier_count; i++)
-        check_join(tiers[i], j, multiplies || n % 4, n % 3 != 1, n / 2 % 2);
-      n++;
+    for (unsigned n = 0; n < 3 * 3 * 2 * 3 * 2; n++) {
+      const unsigned norm = n / 3 % 3, sum = n / 9 % 2, other = n / 18 % 3, in_place = n / 54;
+      attn_row_join j = {.struct_size = sizeof j, .rows = ROWS, .width = widths[w], .norm_kind = (attn_norm_kind)norm};
+      j.norm = (attn_norm){(n + w) % 2 ? gain : NULL, (n + w) % 5 ? bias : NULL, 1e-5f};
+      j.kind = other == 2 ? ATTN_JOIN_MULTIPLY : ATTN_JOIN_ADD;
+      j.dtype_x = types[n % 3];
+      j.dtype_other = types[(n + w + norm) % 3];
+      j.dtype_sum = types[(n / 3 + w) % 3];
+      j.dtype_y = types[(n / 9 + w + norm) % 3];
+      for (int i = test_few() ? tier_count - 1 : 0; i < tier_count; i++) check_join(tiers[i], j, other, sum, in_place);
     }
+}
+
+/* A norm spreads a NaN over its whole row, but to no other; so does an infinity, but for root mean squares, which are then
+ * infinite. */
+TEST(what_is_not_finite_spoils_its_row) {
+  enum { WIDTH = 100 };
+  static const float values[] = {NAN, INFINITY, -INFINITY};
+  char tiers[16][16];
+  const int tier_count = test_tiers(tiers);
+  for (int n = 0; n < tier_count * 6; n++) {
+    float *x = nn_random(ROWS * WIDTH, 1), y[ROWS * WIDTH];
+    const float value = values[n % 3];
+    x[WIDTH + 37] = value;
+    const attn_row_join j =
+        ATTN_STRUCT(attn_row_join, .rows = ROWS, .width = WIDTH, .norm_kind = n / 3 % 2 ? ATTN_NORM_RMS : ATTN_NORM_LAYER,
+                    .norm = {.epsilon = 1e-5f}, .x = x, .y = y);
+    test_ok(attn_row_join_run(&j, &ATTN_STRUCT(attn_options, .max_isa = tiers[n / 6])));
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+      const bool spoilt = i / WIDTH == 1 && (isnan(value) || j.norm_kind == ATTN_NORM_LAYER || i == WIDTH + 37);
+      assert_int_equal(isnan(y[i]) != 0, spoilt);
+    }
+  }
 }
 
 /* Many rows over threads: each has the bits that it has alone. */
@@ -148,14 +171,14 @@ TEST(rows_are_shared_among_threads) {
   } while (0)
 
 TEST(bad_joins_are_refused) {
-  static float x[8], y[8], sum[8];
+  static float x[16], y[16], sum[16];
   const attn_row_join good =
       ATTN_STRUCT(attn_row_join, .rows = 2, .width = 4, .norm_kind = ATTN_NORM_RMS, .x = x, .other = x, .sum = sum, .y = y);
   test_ok(attn_row_join_run(&good, NULL));
   test_invalid(attn_row_join_run(NULL, NULL), "join is NULL");
   REFUSED(struct_size = 5, "struct_size");
   REFUSED(rows = -1, "rows is -1");
-  REFUSED(rows = ((int64_t)1 << 31) + 1, "0..2^31");
+  REFUSED(rows = ((int64_t)1 << 56) + 1, "it must be in 0..72057594037927936, for 2^58 elements");
   REFUSED(width = 0, "width is 0");
   REFUSED(width = ((int64_t)1 << 31) + 1, "1..2^31");
   REFUSED(kind = (attn_join_kind)2, "kind is 2");
@@ -164,15 +187,20 @@ TEST(bad_joins_are_refused) {
   REFUSED(norm.epsilon = NAN, "epsilon is nan");
   REFUSED(x = NULL, "x is NULL");
   REFUSED(y = NULL, "y is NULL");
-  REFUSED(y = sum, "sum and y are the same");
+  REFUSED(y = sum, "sum and y overlap");
+  REFUSED(y = sum + 7, "sum and y overlap");
+  REFUSED(y = x + 1, "attn_row_join.y is 0x");
+  REFUSED(sum = x + 7, "they must not overlap unless they are the same array of one type");
+  REFUSED(norm.gain = (float *)((char *)y + 1), "attn_norm.gain is 0x");
+  REFUSED(norm.bias = (float *)((char *)y + 2), "attn_norm.bias is 0x");
   REFUSED(dtype_x = ATTN_I8, "dtype_x is");
   REFUSED(dtype_other = ATTN_F8_E4M3, "dtype_other is");
   REFUSED(dtype_sum = ATTN_I8, "dtype_sum is");
   REFUSED(dtype_y = (attn_dtype)-1, "dtype_y is -1");
   REFUSED(y = (char *)y + 2, "y is 0x");
   REFUSED(kind = ATTN_JOIN_MULTIPLY; bad.other = NULL, "other is NULL");
-  REFUSED(dtype_y = ATTN_BF16; bad.y = x, "attn_row_join.y is x");
-  REFUSED(dtype_sum = ATTN_BF16; bad.sum = x, "attn_row_join.sum is x");
+  REFUSED(dtype_y = ATTN_BF16; bad.y = x, "attn_row_join.y is 0x");
+  REFUSED(dtype_sum = ATTN_BF16; bad.sum = x, "attn_row_join.sum is 0x");
   attn_row_join none = good;
   none.rows = 0, none.x = none.y = none.sum = NULL;
   test_ok(attn_row_join_run(&none, NULL));
@@ -180,5 +208,10 @@ TEST(bad_joins_are_refused) {
   none.norm_kind = ATTN_NORM_NONE; /* not read */
   test_ok(attn_row_join_run(&none, NULL));
   test_invalid(attn_row_join_run(&good, &ATTN_STRUCT(attn_options, .threads = -1)), "threads is -1");
-  test_invalid(attn_row_join_run(&good, &ATTN_STRUCT(attn_options, .max_isa = "sse9")), "sse9");
+  const attn_options no_tier = ATTN_STRUCT(attn_options, .max_isa = "sse9");
+  test_invalid(attn_row_join_run(&good, &no_tier), "sse9");
+  assert_true(!attn_row_join_choose(&no_tier));
+  attn_row_join chosen = good; /* a function needs no tier any more */
+  chosen.function = attn_row_join_choose(NULL);
+  test_ok(attn_row_join_run(&chosen, &no_tier));
 }

@@ -183,7 +183,7 @@ static row_scale find_scale(const row_values *r) {
     rest = sum / width; /* rounding error of the float mean */
   }
   const double variance = squares / width - rest * rest;
-  const double scale = 1 / sqrt((variance > 0 ? variance : 0) + (double)j->norm.epsilon);
+  const double scale = 1 / sqrt((variance < 0 ? 0 : variance) + (double)j->norm.epsilon); /* NaN stays NaN */
   return (row_scale){mean, (float)rest, (float)scale, j->norm.gain, j->norm.bias};
 }
 
