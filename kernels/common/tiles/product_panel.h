@@ -271,7 +271,6 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, const attn_dtyp
   part.x = (const float *)b->x + FEW_TILE * b->x_stride;
   part.start += FEW_TILE * b->start_stride;
   part.out += FEW_TILE * b->out_stride;
-  if (b->start == b->out) part.start = part.out;
   few_rows(&part, 1, 0, type, FEW_SECOND);
 }
 
