@@ -680,9 +680,9 @@ TEST(arguments_are_checked) {
   bad.x = NULL;
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "attn_block_args.x is NULL");
   bad = f.args, bad.y = NULL;
-  test_invalid(attn_block_run(block, &bad, workspace, bytes), "y is NULL");
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "attn_block_args.y is NULL");
   bad = f.args, bad.memory = NULL;
-  test_invalid(attn_block_run(block, &bad, workspace, bytes), "memory is NULL");
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "attn_block_args.memory is NULL");
   bad = f.args, bad.cross = NULL;
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "kv_len");
   test_invalid(attn_block_run(block, NULL, workspace, bytes), "args is NULL");
