@@ -61,10 +61,11 @@ double bench_layer_bytes(const bench_case *bench) {
          4.0 * ((double)s.biases + (s.factors ? BENCH_LAYER_FACTORS * (double)rows : 0));
 }
 
-static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
-  float *data = attn_aligned_alloc(ALIGNMENT, ((size_t)count + 1) * sizeof *data);
+/* Elements of a type that is no wider than float32, each rounded from float32; there is room for as many floats. */
+static void *normal(const bench_case *bench, attn_dtype dtype, uint64_t first, int64_t count, double scale) {
+  void *data = attn_aligned_alloc(ALIGNMENT, ((size_t)count + 1) * sizeof(float));
   for (int64_t i = 0; data && i < count; i++)
-    data[i] = (float)(scale * bench_value_normal(bench->seed, BENCH_STREAM_LAYER, first + (uint64_t)i));
+    bench_store(data, dtype, i, scale * bench_value_normal(bench->seed, BENCH_STREAM_LAYER, first + (uint64_t)i));
   return data;
 }
 
@@ -163,9 +164,10 @@ static bool allocate(bench_layer *layer) {
   bench_layer_data *data = &layer->data;
   const bench_case *bench = data->bench;
   const bench_layer_shape *s = &data->shape;
-  data->x = normal(bench, 0, s->inputs + 1, 1); /* one more for wrong answers */
-  data->weights = normal(bench, (uint64_t)1 << 40, s->weights, 1 / sqrt((double)(bench->width ? bench->width : 1)));
-  data->biases = normal(bench, (uint64_t)1 << 41, s->biases, 0.2);
+  data->x = normal(bench, ATTN_F32, 0, s->inputs + 1, 1); /* one more for wrong answers */
+  data->weights =
+      normal(bench, s->type_weights, (uint64_t)1 << 40, s->weights, 1 / sqrt((double)(bench->width ? bench->width : 1)));
+  data->biases = normal(bench, ATTN_F32, (uint64_t)1 << 41, s->biases, 0.2);
   const int64_t pages = bench->problem.uses & ATTN_USE_PAGES ? bench->problem.pages : 0;
   if (pages) data->pages = malloc((size_t)pages * sizeof *data->pages);
   layer->y_bytes = numbers_bytes(data) + s->factors * (int64_t)sizeof(float);
@@ -173,8 +175,6 @@ static bool allocate(bench_layer *layer) {
   if (!data->x || (pages && !data->pages) || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer))
     return false;
   data->y = layer->y_memory + BENCH_LAYER_GUARD;
-  for (int64_t i = 0; i < s->weights; i++) /* from the first on: a type is never wider than a float */
-    bench_store(data->weights, s->type_weights, i, (double)((const float *)data->weights)[i]);
   const size_t values = (size_t)(layer->rows.count * s->columns + 1);
   layer->rows.value = malloc(values * sizeof(double));
   layer->rows.limit = malloc(values * sizeof(double));
