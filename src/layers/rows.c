@@ -15,7 +15,7 @@
 #include "src/plan/parallel.h"
 #include "src/registry/tier_parts.h"
 
-static const attn_struct_layout join_layout = ATTN_LAYOUT(attn_row_join, y);
+static const attn_struct_layout join_layout = ATTN_LAYOUT(attn_row_join, function);
 
 enum { BLOCK_ELEMENTS = 16384 /* in a task: whole rows, at least one */ };
 
@@ -122,7 +122,7 @@ attn_status attn_row_join_run(const attn_row_join *join, const attn_options *opt
   if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
   if (status != ATTN_OK || j.rows == 0) return status;
   join_run run = {&j, j.function ? j.function : attn_row_join_choose(&wanted), max64(1, BLOCK_ELEMENTS / j.width)};
-  if (!run.function) return ATTN_INVALID_ARGUMENT; /* whose sentence is set */
+  if (!run.function) return ATTN_INVALID_ARGUMENT; /* attn_row_join_choose() has said why */
   if (wanted.threads == 0 && !attn_parallel_pays_for_elements(j.rows * j.width * arrays(&j))) resolved.threads = 1;
   attn_parallel_run(&resolved, ceil_div(j.rows, run.rows), run_block, &run);
   return ATTN_OK;
