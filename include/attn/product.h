@@ -105,9 +105,8 @@ ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows
  * one chain of multiply-adds over depth, times the scale of int8, plus the bias; a chain of integers that exceeds the floats
  * gives an infinity whatever the scale is. So a row's bits depend on that row and W alone, not on the other rows or threads.
  * Exceptions: product_amx and product_avx512bf16 add in orders of their own, the same for every row, and take values, or
- * parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies; product_avx512vnni's sums are
- * of integers, and exact; product_openblas adds in an order that depends on the row's place in its sequence, and so do its
- * bits.
+ * parts of them, below 2^-126 for 0 (docs/numerics.md), in outputs of bf16 by how y lies; product_avx512vnni adds integers,
+ * without rounding; product_openblas adds in an order that depends on the row's place in its sequence, and so do its bits.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

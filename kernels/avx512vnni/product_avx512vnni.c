@@ -23,7 +23,7 @@ enum {
   QUAD = 4,
   MOST_DEPTH = 1 << 16, /* 255 * 127 * MOST_DEPTH is below 2^31 */
   MOST_ROWS = 96,       /* tested: 96 to 384 */
-  X_BYTES = 1 << 19,    /* X packed takes a quarter of a level 2 of 2 MiB. W is read once for these rows */
+  X_BYTES = 1 << 19,    /* packed X stays in level 2 while W is read once for its rows */
   X_PAD = 64            /* bytes that keep rows off each other's cache sets */
 };
 

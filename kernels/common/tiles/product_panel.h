@@ -274,7 +274,8 @@ static ALWAYS_INLINE void few_tiles(const attn_product_block *b, const attn_dtyp
   few_rows(&part, 1, 0, type, FEW_SECOND);
 }
 
-/* Parts of panels, which are read twice: from L1 then. */
+/* Parts of panels, which are read twice: from L1 then. Halves of lines are for weights that are widened; half of a line of 2
+ * vectors would leave one sum per row, too few to add to at the same time. */
 static ALWAYS_INLINE void few_parts(const attn_product_block *b, int64_t panels, int64_t panel_bytes,
                                     const attn_dtype type) {
   const int64_t step = PRODUCT_COLUMNS * weight_bytes(type);
