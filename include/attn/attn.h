@@ -111,6 +111,7 @@ typedef enum attn_dtype {
 /** The operation that a problem asks for: what is computed from which arguments. */
 typedef enum attn_operation {
   ATTN_FORWARD = 0, /**< Attention: o, and lse where the problem has it, from all other arguments. */
+  ATTN_BACKWARD,    /**< Gradients of q, k, v and more, from those of o and lse: attn_problem_set_backward(). */
 } attn_operation;
 
 /** How a score s of query q and key k is computed. Only dot scores are scaled. */
@@ -152,6 +153,12 @@ enum {
   ATTN_USE_KV_SCALES = 1 << 12,       /**< args.k_scale, args.v_scale: factors of keys and values */
   ATTN_USE_KEY_BLOCKS = 1 << 13,      /**< args.kv_num_blocks, args.kv_indices: blocks of keys to visit; others are masked */
   ATTN_USE_FULL_KEY_BLOCKS = 1 << 14, /**< args.full_kv_num_blocks, args.full_kv_indices: blocks without args.mask */
+  ATTN_USE_D_LSE = 1 << 15,           /**< BACKWARD: args.d_lse, the gradient of lse */
+  ATTN_USE_D_BIAS = 1 << 16,          /**< BACKWARD: write args.d_bias */
+  ATTN_USE_D_ALIBI = 1 << 17,         /**< BACKWARD: write args.d_alibi_slopes */
+  ATTN_USE_D_SINKS = 1 << 18,         /**< BACKWARD: write args.d_sinks */
+  ATTN_USE_D_SCORE_WEIGHT = 1 << 19,  /**< BACKWARD: write args.d_score_weight */
+  ATTN_USE_ACCUMULATE = 1 << 20,      /**< BACKWARD: gradients are added to what stands in the outputs; no pointer */
 };
 
 /** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
@@ -239,6 +246,14 @@ typedef struct attn_problem {
    * hides no earlier key. Where a sequence has fewer keys, the first columns are not read. 0, the default = a column for
    * each key. */
   int64_t mask_keys;
+
+  attn_strides d_o_stride;            /**< BACKWARD: strides of d_o; any value, 0 broadcasts. */
+  attn_strides d_lse_stride;          /**< Strides of d_lse, likewise; .d is ignored. */
+  attn_strides d_q_stride;            /**< Strides of d_q. */
+  attn_strides d_k_stride;            /**< Strides of d_k. */
+  attn_strides d_v_stride;            /**< Strides of d_v. */
+  attn_score_strides d_bias_stride;   /**< Strides of d_bias. 0: the gradient is summed over that axis. */
+  attn_score_strides d_scores_stride; /**< Strides of d_scores, likewise. */
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
@@ -282,6 +297,25 @@ ATTN_API void attn_problem_set_key_blocks(attn_problem *problem, int64_t block_q
 /** A boolean mask of the newest keys alone, such as that of a tree of speculative tokens: sets mask_keys, dense strides of
  * mask [batch][heads_q][seq_q][mask_keys], and ATTN_USE_MASK. */
 ATTN_API void attn_problem_set_newest_mask(attn_problem *problem, int64_t mask_keys);
+
+/** The gradients of this attention: sets operation to ATTN_BACKWARD, ATTN_USE_LSE, and strides of gradients to those of
+ * their tensors: d_q_stride to q_stride, d_bias_stride to bias_stride, and so on. Where those of q, k, v or o are 0, set the
+ * gradient's to others: outputs must not overlap themselves.
+ *
+ * With P = exp(S - lse), D = rowsum(d_o o) and dP = d_o V^T (Dao et al. 2022, https://arxiv.org/abs/2205.14135, section
+ * B.2),
+ *
+ *     dS = P (dP - D),   d_q = scale dS K,   d_k = scale dS^T Q,   d_v = P^T d_o
+ *
+ * o and lse are inputs, as the forward call has left them. docs/semantics.md has the formulas for all options. Types are
+ * those of the tensors: d_o has dtype_o, d_q dtype_q, d_k and d_v dtype_kv; sums are float32 and rounded once. Takes no
+ * PAGES, STATE, KV_SCALES or lists of key blocks.
+ *
+ *     attn_problem_set_backward(&problem);        // after all that the forward problem has
+ *     attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o, .lse = lse, .d_o = d_o, .d_q = d_q,
+ *                                  .d_k = d_k, .d_v = d_v);
+ *     attn_sdpa(&problem, &args);                 // or attn_plan_create(), attn_plan_run() */
+ATTN_API void attn_problem_set_backward(attn_problem *problem);
 
 /** Checks every field, as attn_plan_create() will. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
@@ -332,6 +366,18 @@ typedef struct attn_args {
                                 read. */
   const int32_t *full_kv_num_blocks; /**< With FULL_KEY_BLOCKS: the same for lists of blocks */
   const int32_t *full_kv_indices;    /**< in which args.mask does not count. A block in both lists is such a block. */
+
+  const void *d_o;    /**< BACKWARD: gradient of o, [batch][heads_q][seq_q][dim_v] by d_o_stride. o and lse are inputs. */
+  const float *d_lse; /**< With D_LSE: gradient of lse, [batch][heads_q][seq_q] by d_lse_stride. */
+  /** Outputs. Each may be NULL: it is not wanted then. Rows without keys, and keys that no query sees, have zeros. */
+  void *d_q;             /**< [batch][heads_q][seq_q][dim_qk] by d_q_stride. */
+  void *d_k;             /**< [batch][heads_kv][seq_k][dim_qk] by d_k_stride, summed over the query heads that share it. */
+  void *d_v;             /**< [batch][heads_kv][seq_k][dim_v] by d_v_stride, likewise. */
+  float *d_bias;         /**< With D_BIAS: [batch][heads_q][seq_q][seq_k] by d_bias_stride. */
+  float *d_scores;       /**< For PRECOMPUTED only: [batch][heads_q][seq_q][seq_k] by d_scores_stride. */
+  float *d_score_weight; /**< With D_SCORE_WEIGHT: [heads_q][dim_qk] by score_weight_stride_h; 0: the sum over heads. */
+  float *d_alibi_slopes; /**< With D_ALIBI: [heads_q]. */
+  float *d_sinks;        /**< With D_SINKS: [heads_q]. */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */

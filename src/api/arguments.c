@@ -37,14 +37,15 @@ static bool only_tensors(const attn_problem *p, const attn_args *a) {
   const bool others = a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
                       a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks || a->page_table ||
                       a->state || a->k_scale || a->v_scale || a->kv_num_blocks || a->kv_indices || a->full_kv_num_blocks ||
-                      a->full_kv_indices;
+                      a->full_kv_indices || a->d_o || a->d_lse || a->d_q || a->d_k || a->d_v || a->d_bias || a->d_scores ||
+                      a->d_score_weight || a->d_alibi_slopes || a->d_sinks;
   return given && !others && p->operation == ATTN_FORWARD && p->uses == (a->lse ? ATTN_USE_LSE : 0) &&
          p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
 }
 
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
   if (only_tensors(p, a)) return ATTN_OK;
-  const uint32_t optional = attn_optional_operands(p);
+  const uint64_t optional = attn_optional_operands(p);
   UNROLL
   for (int i = 0; i < ATTN_OPERANDS; i++) {
     const attn_operand operand = attn_operand_of(p, (attn_operand_id)i);
@@ -271,7 +272,7 @@ static attn_status check_apart(const span *out, const span *in) {
 
 /* Rows that are written, against rows that are read and those written before them. */
 static attn_status check_overlap(const attn_problem *p, const attn_args *a) {
-  const uint32_t outputs = attn_operations[p->operation].outputs;
+  const uint32_t outputs = (uint32_t)attn_operations[p->operation].outputs; /* those of rows stand first */
   span rows[ATTN_ROW_OPERANDS];
   uint32_t there = 0;
   UNROLL

@@ -95,6 +95,18 @@ void attn_problem_set_pages(attn_problem *p, int64_t page_tokens, int64_t pages)
   p->uses |= ATTN_USE_PAGES | ATTN_USE_KV_LEN;
 }
 
+void attn_problem_set_backward(attn_problem *p) {
+  p->operation = ATTN_BACKWARD;
+  p->uses |= ATTN_USE_LSE;
+  p->d_o_stride = p->o_stride;
+  p->d_lse_stride = p->lse_stride;
+  p->d_q_stride = p->q_stride;
+  p->d_k_stride = p->k_stride;
+  p->d_v_stride = p->v_stride;
+  p->d_bias_stride = p->bias_stride;
+  p->d_scores_stride = p->scores_stride;
+}
+
 /* Blocks of `size` that hold `count` elements; 0 where a size is wrong, which attn_problem_validate says. */
 static int64_t blocks_of(int64_t count, int64_t size) { return size > 0 && count > 0 ? (count - 1) / size + 1 : 0; }
 
@@ -197,8 +209,32 @@ static attn_status check_prefix(const attn_problem *p) {
   return ATTN_OK;
 }
 
+/* What operations other than attention need and refuse. */
+static attn_status check_operation(const attn_problem *p) {
+  const struct {
+    uint32_t gradient, of;
+    const char *name, *needs;
+  } pairs[] = {{ATTN_USE_D_BIAS, ATTN_USE_BIAS, "D_BIAS", "BIAS"},
+               {ATTN_USE_D_ALIBI, ATTN_USE_ALIBI, "D_ALIBI", "ALIBI"},
+               {ATTN_USE_D_SINKS, ATTN_USE_SINKS, "D_SINKS", "SINKS"},
+               {ATTN_USE_D_SCORE_WEIGHT, ATTN_USE_SCORE_WEIGHT, "D_SCORE_WEIGHT", "SCORE_WEIGHT"}};
+  const attn_operation_info *operation = &attn_operations[p->operation];
+  const uint32_t refused = p->uses & operation->refused;
+  REQUIRE(!refused, "attn_problem.uses has bits 0x%x that operation '%s' does not take; they must not be set", refused,
+          operation->name);
+  if (p->operation != ATTN_BACKWARD) return ATTN_OK;
+  REQUIRE(p->uses & ATTN_USE_LSE,
+          "attn_problem.uses lacks ATTN_USE_LSE; gradients need the lse of the forward call: attn_problem_set_backward()");
+  REQUIRE(attn_dtype_is_float(p->dtype_kv),
+          "attn_problem.dtype_kv is %d with ATTN_BACKWARD; it must be " ATTN_FLOAT_CONSTANTS, (int)p->dtype_kv);
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    REQUIRE(!(p->uses & pairs[i].gradient) || (p->uses & pairs[i].of),
+            "attn_problem.uses has ATTN_USE_%s without ATTN_USE_%s; it must have both", pairs[i].name, pairs[i].needs);
+  return ATTN_OK;
+}
+
 static attn_status check_uses(const attn_problem *p) {
-  const uint32_t known = (ATTN_USE_FULL_KEY_BLOCKS << 1) - 1;
+  const uint32_t known = (ATTN_USE_ACCUMULATE << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
   const uint32_t padded = ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN | (p->uses & ATTN_USE_PAGES ? 0 : ATTN_USE_KV_LEN);
   REQUIRE(
@@ -262,8 +298,8 @@ attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
   REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
   const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
   if (size != ATTN_OK) return size;
-  static attn_status (*const checks[])(const attn_problem *) = {check_sizes,      check_enums,   check_numbers, check_uses,
-                                                                check_key_blocks, check_strides, check_prefix};
+  static attn_status (*const checks[])(const attn_problem *) = {
+      check_sizes, check_enums, check_numbers, check_uses, check_operation, check_key_blocks, check_strides, check_prefix};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
     attn_status status = checks[i](p);
     if (status != ATTN_OK) return status;

@@ -331,7 +331,7 @@ static void run_task(void *pointer, int64_t index, int worker) {
 /* The units of all sequences, or of those in the list. */
 static void run_waves(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t all, char *workspace) {
   const attn_schedule *s = &plan->schedule;
-  if (s->problem.seq_q == 0) return; /* there may be many units, but none has work */
+  if (s->problem.seq_q == 0 && s->problem.operation == ATTN_FORWARD) return; /* many units may be there, none with work */
   phase_context context = {.plan = plan,
                            .args = args,
                            .shared = workspace,

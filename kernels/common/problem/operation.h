@@ -44,8 +44,9 @@ typedef struct attn_operand {
 typedef struct attn_operation_info {
   const char *name; /* "forward" */
   const char *what; /* in sentences: "attention" */
-  uint32_t inputs, outputs;
-  uint32_t linear_in_v; /* outputs that become c times as large if V does */
+  uint64_t inputs, outputs;
+  uint64_t linear_in_v; /* outputs that become c times as large if V does */
+  uint32_t refused;     /* ATTN_USE_... bits that it does not take */
 } attn_operation_info;
 
 extern const attn_operation_info attn_operations[]; /* [attn_operation_count], by attn_operation */
@@ -57,7 +58,7 @@ static inline bool attn_operation_exists(attn_operation operation) {
 
 /* The output that an operation is there for: the first one in tensors.def. */
 static inline attn_operand_id attn_first_output(const attn_problem *p) {
-  return (attn_operand_id)__builtin_ctz(attn_operations[p->operation].outputs);
+  return (attn_operand_id)__builtin_ctzll(attn_operations[p->operation].outputs);
 }
 
 static inline bool attn_is_output(const attn_problem *p, attn_operand_id which) {
@@ -98,6 +99,10 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define PAIRS(strides, columns)                                                                                            \
   .extent = {p->batch, p->heads_q, p->seq_q, columns}, .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, \
   STRIDES("bhqk", strides)
+#define SUMS(strides)                                                                                 \
+  .extent = {p->strides.b ? p->batch : 1, p->strides.h ? p->heads_q : 1, p->strides.q ? p->seq_q : 1, \
+             p->strides.k ? p->seq_k : 1},                                                            \
+  .stride = {p->strides.b, p->strides.h, p->strides.q, p->strides.k}, STRIDES("bhqk", strides)
 #define LIST(rows, columns, row_stride) .axes = "", .extent = {1, 1, rows, columns}, .stride = { 0, 0, row_stride, 1 }
 #define TABLE(names, rows, columns, row_stride) \
   .extent = {1, 1, rows, columns}, .stride = {0, 0, p->row_stride, 1}, STRIDES(names, row_stride)
@@ -132,6 +137,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef NUMBERS
 #undef STATES
 #undef PAIRS
+#undef SUMS
 #undef TABLE
 #undef LISTS
 #undef USES
@@ -155,8 +161,9 @@ static inline int64_t attn_operand_set_dense(attn_problem *p, attn_operand_id wh
   return o.extent[0] * dense[0];
 }
 
-/* Outputs that a call may leave out, because the state has all that there is to know. */
-static inline uint32_t attn_optional_operands(const attn_problem *p) {
+/* Outputs that a call may leave out: those of a forward call whose state has all that there is to know, and gradients. */
+static inline uint64_t attn_optional_operands(const attn_problem *p) {
+  if (p->operation != ATTN_FORWARD) return attn_operations[p->operation].outputs;
   return attn_uses(p, ATTN_USE_STATE) ? 1u << ATTN_OPERAND_O | 1u << ATTN_OPERAND_LSE : 0;
 }
 
