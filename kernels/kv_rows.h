@@ -5,7 +5,7 @@
 #define ATTN_KERNELS_KV_ROWS_H
 
 #include "attn/kv.h"
-#include "kernels/common/problem/storage.h"
+#include "kernels/common/problem/convert.h"
 
 enum {
   ROPE_MOST_DIM = 256,      /* rotated elements of a row: rows are rotated in a buffer on the stack */

@@ -23,17 +23,17 @@ static void explain_case(const bench_case *bench) {
     printf("%s\n", bench->invalid);
   else
     print_plan(bench);
-  printf("\n%-18s %s\n", "kernel", "takes it?");
+  printf("\n%-25s %s\n", "kernel", "takes it?");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = bench->invalid[0] ? bench->invalid : attn_kernel_rejects(kernel, &bench->problem);
-    printf("%-18s %s", kernel->name, reason ? "no: " : "yes\n");
-    if (reason) bench_print_wrapped(stdout, reason, 23);
+    printf("%-25s %s", kernel->name, reason ? "no: " : "yes\n");
+    if (reason) bench_print_wrapped(stdout, reason, 30);
   }
   const char *name, *reason;
   for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) {
-    printf("%-18s no: ", name);
-    bench_print_wrapped(stdout, reason, 23);
+    printf("%-25s no: ", name);
+    bench_print_wrapped(stdout, reason, 30);
   }
   putchar('\n');
 }

@@ -14,20 +14,20 @@
 static int list_kernels(const bench_options *options) {
   const int code = bench_plugins_load(&options->filter.load, options->command);
   if (code) return code;
-  printf("%-18s %-9s %-11s %s\n", "kernel", "algorithm", "tier", "what it is, or why it cannot run here");
+  printf("%-25s %-14s %-11s %s\n", "kernel", "algorithm", "tier", "what it is, or why it cannot run here");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = attn_kernel_unusable(kernel);
-    printf("%-18s %-9s %-11s ", kernel->name, kernel->algorithm, kernel->isa);
+    printf("%-25s %-14s %-11s ", kernel->name, kernel->algorithm, kernel->isa);
     if (reason)
       printf("UNUSABLE: %s\n", reason);
     else
-      bench_print_wrapped(stdout, kernel->summary, 41);
+      bench_print_wrapped(stdout, kernel->summary, 53);
   }
   const char *name, *reason;
   for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) {
-    printf("%-40s NOT HERE: ", name);
-    bench_print_wrapped(stdout, reason, 41);
+    printf("%-52s NOT HERE: ", name);
+    bench_print_wrapped(stdout, reason, 53);
   }
   printf("\nthis CPU and its system allow: %s\n", attn_cpu_tiers());
   return BENCH_EXIT_OK;

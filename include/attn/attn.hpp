@@ -239,6 +239,8 @@ class problem {
   }
   /** attn_problem_set_newest_mask(): a boolean mask of the newest keys alone. */
   problem &newest_mask(std::int64_t mask_keys) noexcept { return attn_problem_set_newest_mask(&c_, mask_keys), *this; }
+  /** attn_problem_set_backward(): the gradients of what the problem has been so far. */
+  problem &backward() noexcept { return attn_problem_set_backward(&c_), *this; }
   /** Storage types of q, of k and v, and of o. */
   problem &dtypes(attn_dtype q, attn_dtype kv, attn_dtype o) noexcept {
     c_.dtype_q = q, c_.dtype_kv = kv, c_.dtype_o = o;
@@ -312,6 +314,16 @@ struct args {
   view<const std::int32_t> kv_indices;         /**< [batch][heads_kv][blocks of queries][blocks of keys] */
   view<const std::int32_t> full_kv_num_blocks; /**< Likewise. */
   view<const std::int32_t> full_kv_indices;    /**< Likewise. */
+  view<const void> d_o;                        /**< For gradients: [batch][heads_q][seq_q][dim_v]. */
+  view<const float> d_lse;                     /**< [batch][heads_q][seq_q] */
+  view<void> d_q;                              /**< [batch][heads_q][seq_q][dim_qk], written, as all below. */
+  view<void> d_k;                              /**< [batch][heads_kv][seq_k][dim_qk] */
+  view<void> d_v;                              /**< [batch][heads_kv][seq_k][dim_v] */
+  view<float> d_bias;                          /**< [batch][heads_q][seq_q][seq_k] */
+  view<float> d_scores;                        /**< [batch][heads_q][seq_q][seq_k] */
+  view<float> d_score_weight;                  /**< [heads_q][dim_qk] */
+  view<float> d_alibi_slopes;                  /**< [heads_q] */
+  view<float> d_sinks;                         /**< [heads_q] */
 
   /** No tensors. */
   args() noexcept = default;
@@ -329,6 +341,9 @@ struct args {
     c.state = state.data(), c.k_scale = k_scale.data(), c.v_scale = v_scale.data();
     c.kv_num_blocks = kv_num_blocks.data(), c.kv_indices = kv_indices.data();
     c.full_kv_num_blocks = full_kv_num_blocks.data(), c.full_kv_indices = full_kv_indices.data();
+    c.d_o = d_o.data(), c.d_lse = d_lse.data(), c.d_q = d_q.data(), c.d_k = d_k.data(), c.d_v = d_v.data();
+    c.d_bias = d_bias.data(), c.d_scores = d_scores.data(), c.d_score_weight = d_score_weight.data();
+    c.d_alibi_slopes = d_alibi_slopes.data(), c.d_sinks = d_sinks.data();
     return c;
   }
 };
@@ -403,6 +418,16 @@ class size_check {
     check("offsets", a.offsets, 4, list(p.batch));
     check("alibi_slopes", a.alibi_slopes, 4, list(p.heads_q));
     check("sinks", a.sinks, 4, list(p.heads_q));
+    check("d_o", a.d_o, p.dtype_o, tensor(p.heads_q, rows, p.dim_v, p.d_o_stride));
+    check("d_lse", a.d_lse, 4, tensor(p.heads_q, rows, 1, p.d_lse_stride));
+    check("d_q", a.d_q, p.dtype_q, tensor(p.heads_q, rows, p.dim_qk, p.d_q_stride));
+    check("d_k", a.d_k, p.dtype_kv, cache(p.dim_qk, p.d_k_stride));
+    check("d_v", a.d_v, p.dtype_kv, cache(p.dim_v, p.d_v_stride));
+    check("d_bias", a.d_bias, 4, pairs(p.d_bias_stride));
+    check("d_scores", a.d_scores, 4, pairs(p.d_scores_stride));
+    check("d_score_weight", a.d_score_weight, 4, reach({{p.heads_q, p.score_weight_stride_h}, {p.dim_qk, 1}}));
+    check("d_alibi_slopes", a.d_alibi_slopes, 4, list(p.heads_q));
+    check("d_sinks", a.d_sinks, 4, list(p.heads_q));
     if (paged && p.page_tokens > 0)
       check("page_table", a.page_table, 4,
             reach({{p.batch, p.page_table_stride}, {(p.seq_k + p.page_tokens - 1) / p.page_tokens, 1}}));

@@ -6,7 +6,7 @@
  * heads. A split leaves (row_max, row_sum, acc). The merge phase rescales these to one reference and adds them up in the
  * order of the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
 #include "kernels/common/decode/split_keys.h"
-#include "kernels/common/problem/partial.h"
+#include "kernels/common/memory/partial.h"
 #include "streaming_c.h"
 
 /* ---- Memory: the state of every row, once per split ---- */

@@ -43,7 +43,7 @@ static bool layout_of(const attn_problem *p, backward_layout *at) {
 
 /* One KV head, and the row of a query head that it is at. */
 typedef struct gradients {
-  query_head head; /* as scores_c.h sees it; its keys are k_lanes */
+  query_head head; /* for scores_c.h; its keys are k_lanes */
   int64_t dim_qk;  /* 0 for given scores */
   float *k;        /* [keys][dim_qk] */
   float *k_lanes;  /* [dim_qk][keys] */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The float64 oracle of gradients. Every element is the sum over its pairs of a query and a key, in the most obvious loops.
  * Beside it stand the errors that float32 arithmetic may make on the way (docs/numerics.md, "Gradients"). */
-#include "kernels/ref/oracle_backward_f64.h"
-
 #include "kernels/ref/oracle_query_f64.h"
 
 static const double U = 0x1p-24; /* unit roundoff of float32 */
@@ -12,7 +10,7 @@ static const double U = 0x1p-24; /* unit roundoff of float32 */
 typedef struct differentiated {
   query r;
   bool empty;         /* no keys, or no such row */
-  double lse;         /* of keys and sink */
+  double lse;         /* keys and sink */
   double delta, size; /* rowsum(d_o o) - d_lse exp(sink's share), and the sum of absolute values */
 } differentiated;
 
@@ -63,7 +61,8 @@ static differentiated differentiate(const attn_problem *p, const attn_args *args
 typedef struct weight {
   attn_oracle_pair pair;
   double p_proven, p_sharp; /* relative */
-  double s_proven, s_sharp; /* of d_sum, beside the relative error of P */
+  double s_proven, s_sharp; /* errors of d_sum, beside the relative error of P */
+  double score_error;       /* the same of d_score, in both cases */
 } weight;
 
 static weight weigh(const differentiated *q, int64_t j) {
@@ -97,6 +96,7 @@ static weight weigh(const differentiated *q, int64_t j) {
   const double argument = p->softcap > 0 ? slope * dot_size / p->softcap : 0;
   w.s_proven = U * (((double)p->dim_v + 4) * both + 4 * fabs(w.pair.d_sum) + bend * ((steps + 4) * argument + 8));
   w.s_sharp = U * (4 * both + 4 * fabs(w.pair.d_sum) + bend * (4 * argument + 8));
+  w.score_error = U * (((double)p->dim_v + 4) * w.pair.p * (size + q->size) + 4 * fabs(w.pair.d_score));
   return w;
 }
 
@@ -196,4 +196,98 @@ attn_oracle_gradient_facts attn_oracle_f64_key_gradient(const attn_problem *prob
     }
   finish(gradient, dim);
   return facts;
+}
+
+/* ---- Gradients that are summed over rows as well ------------------------------------------------------------------- */
+
+/* The part of one row in a gradient: `columns` of it, or its sum where there is one column. */
+typedef struct sum_row {
+  attn_oracle_sum of;
+  const attn_oracle_gradient *to;
+  int64_t columns;
+  attn_oracle_gradient_facts facts;
+} sum_row;
+
+/* The derivative of the sum over the head dimension by weight d. */
+static double weight_slope(const query *r, int64_t d, double q, double k) {
+  if (r->problem->score == ATTN_SCORE_ADDITIVE) return tanh(q + k);
+  return -score_weight(r, d) * square(q - k);
+}
+
+static void add_weights(const differentiated *q, const weight *w, int64_t j, sum_row *row) {
+  const double size = fabs(w->pair.d_sum);
+  double q_row[COLUMNS], k_row[COLUMNS];
+  for (int64_t first = 0; first < row->columns; first += COLUMNS) {
+    const int64_t count = block_of(first, row->columns);
+    load_q(&q->r, first, count, q_row);
+    load_k(&q->r, j, first, count, k_row);
+    for (int64_t c = 0; c < count; c++) {
+      const double factor = weight_slope(&q->r, first + c, q_row[c], k_row[c]);
+      const double cancels = q->r.problem->score == ATTN_SCORE_GAUSSIAN
+                                 ? fabs(score_weight(&q->r, first + c)) * square(fabs(q_row[c]) + fabs(k_row[c]))
+                                 : fabs(factor);
+      add_term(row->to, first + c, w->pair.d_sum, factor, cancels / 4, w->s_proven + size * w->p_proven,
+               w->s_sharp + size * w->p_sharp, &row->facts);
+    }
+  }
+}
+
+static void add_to_sum(const differentiated *q, int64_t j, sum_row *row) {
+  const weight w = weigh(q, j);
+  const double size = fabs(w.pair.d_score);
+  double factor = 1;
+  if (row->of == ATTN_ORACLE_D_SCORE_WEIGHT) {
+    add_weights(q, &w, j, row);
+  } else if (row->of == ATTN_ORACLE_D_SCORES) {
+    add_term(row->to, row->columns > 1 ? j : 0, w.pair.d_sum, 1, 0, w.s_proven + fabs(w.pair.d_sum) * w.p_proven,
+             w.s_sharp + fabs(w.pair.d_sum) * w.p_sharp, &row->facts);
+  } else {
+    if (row->of == ATTN_ORACLE_D_ALIBI_SLOPES) factor = -fabs((double)(q->r.position - j));
+    add_term(row->to, row->columns > 1 ? j : 0, w.pair.d_score, factor, 0, w.score_error + size * w.p_proven,
+             w.score_error + size * w.p_sharp, &row->facts);
+  }
+}
+
+/* A sink takes its share of the denominator from all values: -exp(sink - lse) rowsum(d_o o). */
+static void add_sink(const differentiated *q, sum_row *row) {
+  const attn_problem *p = q->r.problem;
+  const double sink = q->r.args->sinks[q->r.h], share = exp(sink - q->lse);
+  const double error = U * (4 * (fabs(sink) + fabs(q->lse)) + 8);
+  add_term(row->to, 0, -share, q->delta, 0, share * error, share * error, &row->facts);
+  row->to->proven[0] += share * U * ((double)p->dim_v + 4) * q->size;
+  row->to->sharp[0] += share * U * 4 * q->size;
+}
+
+static void add_row(const attn_problem *problem, const attn_args *args, attn_oracle_index at, sum_row *row) {
+  attn_problem plain = *problem;
+  if (row->of == ATTN_ORACLE_D_SINKS) plain.uses &= ~(uint32_t)ATTN_USE_D_LSE; /* no LSE includes the sink */
+  const differentiated q = differentiate(&plain, args, at);
+  if (q.empty) return;
+  if (row->of == ATTN_ORACLE_D_SINKS) {
+    add_sink(&q, row);
+    row->facts.pairs++;
+    return;
+  }
+  for (int64_t j = 0; j < q.r.len_k; j++)
+    if (is_allowed(&q.r, j)) add_to_sum(&q, j, row);
+  row->facts.pairs += row->columns > 1 && row->of != ATTN_ORACLE_D_SCORE_WEIGHT ? 1 : q.r.len_k;
+}
+
+attn_oracle_gradient_facts attn_oracle_f64_sum_gradient(const attn_problem *problem, const attn_args *args,
+                                                        attn_oracle_sum of, attn_oracle_index at,
+                                                        const attn_oracle_gradient *gradient) {
+  const attn_score_strides none = {0, problem->score_weight_stride_h, 0, 0}, head = {0, 1, 0, 0};
+  const attn_score_strides by = of == ATTN_ORACLE_D_BIAS           ? problem->d_bias_stride
+                                : of == ATTN_ORACLE_D_SCORES       ? problem->d_scores_stride
+                                : of == ATTN_ORACLE_D_SCORE_WEIGHT ? none
+                                                                   : head;
+  sum_row row = {.of = of, .to = gradient, .columns = by.k ? problem->seq_k : 1};
+  if (of == ATTN_ORACLE_D_SCORE_WEIGHT) row.columns = problem->dim_qk;
+  start(gradient, row.columns);
+  for (int64_t b = by.b ? at.b : 0; b < (by.b ? at.b + 1 : problem->batch); b++)
+    for (int64_t h = by.h ? at.h : 0; h < (by.h ? at.h + 1 : problem->heads_q); h++)
+      for (int64_t i = by.q ? at.i : 0; i < (by.q ? at.i + 1 : attn_oracle_f64_rows(problem, args, b)); i++)
+        if (i < attn_oracle_f64_rows(problem, args, b)) add_row(problem, args, (attn_oracle_index){b, h, i}, &row);
+  finish(gradient, row.columns);
+  return row.facts;
 }

@@ -44,4 +44,52 @@ int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args,
 /* Reads element `index` (in elements) of an array of the given type. */
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index);
 
+/* ---- Gradients, one row at a time, as a function of q, k, v, o, lse, d_o and d_lse (oracle_backward_f64.c) ---- */
+
+/* Elements of a gradient, each with what the error bounds of docs/numerics.md need to know about it. An element is a sum of
+ * weights, P or dS, times factors. */
+typedef struct attn_oracle_gradient {
+  double *value; /* [dim] */
+  double *m, *w; /* [dim]: M = sum |weight factor|, W = root of the sum of its squares */
+  double *proven,
+      *sharp; /* [dim]: sum of the weights' errors times |factor|, but for those relative to P that are declared */
+} attn_oracle_gradient;
+
+/* Facts of a row that the bounds need beside. */
+typedef struct attn_oracle_gradient_facts {
+  int64_t pairs;     /* summed over */
+  double max_factor; /* largest |factor| */
+} attn_oracle_gradient_facts;
+
+/* d_q of query i of head h. */
+attn_oracle_gradient_facts attn_oracle_f64_query_gradient(const attn_problem *problem, const attn_args *args,
+                                                          attn_oracle_index at, const attn_oracle_gradient *d_q);
+
+/* d_v, or d_k, of key j of a KV head. */
+attn_oracle_gradient_facts attn_oracle_f64_key_gradient(const attn_problem *problem, const attn_args *args, int64_t b,
+                                                        int64_t kv_head, int64_t j, bool of_v,
+                                                        const attn_oracle_gradient *gradient);
+
+/* Gradients that are sums over rows as well. */
+typedef enum attn_oracle_sum {
+  ATTN_ORACLE_D_BIAS,
+  ATTN_ORACLE_D_SCORES,
+  ATTN_ORACLE_D_SCORE_WEIGHT,
+  ATTN_ORACLE_D_ALIBI_SLOPES,
+  ATTN_ORACLE_D_SINKS,
+} attn_oracle_sum;
+
+/* Row (b, h, i) of d_bias or d_scores, [seq_k], or one element where the stride of keys is 0; row h of d_score_weight; or
+ * element h of the others. What has a stride of 0 is summed over. */
+attn_oracle_gradient_facts attn_oracle_f64_sum_gradient(const attn_problem *problem, const attn_args *args,
+                                                        attn_oracle_sum of, attn_oracle_index at,
+                                                        const attn_oracle_gradient *gradient);
+
+/* dS of one score, and of its sum over the head dimension (before scale and softcap); 0 for a key that is not allowed. */
+typedef struct attn_oracle_pair {
+  double p, d_score, d_sum;
+} attn_oracle_pair;
+
+attn_oracle_pair attn_oracle_f64_pair(const attn_problem *problem, const attn_args *args, attn_oracle_index at, int64_t j);
+
 #endif

@@ -11,8 +11,8 @@
 
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
+#include "kernels/common/memory/partial.h"
 #include "kernels/common/problem/exact_row.h"
-#include "kernels/common/problem/partial.h"
 #include "kernels/common/problem/rejects.h"
 #include "scores_c.h"
 

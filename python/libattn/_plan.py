@@ -80,8 +80,9 @@ def _kernel(info):
 
 
 def kernels() -> list[Kernel]:
-    """All kernels of this build, best first."""
-    return [_kernel(S.attn_kernel_info.from_address(F.attn_kernel_get(i))) for i in range(F.attn_kernel_count())]
+    """All kernels of attention in this build, best first; those of gradients have no functions here yet."""
+    found = map(F.attn_kernel_get, range(F.attn_kernel_count()))
+    return [_kernel(S.attn_kernel_info.from_address(at)) for at in found if F.attn_kernel_operation(at) == C.ATTN_FORWARD]
 
 
 def why_not(kernel: str, q: Any, k: Any, v: Any, **options: Any) -> str | None:

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "attn/extend.h"
+#include "kernels/common/memory/partial.h"
 #include "kernels/common/problem/operation.h"
-#include "kernels/common/problem/partial.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"

@@ -209,7 +209,7 @@ static attn_status check_prefix(const attn_problem *p) {
   return ATTN_OK;
 }
 
-/* What operations other than attention need and refuse. */
+/* Needs and refusals of operations other than attention. */
 static attn_status check_operation(const attn_problem *p) {
   const struct {
     uint32_t gradient, of;

@@ -72,6 +72,25 @@ void one_call() {
 #endif
 }
 
+/* Causal: query 0 sees one key, whose P is 1 whatever q is. */
+void gradients() {
+  std::vector<float> o(count), lse(2 * rows), d_q(count), d_k(count), d_v(count), less(count - 1);
+  auto p = shape().causal().use(ATTN_USE_LSE);
+  attn::args a{q, k, v, o};
+  a.lse = lse;
+  attn::sdpa(p, a);
+  p.backward();
+  a.d_o = v, a.d_q = d_q, a.d_k = d_k, a.d_v = d_v;
+  attn::sdpa(p, a);
+  CHECK(std::abs(d_q[0]) < 1e-4f && d_q[dim] != 0 && d_k[0] != 0 && std::abs(d_v[0]) > 0);
+  refused(
+      [&] {
+        a.d_v = less;
+        attn::sdpa(p, a);
+      },
+      ATTN_INVALID_ARGUMENT, "d_v has 1279 elements");
+}
+
 void plans() {
   static_assert(!std::is_copy_constructible_v<attn::plan> && std::is_nothrow_move_constructible_v<attn::plan>);
   std::vector<float> o(count), other(count);
@@ -534,7 +553,7 @@ void synthesizers() {
 }  // namespace
 
 int main() {
-  one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
+  one_call(), gradients(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
   appending(), caches(), layers_in_caches(), products(), feed_forwards(), blocks(), additives(), synthesizers();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;

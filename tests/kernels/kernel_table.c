@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/common/problem/operation.h"
 #include "src/registry/registry.h"
 
 /* ---- Features: each changes the base problem, two heads of 4 queries and 64 keys with 64 dimensions ------------------ */
@@ -114,9 +115,15 @@ enum { FEATURES = sizeof features / sizeof *features };
 
 /* ---- Asking --------------------------------------------------------------------------------------------------------- */
 
-static const char *refusal(const attn_kernel *kernel, const attn_problem *p, char *buffer, size_t bytes) {
-  if (attn_problem_validate(p) != ATTN_OK) return attn_last_error(); /* a mistake in FEATURE_LIST */
-  return attn_kernel_refusal(kernel, p, buffer, bytes);
+/* Asks a kernel of gradients for those of the problem. */
+static const char *refusal(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t bytes) {
+  attn_problem p = *problem;
+  if (kernel->operation == ATTN_BACKWARD) attn_problem_set_backward(&p);
+  if (p.d_k_stride.h == 0) (void)attn_operand_set_dense(&p, ATTN_OPERAND_D_K);
+  if (p.d_v_stride.h == 0) (void)attn_operand_set_dense(&p, ATTN_OPERAND_D_V);
+  if (attn_problem_validate(problem) != ATTN_OK) return attn_last_error(); /* a mistake in FEATURE_LIST */
+  if (attn_problem_validate(&p) != ATTN_OK) return "it is no problem of gradients (semantics.md)";
+  return attn_kernel_refusal(kernel, &p, buffer, bytes);
 }
 
 /* The base problem with the first types that the kernel takes, so that a kernel for bfloat16 alone is asked about masks in

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/memory/partial.h"
 #include "kernels/common/problem/indexing.h"
-#include "kernels/common/problem/partial.h"
 
 #define MUTANT(name, what)           FAULT_##name,
 #define GUARD_MUTANT(name, what)     FAULT_##name,

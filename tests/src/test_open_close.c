@@ -99,7 +99,7 @@ static int forget(void **state) {
 TEST(a_kernel_of_another_operation_takes_no_attention) {
   const attn_problem problem = two_heads();
   attn_kernel other = fake;
-  other.operation = (attn_operation)(ATTN_FORWARD + 1); /* which nobody knows */
+  other.operation = (attn_operation)(ATTN_BACKWARD + 1); /* which nobody knows */
   attn_plan *plan;
   test_refused(attn_plan_create_for_kernel(&problem, &other, NULL, &plan), ATTN_UNSUPPORTED, "'fake_library'",
                "something else, not attention");

@@ -160,8 +160,17 @@ TEST(legal_problems_are_accepted) {
   X(blocks_columns, (p->dtype_kv = ATTN_Q8_0, attn_problem_set_bshd(p), p->k_stride.d = 2), "k_stride.d", "2", "must be 1") \
   X(dtype_o, p->dtype_o = ATTN_BF16, "dtype_o", "2", "equal to dtype_q")                                                    \
   X(dtype_o_unlike_q, (p->dtype_kv = p->dtype_o = ATTN_BF16), "dtype_o", "2", "ATTN_F32")                                   \
-  X(operation, p->operation = (attn_operation)1, "operation", "is 1", "in 0..0", "ATTN_FORWARD")                            \
+  X(operation, p->operation = (attn_operation)2, "operation", "is 2", "in 0..1", "ATTN_FORWARD")                            \
   X(operation_negative, p->operation = (attn_operation)-1, "operation", "-1", "ATTN_FORWARD")                               \
+  X(backward_alone, p->operation = ATTN_BACKWARD, "lacks ATTN_USE_LSE", "attn_problem_set_backward")                        \
+  X(backward_pages, (attn_problem_set_pages(p, 16, 2), attn_problem_set_backward(p)), "0x400", "'backward' does not take")  \
+  X(backward_dtype, (p->dtype_kv = ATTN_F8_E4M3, attn_problem_set_backward(p)), "dtype_kv is 3 with ATTN_BACKWARD",         \
+    "ATTN_BF16")                                                                                                            \
+  X(backward_bias, (attn_problem_set_backward(p), p->uses |= ATTN_USE_D_BIAS), "ATTN_USE_D_BIAS without ATTN_USE_BIAS")     \
+  X(backward_first, (p->window_first = 2, attn_problem_set_backward(p)), "window_first is 2 with another operation")        \
+  X(backward_prefix, (p->shared_prefix = 2, attn_problem_set_backward(p)), "shared_prefix is 2 with another operation")     \
+  X(backward_overlap, (p->k_stride.h = 0, attn_problem_set_backward(p)), "d_k_stride.h is 0", "overlap")                    \
+  X(gradients_of_forward, p->uses = ATTN_USE_ACCUMULATE, "0x100000", "'forward' does not take")                             \
   X(score, p->score = (attn_score)4, "score", "4", "ATTN_SCORE_DOT")                                                        \
   X(score_negative, p->score = (attn_score)-1, "score", "-1", "ATTN_SCORE_DOT")                                             \
   X(align, p->align = (attn_align)3, "align", "3", "ATTN_ALIGN_TOP_LEFT")                                                   \

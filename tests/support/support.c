@@ -157,10 +157,13 @@ bool test_library_refuses(const char *kernel, const attn_problem *problem) {
   return reason;
 }
 
-void test_each_kernel(void (*check)(const char *kernel)) {
+void test_each_kernel(void (*check)(const char *kernel)) { test_each_kernel_of(ATTN_FORWARD, check); }
+
+void test_each_kernel_of(attn_operation operation, void (*check)(const char *kernel)) {
   int usable = 0;
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (attn_kernel_operation(kernel) != operation) continue;
     (void)attn_peak_usable(kernel->isa); /* requests permission for AMX; until Linux refuses, the tier counts as usable */
     const char *why_not = attn_kernel_unusable(kernel);
     if (why_not) {

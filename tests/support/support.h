@@ -104,8 +104,9 @@ bool test_fit_types(const char *kernel, attn_problem *problem);
 /* True if the kernel belongs to a library and rejects the problem; prints why. Our own kernels must take it. */
 bool test_library_refuses(const char *kernel, const attn_problem *problem);
 
-/* Calls check(kernel name) for every kernel that this CPU can run. Fails if there is none. */
+/* Calls check(kernel name) for every kernel of attention, or of an operation, that this CPU runs. Fails if there is none. */
 void test_each_kernel(void (*check)(const char *kernel));
+void test_each_kernel_of(attn_operation operation, void (*check)(const char *kernel));
 
 /* Keeps what is written to stdout or stderr from now on, until test_heard() returns it: up to 3999 bytes, valid until the
  * next call. */

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_DECODE_MERGE_H
 #define ATTN_COMMON_DECODE_MERGE_H
 
-#include "kernels/common/problem/partial.h"
+#include "kernels/common/memory/partial.h"
 #include "plan.h"
 
 /* Adds a later split's state to the first one's, by join_partials(). All of a merged sum stands in the first lane. */

@@ -10,7 +10,7 @@
 
 /* A query's part of its gradients: P = exp(s - lse) and dS = P (dP - delta). */
 typedef struct row_terms {
-  double lse;   /* of all that is in the denominator: keys and sink; -inf: the row has no keys */
+  double lse;   /* all that is in the denominator: keys and sink; -inf: the row has no keys */
   double delta; /* rowsum(d_o o), less what d_lse adds to each dP */
 } row_terms;
 
@@ -22,7 +22,7 @@ void attn_exact_query_gradient(const attn_problem *problem, const attn_args *arg
 /* Key j of a KV head: d_k and d_v, from the queries alone that may see it. */
 void attn_exact_key_gradient(const attn_problem *problem, const attn_args *args, int64_t b, int64_t kv_head, int64_t j);
 
-/* What gradients that are summed over batches and heads have to go through: all of them, or one of each. */
+/* The batches and heads over which a gradient is summed: all of them, or one of each. */
 typedef struct attn_sum_range {
   int64_t first_b, batches, first_h, heads; /* no batches: another task does it */
 } attn_sum_range;

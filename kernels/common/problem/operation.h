@@ -45,6 +45,7 @@ typedef struct attn_operation_info {
   const char *name; /* "forward" */
   const char *what; /* in sentences: "attention" */
   uint64_t inputs, outputs;
+  uint64_t optional;    /* outputs that a call may leave out */
   uint64_t linear_in_v; /* outputs that become c times as large if V does */
   uint32_t refused;     /* ATTN_USE_... bits that it does not take */
 } attn_operation_info;
@@ -161,10 +162,10 @@ static inline int64_t attn_operand_set_dense(attn_problem *p, attn_operand_id wh
   return o.extent[0] * dense[0];
 }
 
-/* Outputs that a call may leave out: those of a forward call whose state has all that there is to know, and gradients. */
+/* Outputs that a call may leave out; of a forward call also those that its state has. */
 static inline uint64_t attn_optional_operands(const attn_problem *p) {
-  if (p->operation != ATTN_FORWARD) return attn_operations[p->operation].outputs;
-  return attn_uses(p, ATTN_USE_STATE) ? 1u << ATTN_OPERAND_O | 1u << ATTN_OPERAND_LSE : 0;
+  const uint64_t by_state = UINT64_C(1) << ATTN_OPERAND_O | UINT64_C(1) << ATTN_OPERAND_LSE;
+  return attn_operations[p->operation].optional | (attn_uses(p, ATTN_USE_STATE) ? by_state : 0);
 }
 
 /* Where it begins: in args, and to be put there. */

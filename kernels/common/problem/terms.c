@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "kernels/common/problem/dtypes.h"
-#include "kernels/common/problem/few_rows.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/pieces.h"
 

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_FLASH_FEW_PLAN_H
 #define ATTN_COMMON_FLASH_FEW_PLAN_H
 
-#include "kernels/common/problem/few_rows.h"
+#include "kernels/common/problem/terms.h"
 #include "row_block.h"
 
 /* Rows with those beyond the last that are computed beside them. */

@@ -13,9 +13,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/common/memory/partial.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/exact_row.h"
-#include "kernels/common/problem/partial.h"
 #include "register_tile.h"
 #include "row_block.h"
 

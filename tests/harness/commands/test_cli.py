@@ -379,7 +379,7 @@ class CommandLine(FolderTest):
             self.assertGreater(int(count), 10, name)
 
     def test_explain_says_why(self):
-        done = self.expect(0, ["kernel     decode_c", "flash_c            yes"], "explain", *SMALL, ATTN_MAX_ISA="c")
+        done = self.expect(0, ["kernel     decode_c", "flash_c                   yes"], "explain", *SMALL, ATTN_MAX_ISA="c")
         for line in done.stdout.splitlines():
             if "avx2" in line and "flash" in line:
                 self.assertIn("cap 'c'", line)

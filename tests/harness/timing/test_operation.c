@@ -15,21 +15,17 @@
 #include "tests/support/layer_support.h"
 #include "timing/setup.h"
 
-#define NORM ((attn_operation)(ATTN_FORWARD + 1))
+#define NORM ((attn_operation)(ATTN_BACKWARD + 1))
 
 /* ---- The lines in tables --------------------------------------------------------------------------------------------- */
 
-enum {
-  O = 1 << ATTN_OPERAND_O,
-  LSE = 1 << ATTN_OPERAND_LSE,
-  V = 1 << ATTN_OPERAND_V,
-  SINKS = 1 << ATTN_OPERAND_SINKS,
-  ALL = (1 << ATTN_OPERANDS) - 1
-};
+#define BIT(operand) (UINT64_C(1) << ATTN_OPERAND_##operand)
+#define INPUTS       ((BIT(D_O) - 1 - BIT(O) - BIT(LSE)) | (BIT(D_BIAS) - BIT(BIAS)))
 
 const attn_operation_info attn_operations[] = {
-    [ATTN_FORWARD] = {"forward", "attention", ALL & ~(O | LSE), O | LSE, O},
-    [NORM] = {"norm", "norms of scores", ALL & ~(O | LSE | V | SINKS), LSE, 0},
+    [ATTN_FORWARD] = {"forward", "attention", INPUTS, BIT(O) | BIT(LSE), .linear_in_v = BIT(O)},
+    [ATTN_BACKWARD] = {"backward", "gradients", INPUTS, BIT(D_Q)},
+    [NORM] = {"norm", "norms of scores", INPUTS & ~(BIT(V) | BIT(SINKS)), BIT(LSE)},
 };
 
 const int attn_operation_count = COUNT(attn_operations);
