@@ -40,7 +40,7 @@ row_terms attn_row_terms(const attn_problem *p, const attn_args *args, const att
   return terms;
 }
 
-/* The parts of a query and a key: P, dS of the score, and dS of the sum over the head dimension, before softcap and scale. */
+/* A query and a key: P, dS of the score, and dS of the sum over the head dimension, before softcap and scale. */
 typedef struct pair_terms {
   double p, d_score, d_sum;
 } pair_terms;
