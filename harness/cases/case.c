@@ -207,6 +207,7 @@ static void tidy(bench_case *bench) {
   if (causal || !positioned) bench_spec_set(spec, AXIS_ALIGN, "");
   if (!is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) bench_spec_set(spec, AXIS_OFFSET, "");
   if (is(bench, AXIS_PAGE_TOKENS, "none")) bench_spec_set(spec, AXIS_PAGE_ORDER, "");
+  if (is(bench, AXIS_PASS, "forward")) bench_spec_set(spec, AXIS_GRADIENTS, "");
   if (is(bench, AXIS_KEY_BLOCKS, "none")) {
     bench_spec_set(spec, AXIS_BLOCK_QUERIES, "");
     bench_spec_set(spec, AXIS_BLOCK_KEYS, "");
@@ -289,6 +290,31 @@ static void build_scales(bench_case *bench) {
   attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
 }
 
+/* A gradient whose tensor is broadcast is dense: outputs must not overlap. */
+static void spread_gradient(attn_problem *p, attn_operand_id which) {
+  const attn_operand o = attn_operand_of(p, which);
+  bool overlaps = false;
+  for (int i = 0; i < 4; i++) overlaps = overlaps || (o.extent[i] > 1 && o.stride[i] == 0);
+  if (overlaps) (void)attn_operand_set_dense(p, which);
+}
+
+/* The problem's gradients. What writes LSE becomes what depends on it. */
+static void build_gradients(bench_case *bench) {
+  static const struct {
+    uint32_t of, gradient;
+  } more[] = {{ATTN_USE_BIAS, ATTN_USE_D_BIAS},
+              {ATTN_USE_ALIBI, ATTN_USE_D_ALIBI},
+              {ATTN_USE_SINKS, ATTN_USE_D_SINKS},
+              {ATTN_USE_SCORE_WEIGHT, ATTN_USE_D_SCORE_WEIGHT}};
+  attn_problem *p = &bench->problem;
+  if (!is(bench, AXIS_PASS, "backward")) return;
+  if (attn_uses(p, ATTN_USE_LSE)) p->uses |= ATTN_USE_D_LSE;
+  for (size_t i = 0; i < sizeof more / sizeof *more && is(bench, AXIS_GRADIENTS, "all"); i++)
+    if (attn_uses(p, more[i].of)) p->uses |= more[i].gradient;
+  attn_problem_set_backward(p);
+  for (int which = ATTN_OPERAND_D_Q; which <= ATTN_OPERAND_D_V; which++) spread_gradient(p, (attn_operand_id)which);
+}
+
 /* Says in `invalid` why no kernel can take the case, if so. */
 static void note_invalid(bench_case *bench) {
   char words[sizeof bench->invalid - sizeof "not a valid problem: "];
@@ -296,6 +322,7 @@ static void note_invalid(bench_case *bench) {
   if (bench_layout_apply(&bench->problem, bench->layout)) {
     build_scales(bench);
     if (is(bench, AXIS_LATENT, "on")) bench->problem.v_stride = bench->problem.k_stride;
+    build_gradients(bench);
     reason = find_fault(bench, words, sizeof words);
   }
   if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);

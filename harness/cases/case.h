@@ -84,7 +84,8 @@ bool bench_layout_apply(attn_problem *problem, const char *layout);
 double bench_work_pairs(const attn_problem *problem, const attn_args *args);
 
 /* Floating-point operations. Of attention 2 (dim_qk + dim_v) per pair for dot scores, 2 dim_v for precomputed ones, 3 dim_qk
- * + 2 dim_v for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
+ * + 2 dim_v for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. Of gradients 3 times what the
+ * scores take, and 4 dim_v. */
 double bench_work_flops(const attn_problem *problem, double pairs);
 
 typedef double bench_operation_flops(const attn_problem *problem, double pairs);

@@ -180,6 +180,7 @@ static double count_needed_keys(const attn_problem *p, const attn_args *args, co
 typedef struct row_counts {
   double keys, queries; /* rows that are read */
   double outputs;       /* rows of queries; those beyond q_len are written as zeros */
+  double key_outputs;   /* rows of keys, likewise */
 } row_counts;
 
 /* The bytes of all tensors of rows, but for those of one number a row and those that are not read, or are once: V may lie in
@@ -190,7 +191,8 @@ static double bytes_of_rows(const attn_problem *p, const attn_args *args, row_co
   for (int i = 0; i < ATTN_ROW_OPERANDS; i++) {
     const attn_operand o = attn_operand_of(p, (attn_operand_id)i);
     if (!o.present || o.ignored || o.single || (latent && i == ATTN_OPERAND_V)) continue;
-    const double count = o.of_keys ? rows.keys : attn_is_output(p, (attn_operand_id)i) ? rows.outputs : rows.queries;
+    const bool output = attn_is_output(p, (attn_operand_id)i);
+    const double count = o.of_keys ? (output ? rows.key_outputs : rows.keys) : output ? rows.outputs : rows.queries;
     bytes += count * (double)attn_elements_bytes(o.dtype, o.extent[3]);
   }
   return bytes;
@@ -209,6 +211,7 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
     rows.queries += (double)(p->heads_q * s.queries);
     rows.keys += count_needed_keys(p, args, &s, b);
     rows.outputs += (double)(p->heads_q * (p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q));
+    rows.key_outputs += (double)(p->heads_kv * (p->uses & ATTN_USE_VARLEN ? s.keys : p->seq_k));
   }
   const double alike = batches ? (double)p->batch / (double)batches : 0;
   if (batches) rows.keys -= shared_keys(p) / alike;

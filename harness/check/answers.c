@@ -3,13 +3,14 @@
 #include <math.h>
 
 #include "check/check.h"
+#include "check/structure.h"
 #include "kernels/common/problem/pieces.h"
 
 /* ---- Attention ------------------------------------------------------------------------------------------------------- */
 
 static bench_right right_o(const bench_expected *e, int64_t n, int64_t d) {
   const int64_t k = n * e->problem.dim_v + d;
-  return (bench_right){e->o[k], e->m[k], e->w[k]};
+  return (bench_right){.value = e->o[k], .m = e->m[k], .w = e->w[k]};
 }
 
 static double ratio_o(const bench_row_limits *limits, bench_right right, double got) {
@@ -51,8 +52,31 @@ static double ratio_lse(const bench_row_limits *limits, bench_right right, doubl
 static const bench_output forward[] = {
     {BENCH_O, right_o, ratio_o, mean_of_v}, {BENCH_LSE, right_lse, ratio_lse, NULL}, {.right = NULL}};
 
+/* ---- Gradients ------------------------------------------------------------------------------------------------------- */
+
+static bench_right right_gradient(const bench_expected *e, int64_t n, int64_t d) {
+  const int64_t k = e->row[n].at + d;
+  return (bench_right){e->o[k], e->m[k], e->w[k], e->proven[k], e->sharp[k]};
+}
+
+#define GRADIENT(tensor) \
+  { BENCH_##tensor, right_gradient, bench_gradient_ratio, NULL }
+static const bench_output backward[] = {GRADIENT(D_V),
+                                        GRADIENT(D_Q),
+                                        GRADIENT(D_K),
+                                        GRADIENT(D_BIAS),
+                                        GRADIENT(D_SCORES),
+                                        GRADIENT(D_SCORE_WEIGHT),
+                                        GRADIENT(D_ALIBI_SLOPES),
+                                        GRADIENT(D_SINKS),
+                                        {.right = NULL}};
+
 /* ---- All ------------------------------------------------------------------------------------------------------------- */
 
 const bench_answer bench_answers[] = {
     [ATTN_FORWARD] = {.outputs = forward, .compute_row = bench_expected_attend, .absolute_v = true, .structure = ~0u},
+    [ATTN_BACKWARD] = {.outputs = backward,
+                       .compute_row = bench_expected_differentiate,
+                       .by_output = true,
+                       .structure = 1u << BENCH_STRUCTURE_threads},
 };

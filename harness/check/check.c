@@ -182,14 +182,24 @@ static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total)
 /* Room in *at, unless it is there. False if memory is short. */
 static bool allocate(float **at, int64_t count) { return *at || (*at = malloc((size_t)count * sizeof **at + 1)); }
 
-/* Allocates dense outputs in float32. False if memory is short; a part of them is then kept for the next try. */
+/* Elements of a dense output; strides of sums say what is summed, and stay. */
+static int64_t make_dense(attn_problem *p, bench_tensor output) {
+  const attn_operand o = attn_operand_of(p, (attn_operand_id)output);
+  int64_t last = 0;
+  if (!o.present) return 0;
+  if (output < (bench_tensor)ATTN_ROW_OPERANDS) return attn_operand_set_dense(p, (attn_operand_id)output);
+  for (int i = 0; i < 4; i++) last += max64(o.extent[i] - 1, 0) * o.stride[i];
+  return last + 1;
+}
+
+/* Allocates dense outputs, O in float32. False if memory is short; a part of them is then kept for the next try. */
 static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   attn_problem *p = &r->problem;
   *p = expected->problem;
-  p->dtype_o = ATTN_F32;
+  if (attn_is_output(p, ATTN_OPERAND_O)) p->dtype_o = ATTN_F32;
   if (attn_is_output(p, ATTN_OPERAND_LSE)) p->uses |= ATTN_USE_LSE;
   for (const bench_output *output = bench_outputs_of(p); output->right; output++) {
-    const int64_t count = attn_operand_set_dense(p, (attn_operand_id)output->tensor);
+    const int64_t count = make_dense(p, output->tensor);
     const bool first = output == bench_outputs_of(p), has_m = first && bench_answers[p->operation].absolute_v;
     if (!allocate(&r->output[output->tensor], count) || (has_m && !allocate(&r->m, count))) return false;
   }
@@ -209,7 +219,8 @@ attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
 /* The arguments with outputs of r. */
 static attn_args with_outputs(const bench_reference *r, attn_args args) {
   for (const bench_output *output = bench_outputs_of(&r->problem); output->right; output++)
-    attn_operand_point(&r->problem, (attn_operand_id)output->tensor, &args, r->output[output->tensor]);
+    if (attn_operand_of(&r->problem, (attn_operand_id)output->tensor).present)
+      attn_operand_point(&r->problem, (attn_operand_id)output->tensor, &args, r->output[output->tensor]);
   return args;
 }
 
@@ -267,8 +278,28 @@ static bool is_right(const bench_reference *r, const bench_expected *expected, c
   return bench_check_values(&same_rows, args, &kernel->numerics).status != BENCH_FAIL;
 }
 
+/* The same of what the limits of gradients need. */
+static void learn_gradients(bench_reference *r, const bench_expected *e) {
+  for (int64_t n = 0; n < e->rows; n++) {
+    const bench_expected_row *row = &e->row[n];
+    bench_right *most = &r->most[row->of];
+    const int64_t columns = attn_operand_of(&e->problem, (attn_operand_id)row->of).extent[3];
+    r->largest.allowed = max64(r->largest.allowed, row->facts.allowed);
+    r->largest.max_v = fmax(r->largest.max_v, row->facts.max_v);
+    for (int64_t k = row->at; k < row->at + columns; k++)
+      *most = (bench_right){.m = fmax(most->m, e->m[k]),
+                            .w = fmax(most->w, e->w[k]),
+                            .proven = fmax(most->proven, e->proven[k]),
+                            .sharp = fmax(most->sharp, e->sharp[k])};
+  }
+}
+
 static void learn(bench_reference *r, const bench_expected *e) {
   attn_oracle_row *largest = &r->largest;
+  if (bench_answers[e->problem.operation].by_output) {
+    learn_gradients(r, e);
+    return;
+  }
   for (int64_t n = 0, k = 0; n < e->rows; n++) {
     const attn_oracle_row *facts = &e->row[n].facts;
     largest->abs_sum = fmax(largest->abs_sum, facts->abs_sum);
@@ -310,7 +341,7 @@ static bool open_reference(bench_reference *r, const bench_expected *expected, c
 static bench_row_limits limits_of(const bench_reference *r, const bench_expected *e, const attn_numerics *numerics,
                                   int64_t keys, double lse) {
   attn_oracle_row facts = r->largest;
-  facts.allowed = lse > -INFINITY || isnan(lse) ? keys : 0;
+  if (!bench_answers[e->problem.operation].by_output) facts.allowed = lse > -INFINITY || isnan(lse) ? keys : 0;
   facts.lse = lse;
   facts.ties *= (double)keys * (double)keys;
   return bench_limits_sum(bench_limits_of_row(&e->problem, numerics, &facts, e->zero_mean),
@@ -326,16 +357,31 @@ typedef struct two_rows {
   double spread; /* W / M */
 } two_rows;
 
+/* A value of the reference, with what its limit and the kernel's need: gradients have it from the oracle's rows. */
+static bench_right right_of(const two_rows *two, const bench_output *output, const attn_operand *other, int64_t d) {
+  const bench_reference *r = two->reference;
+  const int64_t at = bench_output_place(&r->problem, two->args, other, two->row, d);
+  const double value = attn_oracle_load(r->output[output->tensor], other->dtype, at);
+  if (bench_answers[two->problem->operation].by_output) {
+    const bench_right *most = &r->most[output->tensor];
+    return (bench_right){value, most->m, most->w, 2 * most->proven, 2 * most->sharp};
+  }
+  const double m = output == bench_outputs_of(two->problem) && r->m ? (double)r->m[at] : fabs(value);
+  return (bench_right){.value = value, .m = m, .w = two->spread * m};
+}
+
 static bool output_agrees(const two_rows *two, const bench_output *output, const bench_row_limits *limits) {
   const bench_reference *r = two->reference;
   const attn_operand own = attn_operand_of(two->problem, (attn_operand_id)output->tensor);
   const attn_operand other = attn_operand_of(&r->problem, (attn_operand_id)output->tensor);
-  const bool first = output == bench_outputs_of(two->problem);
+  bench_row_limits stored = *limits;
+  if (bench_answers[two->problem->operation].by_output) {
+    stored.dtype_o = own.dtype;
+    stored.store_error = 2 * attn_dtype_of(own.dtype).roundoff;
+  }
   for (int64_t d = 0; own.present && d < own.extent[3]; d++) {
-    const int64_t at = bench_output_place(&r->problem, two->args, &other, two->row, d);
-    const double right = (double)r->output[output->tensor][at], m = first && r->m ? (double)r->m[at] : fabs(right);
     const double got = bench_output_value(two->problem, two->args, &own, two->row, d);
-    if (!(output->ratio(limits, (bench_right){right, m, two->spread * m}, got) <= 1)) return false;
+    if (!(output->ratio(&stored, right_of(two, output, &other, d), got) <= 1)) return false;
   }
   return true;
 }
@@ -344,7 +390,8 @@ static bool output_agrees(const two_rows *two, const bench_output *output, const
 static bool agrees(const bench_reference *r, const bench_expected *e, const attn_args *args, const attn_numerics *numerics,
                    const bench_expected_row *row, int64_t keys) {
   const attn_operand lse = attn_operand_of(&r->problem, ATTN_OPERAND_LSE);
-  const double norm = lse.present ? (double)r->output[BENCH_LSE][bench_output_place(&r->problem, args, &lse, row, 0)] : 0;
+  const double norm =
+      r->output[BENCH_LSE] ? (double)r->output[BENCH_LSE][bench_output_place(&r->problem, args, &lse, row, 0)] : 0;
   const bench_row_limits limits = limits_of(r, e, numerics, keys, norm);
   const two_rows two = {.reference = r,
                         .problem = &e->problem,
@@ -353,7 +400,7 @@ static bool agrees(const bench_reference *r, const bench_expected *e, const attn
                         .spread = keys ? r->spread / sqrt((double)keys) : 0.0};
   bool agree = true;
   for (const bench_output *output = bench_outputs_of(&e->problem); output->right && agree; output++)
-    agree = output_agrees(&two, output, &limits);
+    if (bench_has_row(&e->problem, output->tensor, row)) agree = output_agrees(&two, output, &limits);
   return agree;
 }
 
@@ -388,13 +435,22 @@ static void compare_row(other_rows *c, const bench_expected_row *row, int64_t ke
                      r->kernel->name, MOST_SETTLED);
 }
 
-static void compare_head(other_rows *c, int64_t b, int64_t h) {
+static void compare_head(other_rows *c, bench_tensor output, int64_t b, int64_t h) {
   const attn_problem *p = &c->expected->problem;
-  const attn_sequence seq = attn_sequence_of(p, c->args, b);
-  for (int64_t i = 0; i < seq.rows && c->verdict.status == BENCH_PASS; i++) {
-    const attn_key_range keys = attn_allowed_keys(p, c->args, &seq, b, i);
-    compare_row(c, &(bench_expected_row){.b = b, .h = h, .i = i}, keys.end - keys.begin);
+  const bool by_output = bench_answers[p->operation].by_output;
+  const attn_sequence seq = attn_sequence_of(p, c->args, b < p->batch ? b : 0);
+  for (int64_t i = 0; i < bench_rows_of(p, c->args, output, b) && c->verdict.status == BENCH_PASS; i++) {
+    const attn_key_range keys = by_output ? (attn_key_range){0, 1} : attn_allowed_keys(p, c->args, &seq, b, i);
+    compare_row(c, &(bench_expected_row){.b = b, .h = h, .i = i, .of = output}, keys.end - keys.begin);
   }
+}
+
+/* All rows of an output. */
+static void compare_rows_of(other_rows *c, bench_tensor output) {
+  const attn_problem *p = &c->expected->problem;
+  const int64_t heads = attn_operand_of(p, (attn_operand_id)output).extent[1];
+  for (int64_t n = 0; n < bench_sequences_of(p, output) * heads && c->verdict.status == BENCH_PASS; n++)
+    compare_head(c, output, n / heads, n % heads);
 }
 
 bench_verdict bench_check_other_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
@@ -405,8 +461,10 @@ bench_verdict bench_check_other_values(const bench_expected *expected, const att
   if (!open_reference(expected->reference, expected, args, kernel))
     bench_set_reason(&c.verdict, BENCH_ERROR,
                      "no kernel, or no memory, for a second answer to the rows that the oracle skips");
-  for (int64_t n = 0; n < p->batch * p->heads_q && c.verdict.status == BENCH_PASS; n++)
-    compare_head(&c, n / p->heads_q, n % p->heads_q);
+  for (const bench_output *output = bench_outputs_of(p); output->right; output++) {
+    if (attn_operand_of(p, (attn_operand_id)output->tensor).present) compare_rows_of(&c, output->tensor);
+    if (!bench_answers[p->operation].by_output) break; /* its outputs have the same rows */
+  }
   const attn_kernel_info *used = expected->reference->kernel;
   snprintf(c.verdict.reference, sizeof c.verdict.reference, "%s", used ? used->name : "");
   return c.verdict;
@@ -425,17 +483,31 @@ static bench_verdict check_row(const attn_problem *problem, const attn_args *arg
   return verdict;
 }
 
+/* One of the outputs that have rows of their own; else the first, whose rows all have. */
+static bench_tensor draw_output(const attn_problem *p, uint64_t random) {
+  const bench_output *outputs = bench_outputs_of(p), *drawn = outputs;
+  int64_t count = 0;
+  for (const bench_output *o = outputs; bench_answers[p->operation].by_output && o->right; o++) {
+    if (!attn_operand_of(p, (attn_operand_id)o->tensor).present) continue;
+    count++;
+    if (bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, (uint64_t)(1 + count), count) == 0) drawn = o;
+  }
+  return drawn->tensor;
+}
+
 bench_verdict bench_check_row(const attn_problem *problem, const attn_args *args, const attn_numerics *numerics,
                               bool zero_mean, uint64_t random) {
-  bench_expected_row row = {.h = 0};
-  attn_sequence seq = {.rows = 0};
-  for (int64_t n = 0; n < problem->batch && seq.rows <= 0; n++) { /* sequences may be empty */
-    row.b = (int64_t)((random + (uint64_t)n) % (uint64_t)problem->batch);
-    seq = attn_sequence_of(problem, args, row.b);
+  bench_expected_row row = {.of = draw_output(problem, random)};
+  const int64_t sequences = bench_sequences_of(problem, row.of);
+  const int64_t heads = attn_operand_of(problem, (attn_operand_id)row.of).extent[1];
+  int64_t rows = 0;
+  for (int64_t n = 0; n < sequences && rows <= 0; n++) { /* sequences may be empty */
+    row.b = (int64_t)((random + (uint64_t)n) % (uint64_t)sequences);
+    rows = bench_rows_of(problem, args, row.of, row.b);
   }
-  if (seq.rows <= 0 || problem->heads_q <= 0) return (bench_verdict){.status = BENCH_PASS};
-  row.h = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 0, problem->heads_q);
-  row.i = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 1, seq.rows);
+  if (rows <= 0 || heads <= 0) return (bench_verdict){.status = BENCH_PASS};
+  row.h = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 0, heads);
+  row.i = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 1, rows);
   return check_row(problem, args, numerics, zero_mean, &row);
 }
 
@@ -449,7 +521,8 @@ static double distance_of(const bench_reference *r, const attn_problem *p, const
   const attn_operand other = attn_operand_of(&r->problem, (attn_operand_id)output->tensor);
   double distance = 0, norm = 0;
   for (int64_t d = 0; d < own.extent[3]; d++) {
-    const double right = (double)r->output[output->tensor][bench_output_place(&r->problem, args, &other, row, d)];
+    const int64_t at = bench_output_place(&r->problem, args, &other, row, d);
+    const double right = attn_oracle_load(r->output[output->tensor], other.dtype, at);
     const double apart = bench_output_value(p, args, &own, row, d) - right;
     distance += apart * apart;
     norm += right * right;
@@ -460,11 +533,13 @@ static double distance_of(const bench_reference *r, const attn_problem *p, const
 
 /* Finds the row that is farthest from the reference's. False if rounding explains its distance. */
 static bool find_odd_row(const bench_reference *r, const attn_problem *p, const attn_args *args, bench_expected_row *odd) {
+  const bench_tensor first = bench_outputs_of(p)->tensor;
+  const int64_t heads = attn_operand_of(p, (attn_operand_id)first).extent[1];
   double most = ROUNDING * ROUNDING;
   bool found = false;
-  for (int64_t n = 0; n < p->batch * p->heads_q; n++) {
-    bench_expected_row row = {.b = n / p->heads_q, .h = n % p->heads_q};
-    const int64_t rows = attn_sequence_of(p, args, row.b).rows;
+  for (int64_t n = 0; n < bench_sequences_of(p, first) * heads; n++) {
+    bench_expected_row row = {.b = n / heads, .h = n % heads, .of = first};
+    const int64_t rows = bench_rows_of(p, args, first, row.b);
     for (; row.i < rows; row.i++) {
       const double distance = distance_of(r, p, args, &row);
       if (distance <= most) continue;

@@ -13,7 +13,15 @@
 typedef struct bench_expected_row {
   int64_t b, h, i; /* with VARLEN, i counts from the start of sequence b */
   attn_oracle_row facts;
+  bench_tensor of; /* the output that it is a row of, where outputs have rows of their own */
+  int64_t at;      /* and its first value in `o`, `m` ... */
 } bench_expected_row;
+
+/* The right value of one element, with M and W where its limit needs them; of gradients also its inputs' errors. */
+typedef struct bench_right {
+  double value, m, w;
+  double proven, sharp;
+} bench_right;
 
 /* Another kernel's answer, for the rows that the oracle does not compute. */
 typedef struct bench_reference {
@@ -28,6 +36,7 @@ typedef struct bench_reference {
    * computed so far. They stand for the facts of the other rows. */
   attn_oracle_row largest;
   double spread;
+  bench_right most[BENCH_TENSORS]; /* the same of what a limit needs of an output with rows of its own */
 } bench_reference;
 
 typedef struct bench_expected {
@@ -36,8 +45,9 @@ typedef struct bench_expected {
   bool complete;  /* `row` holds every row of the problem */
   int64_t rows;
   bench_expected_row *row;
-  double *o, *m, *w; /* [rows][dim_v]; M and W of docs/numerics.md */
-  double *mean_v;    /* [rows][dim_v]: plain mean of V over the row's allowed keys, the answer of a kernel without softmax */
+  double *o, *m, *w;      /* [rows][dim_v], or row n from row[n].at on; M and W of docs/numerics.md */
+  double *proven, *sharp; /* the same, of gradients */
+  double *mean_v; /* [rows][dim_v]: plain mean of V over the row's allowed keys, the answer of a kernel without softmax */
   bench_reference *reference;
   double *const *given; /* [BENCH_TENSORS] values in place of the oracle's, in the order of the output; NULL = none */
 } bench_expected;
@@ -51,6 +61,10 @@ void bench_expected_destroy(bench_expected *expected);
 
 /* The rows to check, without their values: sets rows, row and complete. False if memory is short. */
 bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint64_t seed);
+
+/* The sequences of an output, and the rows of a head and sequence. */
+int64_t bench_sequences_of(const attn_problem *problem, bench_tensor output);
+int64_t bench_rows_of(const attn_problem *problem, const attn_args *args, bench_tensor output, int64_t b);
 
 /* Element offset of the row's first element in o or lse, which have these strides. */
 int64_t bench_row_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
@@ -98,13 +112,9 @@ bool bench_is_approximate(const attn_problem *problem, const attn_numerics *nume
  * or NaN. */
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);
 double bench_lse_ratio(const bench_row_limits *limits, double lse, double got);
+double bench_gradient_ratio(const bench_row_limits *limits, bench_right right, double got);
 
 /* ---- What the check knows of each output -------------------------------------------------------------------------- */
-
-/* The right value of one element, with M and W where its limit needs them. */
-typedef struct bench_right {
-  double value, m, w;
-} bench_right;
 
 /* One output: where its right values are (row n of `expected`, column d), and the error / limit of a kernel's value. */
 typedef struct bench_output {
@@ -120,17 +130,24 @@ typedef struct bench_answer {
   const bench_output *outputs; /* the first is the one that null answers are tried on; ended by right = NULL */
   /* Computes row n of `expected` in float64; `scratch` holds seq_k numbers. */
   void (*compute_row)(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
+  bool by_output;     /* each output has rows of its own, of queries, keys or others */
   bool absolute_v;    /* M is the answer with |V|; else it is the magnitude of the value */
   unsigned structure; /* the tests of structure.h that its answers must pass: bit n is test n */
 } bench_answer;
 
 extern const bench_answer bench_answers[]; /* one for each attn_operation */
 
+/* Whether the output has this row. */
+static inline bool bench_has_row(const attn_problem *problem, bench_tensor output, const bench_expected_row *row) {
+  return !bench_answers[problem->operation].by_output || row->of == output;
+}
+
 static inline const bench_output *bench_outputs_of(const attn_problem *problem) {
   return bench_answers[problem->operation].outputs;
 }
 
-/* Row n of attention. */
+/* Row n of attention, and of gradients. */
+void bench_expected_differentiate(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
 void bench_expected_attend(bench_expected *expected, const attn_args *args, int64_t n, double *scratch);
 
 /* The right value of row n and column d: the oracle's, or the one that is given. */

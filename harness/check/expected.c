@@ -18,6 +18,18 @@ int64_t bench_row_place(const attn_problem *p, const attn_args *args, const attn
   return start + row->h * stride->h + row->i * stride->s;
 }
 
+int64_t bench_sequences_of(const attn_problem *p, bench_tensor output) {
+  const bool tokens = output < (bench_tensor)ATTN_ROW_OPERANDS || p->batch == 0;
+  return tokens ? p->batch : attn_operand_of(p, (attn_operand_id)output).extent[0];
+}
+
+int64_t bench_rows_of(const attn_problem *p, const attn_args *args, bench_tensor output, int64_t b) {
+  const attn_operand o = attn_operand_of(p, (attn_operand_id)output);
+  if (output >= (bench_tensor)ATTN_ROW_OPERANDS) return o.extent[2];
+  if (!o.of_keys) return attn_oracle_f64_rows(p, args, b);
+  return p->uses & ATTN_USE_VARLEN ? args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b] : p->seq_k;
+}
+
 int64_t bench_key_place(const attn_problem *p, const attn_args *args, const attn_strides *stride,
                         const bench_expected_row *row, int64_t j) {
   const int64_t head = row->h / (p->heads_q / p->heads_kv) * stride->h;
@@ -90,6 +102,36 @@ void bench_expected_attend(bench_expected *e, const attn_args *args, int64_t n, 
   row->facts.ties = count_ties(score, count, row->facts.abs_sum);
 }
 
+/* The oracle's answer to a row of a gradient. Lists of one number a head are one row. */
+void bench_expected_differentiate(bench_expected *e, const attn_args *args, int64_t n, double *scratch) {
+  static const attn_oracle_sum sums[BENCH_TENSORS] = {[BENCH_D_BIAS] = ATTN_ORACLE_D_BIAS,
+                                                      [BENCH_D_SCORES] = ATTN_ORACLE_D_SCORES,
+                                                      [BENCH_D_SCORE_WEIGHT] = ATTN_ORACLE_D_SCORE_WEIGHT,
+                                                      [BENCH_D_ALIBI_SLOPES] = ATTN_ORACLE_D_ALIBI_SLOPES,
+                                                      [BENCH_D_SINKS] = ATTN_ORACLE_D_SINKS};
+  const attn_problem *p = &e->problem;
+  bench_expected_row *row = &e->row[n];
+  const bool list = row->of == BENCH_D_ALIBI_SLOPES || row->of == BENCH_D_SINKS, weight = row->of == BENCH_D_SCORE_WEIGHT;
+  (void)scratch;
+  row->facts = (attn_oracle_row){.exists = true};
+  for (int64_t h = 0; h < (list ? p->heads_q : 1); h++) {
+    const int64_t at = row->at + h;
+    const attn_oracle_gradient to = {e->o + at, e->m + at, e->w + at, e->proven + at, e->sharp + at};
+    const attn_oracle_index index = list     ? (attn_oracle_index){0, h, 0}
+                                    : weight ? (attn_oracle_index){0, row->i, 0}
+                                             : (attn_oracle_index){row->b, row->h, row->i};
+    attn_oracle_gradient_facts facts;
+    if (row->of == BENCH_D_Q)
+      facts = attn_oracle_f64_query_gradient(p, args, index, &to);
+    else if (row->of == BENCH_D_K || row->of == BENCH_D_V)
+      facts = attn_oracle_f64_key_gradient(p, args, row->b, row->h, row->i, row->of == BENCH_D_V, &to);
+    else
+      facts = attn_oracle_f64_sum_gradient(p, args, sums[row->of], index, &to);
+    row->facts.allowed = facts.pairs > row->facts.allowed ? facts.pairs : row->facts.allowed;
+    row->facts.max_v = fmax(row->facts.max_v, facts.max_factor);
+  }
+}
+
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
   const attn_problem *p = &e->problem;
@@ -112,10 +154,16 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
 
 /* Takes over e, whose rows are chosen. NULL if memory is short. */
 static bench_expected *compute(bench_expected *e, const attn_args *args) {
+  const bool by_output = bench_answers[e->problem.operation].by_output;
   bool enough = e->row;
-  double **const values[] = {&e->o, &e->m, &e->w, &e->mean_v};
-  for (int i = 0; i < 4; i++) {
-    *values[i] = malloc((size_t)(e->rows * e->problem.dim_v + 1) * sizeof(double));
+  double **const values[] = {&e->o, &e->m, &e->w, by_output ? &e->proven : &e->mean_v, &e->sharp};
+  int64_t count = by_output ? 0 : e->rows * e->problem.dim_v;
+  for (int64_t n = 0; by_output && enough && n < e->rows; n++) {
+    e->row[n].at = count;
+    count += attn_operand_of(&e->problem, (attn_operand_id)e->row[n].of).extent[3];
+  }
+  for (int i = 0; i < (by_output ? 5 : 4); i++) {
+    *values[i] = malloc((size_t)(count + 1) * sizeof(double));
     enough = enough && *values[i];
   }
   if (enough && compute_rows(e, args)) return e;
@@ -143,7 +191,7 @@ void bench_expected_destroy(bench_expected *e) {
   if (!e) return;
   const bench_reference none = {0}, *r = e->reference ? e->reference : &none;
   for (int i = 0; i < BENCH_TENSORS; i++) free(r->output[i]);
-  void *const memory[] = {r->m, e->reference, e->row, e->o, e->m, e->w, e->mean_v, e};
+  void *const memory[] = {r->m, e->reference, e->row, e->o, e->m, e->w, e->mean_v, e->proven, e->sharp, e};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
 
@@ -221,38 +269,77 @@ static void consider_all(candidates *c, const attn_problem *p, const attn_args *
   consider_seeded_rows(c, seed, b * p->heads_q + h);
 }
 
-static double row_cost(const attn_problem *p) { return (double)(p->seq_k + 1) * (double)(p->dim_qk + p->dim_v); }
-
-/* Goes through the rows to check, stores them where expected->row has room, and returns how many there are. share 0: all
- * rows. Else one candidate in `share`; each head starts at another place of its list, so that the heads together cover the
- * list. */
-static int64_t choose(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share) {
-  const attn_problem *p = &expected->problem;
-  int64_t rows = 0;
-  for (int64_t head = 0; head < p->batch * p->heads_q; head++) {
-    const int64_t b = head / p->heads_q, h = head % p->heads_q;
-    candidates c = {.rows = attn_oracle_f64_rows(p, args, b)};
-    if (share) consider_all(&c, p, args, seed, b, h);
-    for (int64_t n = share ? head % share : 0; n < (share ? c.count : c.rows); n += share ? share : 1, rows++)
-      if (expected->row) expected->row[rows] = (bench_expected_row){.b = b, .h = h, .i = share ? c.row[n] : n};
+/* Multiply-adds of the oracle for a row. */
+static double row_cost(const attn_problem *p, bench_tensor output) {
+  const double keys = (double)(p->seq_k + 1), queries = (double)(p->seq_q + 1), each = (double)(p->dim_qk + p->dim_v);
+  const attn_score_strides *by = output == BENCH_D_SCORES ? &p->d_scores_stride : &p->d_bias_stride;
+  const double group = (double)(p->heads_q / p->heads_kv), gradient = 3 * each; /* with its error limits */
+  switch (output) {
+    case BENCH_D_Q: return gradient * keys;
+    case BENCH_D_K:
+    case BENCH_D_V: return gradient * group * queries;
+    case BENCH_D_BIAS:
+    case BENCH_D_SCORES:
+      return gradient * keys * (by->b ? 1 : (double)p->batch) * (by->h ? 1 : (double)p->heads_q) * (by->q ? 1 : queries);
+    case BENCH_D_SCORE_WEIGHT:
+    case BENCH_D_ALIBI_SLOPES:
+    case BENCH_D_SINKS: return gradient * (double)p->batch * (double)p->heads_q * queries * keys;
+    default: return keys * each;
   }
-  return rows;
+}
+
+/* The rows that were chosen, and what they cost. */
+typedef struct chosen {
+  int64_t rows;
+  double cost, values;
+} chosen;
+
+/* Goes through the rows of an output to check, stores them where expected->row has room, and counts them. share 0: all rows.
+ * Else one candidate in `share`; each head starts at another place of its list, so that the heads together cover the list.
+ * Of gradients that are no rows of queries or keys all rows are checked. */
+static void choose_of(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share, bench_tensor output,
+                      chosen *all) {
+  const attn_problem *p = &expected->problem;
+  const attn_operand o = attn_operand_of(p, (attn_operand_id)output);
+  const bool few = output >= (bench_tensor)ATTN_ROW_OPERANDS && output != BENCH_D_BIAS && output != BENCH_D_SCORES;
+  const int64_t heads = o.extent[1], step = share && !few ? share : 1, before = all->rows;
+  for (int64_t head = 0; head < bench_sequences_of(p, output) * heads; head++) {
+    const int64_t b = head / heads, h = head % heads;
+    candidates c = {.rows = bench_rows_of(p, args, output, b)};
+    if (share) consider_all(&c, p, args, seed, b, h);
+    const bool listed = share && !few;
+    for (int64_t n = listed ? head % share : 0; n < (listed ? c.count : c.rows); n += step, all->rows++)
+      if (expected->row)
+        expected->row[all->rows] = (bench_expected_row){.b = b, .h = h, .i = listed ? c.row[n] : n, .of = output};
+  }
+  all->cost += (double)(all->rows - before) * row_cost(p, output);
+  all->values += (double)(all->rows - before) * (double)o.extent[3];
+}
+
+/* The rows of all outputs; outputs of attention have the same ones. */
+static chosen choose(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share) {
+  const attn_problem *p = &expected->problem;
+  chosen all = {0};
+  for (const bench_output *output = bench_outputs_of(p); output->right; output++) {
+    if (!bench_answers[p->operation].by_output) return choose_of(expected, args, seed, share, output->tensor, &all), all;
+    if (attn_operand_of(p, (attn_operand_id)output->tensor).present)
+      choose_of(expected, args, seed, share, output->tensor, &all);
+  }
+  return all;
 }
 
 /* 0: all rows may be checked. */
 static int64_t choose_share(bench_expected *expected, const attn_args *args, uint64_t seed) {
-  const attn_problem *p = &expected->problem;
-  double rows = (double)choose(expected, args, seed, 0);
-  if (rows * row_cost(p) <= ALL_ROWS_COST && rows * (double)p->dim_v <= MOST_ELEMENTS) return 0;
-  rows = (double)choose(expected, args, seed, 1);
-  const double by_cost = rows * row_cost(p) / MOST_COST, by_memory = rows * (double)p->dim_v / MOST_ELEMENTS;
-  return 1 + (int64_t)fmax(by_cost, by_memory);
+  chosen all = choose(expected, args, seed, 0);
+  if (all.cost <= ALL_ROWS_COST && all.values <= MOST_ELEMENTS) return 0;
+  all = choose(expected, args, seed, 1);
+  return 1 + (int64_t)fmax(all.cost / MOST_COST, all.values / MOST_ELEMENTS);
 }
 
 bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint64_t seed) {
-  const int64_t share = choose_share(expected, args, seed), rows = choose(expected, args, seed, share);
+  const int64_t share = choose_share(expected, args, seed), rows = choose(expected, args, seed, share).rows;
   expected->complete = !share;
   expected->row = malloc((size_t)rows * sizeof *expected->row + 1);
-  if (expected->row) expected->rows = choose(expected, args, seed, share);
+  if (expected->row) expected->rows = choose(expected, args, seed, share).rows;
   return expected->row;
 }

@@ -27,15 +27,24 @@ static double null_value(const bench_expected *e, const attn_args *args, null_an
   }
 }
 
+/* Limits of an output that is stored in its own type. */
+static bench_row_limits stored_as(bench_row_limits limits, const attn_operand *output, double store_error) {
+  limits.dtype_o = output->dtype;
+  limits.store_error = fmax(attn_dtype_of(output->dtype).roundoff, store_error);
+  return limits;
+}
+
 /* True if the answer passes at every element of the first output in every checked row: stops at the first that rejects it.
  */
 static bool null_passes(const bench_expected *e, const attn_args *args, const attn_numerics *numerics, null_answer answer) {
   const bench_output *output = bench_outputs_of(&e->problem);
-  const int64_t columns = attn_operand_of(&e->problem, (attn_operand_id)output->tensor).extent[3];
+  const attn_operand operand = attn_operand_of(&e->problem, (attn_operand_id)output->tensor);
   if (answer >= NULL_MEAN_ALLOWED && !output->mean) return false;
   for (int64_t n = 0; n < e->rows; n++) {
-    const bench_row_limits limits = bench_limits_of_row(&e->problem, numerics, &e->row[n].facts, e->zero_mean);
-    for (int64_t d = 0; d < columns; d++)
+    if (!bench_has_row(&e->problem, output->tensor, &e->row[n])) continue;
+    const bench_row_limits limits =
+        stored_as(bench_limits_of_row(&e->problem, numerics, &e->row[n].facts, e->zero_mean), &operand, 0);
+    for (int64_t d = 0; d < operand.extent[3]; d++)
       if (output->ratio(&limits, output->right(e, n, d), null_value(e, args, answer, n, d)) > 1.0) return false;
   }
   return true;
@@ -60,7 +69,10 @@ int64_t bench_output_place(const attn_problem *p, const attn_args *args, const a
                            const bench_expected_row *row, int64_t d) {
   const int64_t *stride = output->stride;
   const attn_strides rows = {.b = stride[0], .h = stride[1], .s = stride[2]};
-  return bench_row_place(p, args, &rows, row) + d * stride[3];
+  const bool packed = p->uses & ATTN_USE_VARLEN && output->axes[0] == 'b' && output->axes[2] == 's';
+  if (packed && !output->of_keys) return bench_row_place(p, args, &rows, row) + d * stride[3];
+  const int64_t first = packed ? args->cu_seqlens_k[row->b] * rows.s : row->b * rows.b;
+  return first + row->h * rows.h + row->i * rows.s + d * stride[3];
 }
 
 double bench_output_value(const attn_problem *p, const attn_args *args, const attn_operand *output,
@@ -85,7 +97,8 @@ typedef struct comparison {
   double store_error;
   bench_verdict verdict; /* on the values so far */
   double worst_got, worst_expected;
-  const char *worst_output; /* its name */
+  const char *worst_output; /* its name, */
+  bool worst_of_keys;       /* and whether its rows are those of keys */
   int64_t beyond;           /* how many values were beyond their limit */
 } comparison;
 
@@ -99,6 +112,7 @@ static void compare_value(comparison *c, const bench_expected_row *row, const at
   memcpy(c->verdict.err_index, (int64_t[4]){row->b, row->h, row->i, output->single ? NO_COLUMN : column},
          sizeof c->verdict.err_index);
   c->worst_output = output->name;
+  c->worst_of_keys = output->of_keys;
   c->worst_got = got;
   c->worst_expected = expected;
 }
@@ -106,19 +120,19 @@ static void compare_value(comparison *c, const bench_expected_row *row, const at
 static void compare_output(comparison *c, int64_t n, const bench_output *output, const bench_row_limits *limits) {
   const bench_expected *e = c->expected;
   const attn_operand operand = attn_operand_of(&e->problem, (attn_operand_id)output->tensor);
+  const bench_row_limits own = stored_as(*limits, &operand, c->store_error);
   for (int64_t d = 0; operand.present && d < operand.extent[3]; d++) {
     const bench_right right = bench_right_of(e, c->args, output, &operand, n, d);
     const double got = bench_output_value(&e->problem, c->args, &operand, &e->row[n], d);
-    compare_value(c, &e->row[n], &operand, d, got, right.value, output->ratio(limits, right, got));
+    compare_value(c, &e->row[n], &operand, d, got, right.value, output->ratio(&own, right, got));
   }
 }
 
 static void compare_row(comparison *c, int64_t n) {
   const bench_expected *e = c->expected;
-  bench_row_limits limits = bench_limits_of_row(&e->problem, c->numerics, &e->row[n].facts, e->zero_mean);
-  limits.store_error = fmax(limits.store_error, c->store_error);
+  const bench_row_limits limits = bench_limits_of_row(&e->problem, c->numerics, &e->row[n].facts, e->zero_mean);
   for (const bench_output *output = bench_outputs_of(&e->problem); output->right; output++)
-    compare_output(c, n, output, &limits);
+    if (bench_has_row(&e->problem, output->tensor, &e->row[n])) compare_output(c, n, output, &limits);
 }
 
 static void explain_failure(comparison *c) {
@@ -126,12 +140,11 @@ static void explain_failure(comparison *c) {
   char column[40] = "", how[80] = "which no error limit allows";
   if (at[3] != NO_COLUMN) snprintf(column, sizeof column, ", column %lld", (long long)at[3]);
   if (isfinite(c->verdict.max_err_ratio)) snprintf(how, sizeof how, "%.3g times the error limit", c->verdict.max_err_ratio);
-  bench_set_reason(
-      &c->verdict, BENCH_FAIL,
-      "%s[batch %lld, head %lld, query %lld%s] is %.9g, should be %.9g: %s; %lld values of %lld rows are beyond "
-      "theirs",
-      c->worst_output, (long long)at[0], (long long)at[1], (long long)at[2], column, c->worst_got, c->worst_expected, how,
-      (long long)c->beyond, (long long)c->expected->rows);
+  bench_set_reason(&c->verdict, BENCH_FAIL,
+                   "%s[batch %lld, head %lld, %s %lld%s] is %.9g, should be %.9g: %s; %lld values of %lld rows are beyond "
+                   "theirs",
+                   c->worst_output, (long long)at[0], (long long)at[1], c->worst_of_keys ? "key" : "query", (long long)at[2],
+                   column, c->worst_got, c->worst_expected, how, (long long)c->beyond, (long long)c->expected->rows);
 }
 
 bench_verdict bench_check_stored_values(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
@@ -213,8 +226,25 @@ static double sharp_error(const row_terms *t, double abs_sum) {
          t->u * (sqrt(t->n + t->ties) + 4 + t->scaled);
 }
 
+/* Relative to M: docs/numerics.md, "Gradients". */
+static bench_row_limits limits_of_gradient(const attn_problem *problem, const attn_numerics *numerics,
+                                           const attn_oracle_row *row, bool zero_mean) {
+  const double u = 0x1p-24, n = (double)row->allowed, eps = numerics->exp_error;
+  const double u_p = bench_p_rounding(problem, numerics);
+  return (bench_row_limits){.proven = 2 * eps + 2 * u_p + u * (n + 8),
+                            .sharp = 2 * eps + u * (2 * sqrt(n) + 8),
+                            .lost = n * 0x1p-126 * row->max_v,
+                            .max_v = row->max_v,
+                            .p_rounding = u_p,
+                            .store_error = attn_dtype_of(problem->dtype_o).roundoff,
+                            .dtype_o = problem->dtype_o,
+                            .both = zero_mean,
+                            .empty = row->allowed == 0};
+}
+
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean) {
+  if (problem->operation == ATTN_BACKWARD) return limits_of_gradient(problem, numerics, row, zero_mean);
   const row_terms t = terms_of(problem, numerics, row);
   const double proven = proven_error(&t, row->abs_sum), sharp = sharp_error(&t, row->abs_sum);
   const double lse_rounding = 4 * t.u * (1 + fabs(row->lse));
@@ -280,4 +310,17 @@ double bench_lse_ratio(const bench_row_limits *limits, double lse, double got) {
   if (isnan(lse)) return isnan(got) ? 0.0 : INFINITY;
   if (isinf(lse)) return got == lse ? 0.0 : INFINITY;
   return ratio_of(fabs(got - lse), limits->lse);
+}
+
+double bench_gradient_ratio(const bench_row_limits *limits, bench_right right, double got) {
+  const double x = right.value;
+  if (limits->empty) return got == 0.0 && x == 0.0 ? 0.0 : INFINITY;
+  if (isnan(x)) return isnan(got) ? 0.0 : INFINITY;
+  if (isinf(x)) return got == x ? 0.0 : INFINITY;
+  const attn_dtype_info type = attn_dtype_of(limits->dtype_o);
+  const double proven = limits->proven * right.m + right.proven + limits->lost;
+  const double sharp = limits->sharp * right.m + 6 * limits->p_rounding * right.w + right.sharp + limits->lost;
+  const double error = limits->both && sharp < proven ? sharp : proven;
+  if (isinf(got) && fabs(x) + error >= type.overflow) return signbit(got) == signbit(x) ? 0.0 : INFINITY;
+  return ratio_of(fabs(got - x), error + limits->store_error * fabs(x) + type.least / 2);
 }

@@ -29,6 +29,8 @@ typedef enum bench_stream {
   BENCH_STREAM_K_SCALE,
   BENCH_STREAM_V_SCALE,
   BENCH_STREAM_KEY_BLOCKS,
+  BENCH_STREAM_D_O,
+  BENCH_STREAM_D_LSE,
 } bench_stream;
 
 /* 64 uniform bits. */

@@ -8,8 +8,11 @@
 #include "data/generate.h"
 #include "data/lengths.h"
 #include "data/tensors.h"
+#include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/operation.h"
 #include "kernels/common/problem/pieces.h"
+#include "machine/affinity.h"
 
 /* The keys that the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {
@@ -178,7 +181,7 @@ static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stre
   const double one = integers_of_one(&bench->problem), size = attn_dtype_is_integer(t->dtype) ? one : 1;
   const double magnitude = size * bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
   const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
-  if (t->single) {
+  if (t->single && stream != BENCH_STREAM_D_LSE) {
     bench_store(t->data, t->dtype, place, (0.5 + bench_value_uniform(bench->seed, stream, index)) / one);
     return;
   }
@@ -213,15 +216,19 @@ static void fill_pages(const bench_case *bench, bench_buffer *t, bench_stream st
       }
 }
 
-/* q, k or v in rows of sequences. */
+static bool is_of_queries(bench_stream stream) {
+  return stream == BENCH_STREAM_Q || stream == BENCH_STREAM_D_O || stream == BENCH_STREAM_D_LSE;
+}
+
+/* q, k, v or gradients of outputs in rows of sequences. */
 static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, const reach *batch) {
-  unsigned char *map = reach_map(t, &bench->problem, batch, stream == BENCH_STREAM_Q);
+  unsigned char *map = reach_map(t, &bench->problem, batch, is_of_queries(stream));
   if (!map) return false;
   for (int64_t b = 0; b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t s = 0; s < stored(t, 2); s++) {
         if (!map[b * t->extent[2] + s]) continue;
-        const int64_t from = stream == BENCH_STREAM_Q ? b : source_of(&bench->problem, b, s);
+        const int64_t from = is_of_queries(stream) ? b : source_of(&bench->problem, b, s);
         fill_row(bench, t, stream, (uint64_t)(logical_row(t, from, h, s) * t->columns), storage_row(t, b, h, s));
       }
   free(map);
@@ -338,6 +345,38 @@ static void fill_sinks(const bench_case *bench, bench_buffer *sinks) {
     ((float *)sinks->data)[h] = (float)bench_value_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
 }
 
+/* ---- Outputs of attention that are inputs of its gradients ---- */
+
+static const double SMALL = 4e8; /* multiply-adds up to which naive_c is quick enough */
+
+/* A kernel that computes in float32: the same on all CPUs for small problems. */
+static const char *kernel_for(const attn_problem *p) {
+  for (int i = 0; bench_multiply_adds(p) > SMALL && i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const attn_numerics *n = &kernel->numerics;
+    const bool exact = !(n->p_rounding > 0) && !(n->input_rounding > 0) && !(n->query_rounding > 0);
+    if (exact && !kernel->library[0] && !attn_kernel_rejects(kernel, p)) return kernel->name;
+  }
+  return "naive_c";
+}
+
+/* o and lse of the tensors' other inputs. False if memory is short. */
+static bool attend(const bench_case *bench, bench_tensors *tensors) {
+  attn_problem p = bench->problem;
+  attn_plan *plan = NULL;
+  p.operation = ATTN_FORWARD;
+  p.uses &= ~attn_operations[ATTN_FORWARD].refused;
+  const attn_args args = bench_used_args(&p, &tensors->args);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel_for(&p), .threads = bench_threads_held());
+  bool fine = attn_plan_create(&p, &options, &plan) == ATTN_OK;
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = fine ? attn_aligned_alloc(64, bytes ? bytes : 64) : NULL;
+  fine = workspace && attn_plan_run(plan, &args, workspace, bytes) == ATTN_OK;
+  attn_aligned_free(workspace);
+  attn_plan_destroy(plan);
+  return fine;
+}
+
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   const attn_problem *p = &bench->problem;
   bench_buffer *t = tensors->buffers;
@@ -367,6 +406,8 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
     filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, batch);
     filled = filled && fill_keys(bench, &t[BENCH_K], BENCH_STREAM_K, &tensors->args, batch);
   }
+  if (t[BENCH_D_O].present) filled = filled && fill_rows(bench, &t[BENCH_D_O], BENCH_STREAM_D_O, batch);
+  if (t[BENCH_D_LSE].present) filled = filled && fill_rows(bench, &t[BENCH_D_LSE], BENCH_STREAM_D_LSE, batch);
   free(batch);
-  return filled;
+  return filled && (!t[BENCH_O].present || t[BENCH_O].output || attend(bench, tensors));
 }

@@ -15,9 +15,10 @@ bench_owned bench_owned_elements(const bench_tensors *tensors, bench_tensor whic
   bench_owned owned = {.start = t->first};
   memcpy(owned.extent, t->extent, sizeof owned.extent);
   memcpy(owned.stride, t->stride, sizeof owned.stride);
-  if (!t->present) return (bench_owned){0};
-  if (tensors->problem.uses & ATTN_USE_VARLEN) {
-    const int32_t *cu = tensors->args.cu_seqlens_q;
+  if (!t->present || tensors->problem.batch == 0) return (bench_owned){0}; /* sums over no batch are not written */
+  if (tensors->problem.uses & ATTN_USE_VARLEN && which < (bench_tensor)ATTN_ROW_OPERANDS) {
+    const bool of_keys = t->output && attn_operand_of(&tensors->problem, (attn_operand_id)which).of_keys;
+    const int32_t *cu = of_keys ? tensors->args.cu_seqlens_k : tensors->args.cu_seqlens_q;
     owned.extent[2] = cu[tensors->problem.batch] - cu[0];
     owned.start += cu[0] * t->stride[2];
   }
@@ -165,8 +166,7 @@ uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
     bench_owned owned = bench_owned_elements(tensors, (bench_tensor)i);
     walk.tensor = &tensors->buffers[i];
     walk.owned = &owned;
-    walk.form =
-        (canonical){walk.tensor->dtype, attn_operations[tensors->problem.operation].linear_in_v >> i & 1 ? inverse : 1};
+    walk.form = (canonical){walk.tensor->dtype, attn_operations[tensors->problem.operation].linear >> i & 1 ? inverse : 1};
     if (!walk.tensor->output) continue;
     if (is_dense(walk.tensor, &owned))
       walk.hash = hash_elements(walk.hash, walk.form, walk.tensor->data, owned.count, (int64_t)walk.tensor->element_bytes);
@@ -237,9 +237,9 @@ const char *bench_tensors_damage(const bench_tensors *tensors) {
   return NULL;
 }
 
-/* ---- Another V ---------------------------------------------------------------------------------------------------- */
-/* Its output is known without another check: o is linear in V, and a factor of -1 or of a power of two commutes with every
- * rounding to nearest, as long as nothing leaves the range of normal numbers. */
+/* ---- Another V, or for gradients another d_o ------------------------------------------------------------------------ */
+/* Its output is known without another check: o is linear in V, gradients are in d_o, and a factor of -1 or of a power of two
+ * commutes with every rounding to nearest, as long as nothing leaves the range of normal numbers. */
 
 enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more than it saves */
 
@@ -282,12 +282,18 @@ static void store(bench_buffer *v, int64_t i, float x) {
 
 static int64_t elements_of(const bench_buffer *v) { return (int64_t)(v->bytes / v->element_bytes); }
 
+/* The input that outputs are linear in. */
+static bench_buffer *linear_input(const bench_tensors *t) {
+  return &t->buffers[attn_operations[t->problem.operation].linear_in];
+}
+
 /* Whether powers of two are exact, too: not in float16, nor in 8 bits, which hold few of them. A sink may be so large that
  * it leaves outputs near zero. NaN, which fills gaps, stays NaN. */
 static bool takes_powers(const bench_tensors *t) {
-  const bench_buffer *v = &t->buffers[BENCH_V];
+  const bench_buffer *v = linear_input(t);
   const attn_problem *p = &t->problem;
-  bool within = (p->dtype_kv == ATTN_F32 || p->dtype_kv == ATTN_BF16) && !(p->uses & ATTN_USE_SINKS);
+  bool within = (v->dtype == ATTN_F32 || v->dtype == ATTN_BF16) && !(p->uses & ATTN_USE_SINKS);
+  for (int i = 0; i < BENCH_TENSORS; i++) within = within && !(t->buffers[i].output && t->buffers[i].dtype == ATTN_F16);
   for (int64_t i = 0; i < elements_of(v) && within; i++) {
     const float x = fabsf(load(v, i));
     within = !(x > MOST || (x > 0 && x < LEAST));
@@ -302,8 +308,8 @@ double bench_v_factor(const bench_tensors *t) {
 }
 
 void bench_tensors_renew_v(bench_tensors *t, int threads) {
-  if (t->kv_of || t->buffers[BENCH_V].within_k) return;
-  bench_buffer *v = &t->buffers[BENCH_V];
+  bench_buffer *v = linear_input(t);
+  if (t->kv_of || v->within_k || attn_uses(&t->problem, ATTN_USE_D_LSE)) return; /* d_lse would have to change as well */
   const int64_t count = elements_of(v);
   if (!t->v_step) t->v_powers = takes_powers(t);
   const double before = bench_v_factor(t);

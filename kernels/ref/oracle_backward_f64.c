@@ -76,8 +76,9 @@ static weight weigh(const differentiated *q, int64_t j) {
   const double capped = p->softcap > 0 ? tanh(sum / p->softcap) : 0, slope = 1 - capped * capped;
   weight w = {.pair = {.p = exp(score - q->lse)}};
   magnitude += fabs(q->lse);
-  w.p_proven = U * ((steps + 4) * magnitude + 4);
-  w.p_sharp = U * (4 * magnitude + 4);
+  const double tanhs = (p->score == ATTN_SCORE_ADDITIVE) + (p->softcap > 0); /* each errs by up to 8 u */
+  w.p_proven = U * ((steps + 4 + 8 * tanhs) * magnitude + 4);
+  w.p_sharp = U * ((sqrt(steps) + 4 + 8 * tanhs) * magnitude + 4);
 
   compensated d_p = {0, 0};
   double v[COLUMNS];

@@ -21,13 +21,16 @@ const attn_operation_info attn_operations[] = {
                       .what = "attention",
                       .inputs = SCORED | BIT(V) | BIT(V_SCALE) | BIT(SINKS),
                       .outputs = BIT(O) | BIT(LSE) | BIT(STATE),
-                      .linear_in_v = BIT(O),
+                      .linear_in = ATTN_OPERAND_V,
+                      .linear = BIT(O),
                       .refused = OF_GRADIENTS},
     [ATTN_BACKWARD] = {.name = "backward",
                        .what = "gradients",
                        .inputs = SCORED | BIT(V) | BIT(SINKS) | BIT(O) | BIT(LSE) | BIT(D_O) | BIT(D_LSE),
                        .outputs = GRADIENTS,
                        .optional = GRADIENTS,
+                       .linear_in = ATTN_OPERAND_D_O,
+                       .linear = GRADIENTS,
                        .refused = ATTN_USE_PAGES | ATTN_USE_STATE | ATTN_USE_KV_SCALES | ATTN_USE_KEY_BLOCKS |
                                   ATTN_USE_FULL_KEY_BLOCKS},
 };

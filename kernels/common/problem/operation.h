@@ -45,9 +45,10 @@ typedef struct attn_operation_info {
   const char *name; /* "forward" */
   const char *what; /* in sentences: "attention" */
   uint64_t inputs, outputs;
-  uint64_t optional;    /* outputs that a call may leave out */
-  uint64_t linear_in_v; /* outputs that become c times as large if V does */
-  uint32_t refused;     /* ATTN_USE_... bits that it does not take */
+  uint64_t optional;         /* outputs that a call may leave out */
+  attn_operand_id linear_in; /* an input: if it becomes c times as large, */
+  uint64_t linear;           /* so do these outputs */
+  uint32_t refused;          /* ATTN_USE_... bits that it does not take */
 } attn_operation_info;
 
 extern const attn_operation_info attn_operations[]; /* [attn_operation_count], by attn_operation */
@@ -55,11 +56,6 @@ extern const int attn_operation_count;
 
 static inline bool attn_operation_exists(attn_operation operation) {
   return (unsigned)operation < (unsigned)attn_operation_count;
-}
-
-/* The output that an operation is there for: the first one in tensors.def. */
-static inline attn_operand_id attn_first_output(const attn_problem *p) {
-  return (attn_operand_id)__builtin_ctzll(attn_operations[p->operation].outputs);
 }
 
 static inline bool attn_is_output(const attn_problem *p, attn_operand_id which) {
@@ -143,6 +139,13 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef LISTS
 #undef USES
 #undef TENSOR
+}
+
+/* The output that an operation is there for: the first one in tensors.def that the problem has. */
+static inline attn_operand_id attn_first_output(const attn_problem *p) {
+  uint64_t left = attn_operations[p->operation].outputs;
+  while (left & (left - 1) && !attn_operand_of(p, (attn_operand_id)__builtin_ctzll(left)).present) left &= left - 1;
+  return (attn_operand_id)__builtin_ctzll(left);
 }
 
 /* The same tensor, but its extents and strides count what is stored together: blocks, or else elements. */

@@ -23,7 +23,7 @@
 #define INPUTS       ((BIT(D_O) - 1 - BIT(O) - BIT(LSE)) | (BIT(D_BIAS) - BIT(BIAS)))
 
 const attn_operation_info attn_operations[] = {
-    [ATTN_FORWARD] = {"forward", "attention", INPUTS, BIT(O) | BIT(LSE), .linear_in_v = BIT(O)},
+    [ATTN_FORWARD] = {"forward", "attention", INPUTS, BIT(O) | BIT(LSE), .linear_in = ATTN_OPERAND_V, .linear = BIT(O)},
     [ATTN_BACKWARD] = {"backward", "gradients", INPUTS, BIT(D_Q)},
     [NORM] = {"norm", "norms of scores", INPUTS & ~(BIT(V) | BIT(SINKS)), BIT(LSE)},
 };
