@@ -142,6 +142,11 @@ static inline vec vec_add_bias(vec x, vec bias) {
   return _mm256_blendv_ps(_mm256_add_ps(x, bias), bias, off);
 }
 
+/* x, but 0 wherever p is 0, even if x is NaN. */
+static inline vec vec_unless_zero(vec x, vec p) {
+  return _mm256_and_ps(x, _mm256_cmp_ps(p, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+}
+
 static inline int vec_any_above(vec x, float limit) {
   return _mm256_movemask_ps(_mm256_cmp_ps(x, vec_set1(limit), _CMP_GT_OQ)) != 0;
 }

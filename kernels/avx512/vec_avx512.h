@@ -163,6 +163,11 @@ static inline vec vec_add_bias(vec x, vec bias) {
   return _mm512_mask_add_ps(bias, keep, x, bias);
 }
 
+/* x, but 0 wherever p is 0, even if x is NaN. */
+static inline vec vec_unless_zero(vec x, vec p) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ), x);
+}
+
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }
 static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 

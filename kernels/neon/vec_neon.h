@@ -181,6 +181,9 @@ static inline vec vec_unless_masked(vec x, vec bias) { return vbslq_f32(vceqq_f3
 /* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(vaddq_f32(x, bias), bias); }
 
+/* x, but 0 wherever p is 0, even if x is NaN. */
+static inline vec vec_unless_zero(vec x, vec p) { return vbslq_f32(vceqzq_f32(p), vdupq_n_f32(0.0f), x); }
+
 static inline int vec_any_above(vec x, float limit) { return vmaxnmvq_f32(x) > limit; } /* NaN: only if all lanes are */
 static inline int vec_any_nan(vec x) { return __builtin_isnan(vmaxvq_f32(x)); }
 

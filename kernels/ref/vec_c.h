@@ -161,6 +161,9 @@ static inline vec vec_unless_masked(vec x, vec bias) {
 /* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(x + bias, bias); }
 
+/* x, but 0 wherever p is 0, even if x is NaN. */
+static inline vec vec_unless_zero(vec x, vec p) { return vec_choose((vec_bits)(p == vec_zero()), vec_zero(), x); }
+
 static inline int any_lane(vec_bits lanes) {
 #ifdef __SSE2__
   return _mm_movemask_ps((vec)lanes) != 0;

@@ -36,7 +36,7 @@ typedef struct packed_layout {
 static int64_t k_dimensions(const attn_problem *p) { return p->score == ATTN_SCORE_PRECOMPUTED ? 0 : p->dim_qk; }
 
 /* False if a size overflows. */
-static bool packed_layout_of(const attn_problem *p, int64_t key_block, packed_layout *at) {
+static inline bool packed_layout_of(const attn_problem *p, int64_t key_block, packed_layout *at) {
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
   const bool cut = copies_pages(p, p->seq_q) && p->page_tokens < min64(key_block, p->seq_k); /* in several pages */
   *at = (packed_layout){.v_stride = v_in_place(p) && !cut ? 0 : round_up(p->dim_v, VEC_LANES)};
@@ -52,8 +52,8 @@ static bool copies_v(const attn_problem *p, const packed_layout *at, const attn_
   return at->v_stride > 0 && (!v_in_place(p) || copies_pages(p, seq->len_q));
 }
 
-static packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args *args, const task_rows *rows,
-                                  void *unit_memory) {
+static inline packed_keys packed_keys_at(const attn_schedule *schedule, const attn_args *args, const task_rows *rows,
+                                         void *unit_memory) {
   const attn_problem *p = &schedule->problem;
   const packed_layout *at = packed_layout_in(schedule);
   packed_keys keys = {.k = floats_at(unit_memory, at->k), .v = floats_at(unit_memory, at->v), .v_stride = at->v_stride};

@@ -190,7 +190,7 @@ static void start_ranges(const row_block *block, int64_t capacity) {
 
 /* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an
  * edge. */
-static void start_rows(const row_block *block, int64_t capacity) {
+static inline void start_rows(const row_block *block, int64_t capacity) {
   assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
   start_ranges(block, capacity);
   memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));

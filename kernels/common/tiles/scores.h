@@ -130,19 +130,30 @@ static ALWAYS_INLINE vec select_at(const row_block *block, const uint32_t uses, 
   return uses & ATTN_USE_MASK ? vec_select_bytes(x, row->mask + v * VEC_LANES, VEC_LANES) : x;
 }
 
-/* Scores of row i for VEC_LANES keys from `key` on, from their similarities. */
-static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, vec s) {
+/* tanh(s / softcap) of similarities; the capped score is softcap times that. */
+static inline vec tanh_of_softcap(const attn_problem *p, vec s) {
+  return vec_tanh(vec_div(s, vec_set1(p->softcap * LOG2_E)));
+}
+
+static inline vec capped_scores(const attn_problem *p, vec tanh_of_scores) {
+  return vec_mul(vec_set1(p->softcap * LOG2_E), tanh_of_scores);
+}
+
+/* Bias, ALiBi and mask of row i for VEC_LANES keys from `key` on. */
+static inline vec shift_scores(const row_block *block, int64_t i, int64_t key, vec s) {
   const attn_problem *p = block->problem;
   const int64_t count = keys_in_vector(block, key);
   if (count <= 0) return s; /* beyond the sequence: never allowed */
-  if (p->softcap > 0) {
-    const float cap = p->softcap * LOG2_E;
-    s = vec_mul(vec_set1(cap), vec_tanh(vec_div(s, vec_set1(cap))));
-  }
   if (attn_uses(p, ATTN_USE_BIAS))
     s = vec_add_bias(s, vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count)));
   if (attn_uses(p, ATTN_USE_ALIBI)) s = vec_sub(s, alibi_of(block, i, key));
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
+}
+
+/* Scores of row i for VEC_LANES keys from `key` on, from their similarities. */
+static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, vec s) {
+  const attn_problem *p = block->problem;
+  return shift_scores(block, i, key, p->softcap > 0 ? capped_scores(p, tanh_of_softcap(p, s)) : s);
 }
 
 /* Whether mask and bias exclude all keys of a panel for all rows of the tile. Then nothing of it is computed. */

@@ -1,0 +1,691 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward: the gradients of attention without a score matrix in memory: P is computed again from the LSE (Dao et al.
+ * 2022, https://arxiv.org/abs/2205.14135, section B.2).
+ *
+ *     P = exp(Q K^T - lse),  dS = P (dO V^T - delta)     delta = rowsum(dO O), and more where lse has a gradient
+ *     dV = P^T dO,  dK = dS^T Q,  dQ = dS K
+ *
+ * Blocks of BACKWARD_KEYS keys outside, blocks of BACKWARD_ROWS queries inside: K and V are packed once, dK and dV of a
+ * block stay in level 2 until they are done, and dQ is read and written once for each block of keys. A step is one pair of
+ * blocks. It makes P and dS tile by tile, keeps both, and multiplies them three times. All five products are the register
+ * tile.
+ *
+ * A task is a KV head times a range of keys at borders that the sequence's length alone decides. The ranges have a dQ each,
+ * and a last phase adds those up in order. Every sum is one chain of multiply-adds in the order of queries or keys, so no
+ * bit depends on threads, batch or the sizes of blocks.
+ *
+ * Rows and keys whose gradients are not finite are computed again in double precision, from allowed pairs alone
+ * (exact_gradients.h): a masked element that a product of whole tiles read cannot reach them.
+ *
+ * Parameters: those of tiles.h. */
+#ifndef ATTN_COMMON_FLASH_BACKWARD_H
+#define ATTN_COMMON_FLASH_BACKWARD_H
+
+#include "kernels/common/problem/exact_gradients.h"
+#include "kernels/common/problem/rejects.h"
+#include "pack.h"
+
+enum {
+  BACKWARD_KEYS = 192, /* whole panels and whole tiles of every tier; P and dS of a step are 2 x 160 KB */
+  BACKWARD_ROWS = 192,
+  BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
+  SCORE_STRIDE = BACKWARD_KEYS + 16, /* an odd number of lines: a column uses all sets of level 1 */
+  FINISH_ROWS = 256,                 /* of a task that adds up dQ */
+  LEAST_RANGE = 3 * BACKWARD_KEYS,   /* keys of a range: a dQ of its own must pay */
+  MOST_RANGES = 8                    /* so memory grows by the length, not its square */
+};
+_Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
+               "blocks are whole panels and tiles");
+
+/* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
+typedef struct backward_layout {
+  int64_t minus_lse, minus_delta, d_q, unit_bytes;                                                /* of a unit */
+  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, scratch_bytes; /* of a thread */
+  int64_t rows, qk_floats, v_floats, ranges;
+} backward_layout;
+_Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static const backward_layout *backward_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+/* Keys of a range of a sequence of len_k keys. */
+static int64_t range_keys(int64_t len_k) {
+  return round_up(max64(ceil_div(len_k, MOST_RANGES), LEAST_RANGE), BACKWARD_KEYS);
+}
+
+static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
+  const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = rows * SCORE_STRIDE;
+  *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),
+                          .qk_floats = round_up(dim_qk, VEC_LANES),
+                          .v_floats = round_up(p->dim_v, VEC_LANES),
+                          .ranges = max64(1, ceil_div(p->seq_k, range_keys(p->seq_k)))};
+  const int64_t heads = attn_group(p);
+  const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
+                              {&at->minus_delta, heads * at->rows + TILE_ROWS, float_bytes(1)},
+                              {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)}};
+  const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(dim_qk)},
+                                 {&at->v_panels, keys, float_bytes(p->dim_v)},
+                                 {&at->k_rows, keys, float_bytes(at->qk_floats)},
+                                 {&at->q, rows, float_bytes(at->qk_floats)},
+                                 {&at->d_o, rows, float_bytes(at->v_floats)},
+                                 {&at->p, scores, float_bytes(1)},
+                                 {&at->d_s, scores, float_bytes(1)},
+                                 {&at->slope, p->softcap > 0 ? scores : 0, float_bytes(1)},
+                                 {&at->d_k, keys, float_bytes(at->qk_floats)},
+                                 {&at->d_v, keys, float_bytes(at->v_floats)},
+                                 {&at->range, rows, sizeof(attn_key_range)},
+                                 {&at->max, rows, float_bytes(1)}};
+  return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
+}
+
+/* ---- Terms of queries: -lse in log2 units, -delta ---------------------------------------------------------------- */
+
+/* A row of o or d_o as floats that lie side by side, in place or in `copy`. */
+static inline const float *row_floats_of(attn_storage from, int64_t offset, int64_t step, int64_t columns, float *copy,
+                                         int64_t copy_floats) {
+  if (from.dtype == ATTN_F32 && step == 1 && columns % VEC_LANES == 0) return (const float *)from.data + offset;
+  const row_source row = {.from = from, .offset = offset, .column_stride = step, .columns = columns};
+  copy_row(&row, 0, copy, copy_floats);
+  return copy;
+}
+
+static float product_of_rows(const float *a, const float *b, int64_t floats) {
+  vec sum = vec_zero();
+  for (int64_t d = 0; d < floats; d += VEC_LANES) sum = vec_fma(vec_load(a + d), vec_load(b + d), sum);
+  return vec_reduce_add(sum);
+}
+
+/* Those of the rows of one query head. Rows without keys get -lse = -inf: their P is 0. */
+static void query_terms(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  const backward_layout *at = backward_layout_in(schedule);
+  const int64_t b = attn_batch_of_unit(p, task.unit), h = attn_head_of_unit(p, task.unit) + task.item;
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  float *minus_lse = floats_at(unit, at->minus_lse) + task.item * at->rows;
+  float *minus_delta = floats_at(unit, at->minus_delta) + task.item * at->rows;
+  const bool plain = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE);
+  for (int64_t i = 0; i < seq.len_q; i++) {
+    const int64_t lse_at = attn_lse_offset(p, &seq, b, h, i);
+    const float lse = args->lse[lse_at];
+    minus_lse[i] = lse == -INFINITY ? -INFINITY : -(float)((double)LOG2_E * (double)lse);
+    minus_delta[i] = 0.0f;
+    if (lse == -INFINITY) continue;
+    const int64_t o_at = attn_o_offset(p, &seq, b, h, i), d_o_at = attn_row_offset(p, &p->d_o_stride, b, h, seq.first_q + i);
+    const float *o = row_floats_of((attn_storage){args->o, p->dtype_o}, o_at, p->o_stride.d, p->dim_v,
+                                   floats_at(scratch, at->q), at->v_floats);
+    const float *d_o = row_floats_of((attn_storage){args->d_o, p->dtype_o}, d_o_at, p->d_o_stride.d, p->dim_v,
+                                     floats_at(scratch, at->d_o), at->v_floats);
+    minus_delta[i] = -product_of_rows(o, d_o, at->v_floats);
+    if (plain) continue;
+    double own = lse;
+    if (attn_uses(p, ATTN_USE_SINKS)) own += log1p(exp((double)args->sinks[h] - own));
+    minus_lse[i] = -(float)((double)LOG2_E * own);
+    if (attn_uses(p, ATTN_USE_D_LSE)) {
+      const float d_lse = args->d_lse[attn_row_offset(p, &p->d_lse_stride, b, h, seq.first_q + i)];
+      minus_delta[i] += d_lse * (float)exp(own - (double)lse);
+    }
+  }
+  for (int64_t i = seq.len_q; i < at->rows; i++) minus_lse[i] = -INFINITY, minus_delta[i] = 0.0f;
+}
+
+/* ---- A step ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of floats, of which tiles may read whole ones: the last tile's are copied where they end within it. */
+typedef struct tile_source {
+  float_rows rows;
+  float_rows last; /* the tile that has fewer than TILE_ROWS rows */
+  int64_t last_row;
+} tile_source;
+
+static ALWAYS_INLINE float_rows tile_of(const tile_source *from, int64_t tile_row) {
+  return tile_row == from->last_row ? from->last
+                                    : (float_rows){from->rows.at + tile_row * from->rows.stride, from->rows.stride};
+}
+
+/* Queries [row, row + rows) of a head and keys [key, key + keys). */
+typedef struct backward_step {
+  row_block block; /* the rows as scores.h sees them */
+  int64_t key, keys;
+  tile_source q, d_o;
+  float_rows k; /* of the block's first key */
+  const float *k_panels, *v_panels, *minus_lse, *minus_delta;
+  float *p, *d_s, *slope;              /* [BACKWARD_ROWS][SCORE_STRIDE]; slope: of the softcap */
+  attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, whose P each tile of rows has */
+  bool adjusted, simple;               /* more than dot products; dot scores */
+} backward_step;
+
+static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float *start, const int vecs) {
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_set1(start[i]);
+  }
+}
+
+/* P of a panel's first `vecs` vectors; `key` counts from the block's first. `edge`: not every row sees all of them. */
+static ALWAYS_INLINE void p_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
+  const int64_t dim = s->block.problem->dim_qk;
+  vec sum[TILE_ROWS][TILE_VECS];
+  start_tile(sum, s->minus_lse + tile_row, vecs);
+  product(sum, tile_of(&s->q, tile_row), (float_rows){s->k_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  float *p = s->p + tile_row * SCORE_STRIDE + key;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    if (edge) select_allowed_vecs(s->block.range[tile_row + i], s->key + key, sum[i], vecs);
+    UNROLL
+    for (int v = 0; v < vecs; v++) vec_store(p + i * SCORE_STRIDE + v * VEC_LANES, vec_exp2(sum[i][v]));
+  }
+}
+
+/* dS of the same. `edge`: P of masked keys is 0, whatever their V. */
+static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
+  const int64_t dim = s->block.problem->dim_v;
+  vec sum[TILE_ROWS][TILE_VECS];
+  start_tile(sum, s->minus_delta + tile_row, vecs);
+  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  const int64_t at = tile_row * SCORE_STRIDE + key;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) {
+      const int64_t place = at + i * SCORE_STRIDE + v * VEC_LANES;
+      const vec p = vec_load(s->p + place), d_s = vec_mul(p, sum[i][v]);
+      vec_store(s->d_s + place, edge ? vec_unless_zero(d_s, p) : d_s);
+    }
+  }
+}
+
+/* The usual cases are functions of their own, because in one all would compete for registers. */
+static NO_INLINE void full_p_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  p_tile(s, tile_row, key, false, TILE_VECS);
+}
+
+static NO_INLINE void full_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  d_s_tile(s, tile_row, key, false, TILE_VECS);
+}
+
+static NO_INLINE void edge_p_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, p_tile, s, tile_row, key, true)
+}
+
+static NO_INLINE void edge_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, d_s_tile, s, tile_row, key, true)
+}
+
+/* Similarities in log2 units, stored where P will be. */
+static void similarity_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  const attn_problem *p = s->block.problem;
+  row_block block = s->block;
+  const int64_t dim = p->dim_qk;
+  const float *panel = s->k_panels + key * k_dimensions(p);
+  float *score = s->p + tile_row * SCORE_STRIDE + key;
+  if (p->score == ATTN_SCORE_DOT) {
+    vec sum[TILE_ROWS][TILE_VECS];
+    for (int i = 0; i < TILE_ROWS; i++)
+      for (int v = 0; v < TILE_VECS; v++) sum[i][v] = vec_zero();
+    product(sum, tile_of(&s->q, tile_row), (float_rows){panel, PANEL_KEYS}, dim, TILE_VECS);
+    store_tile(sum, score, SCORE_STRIDE, TILE_VECS);
+    return;
+  }
+  block.keys.k = panel - (s->key + key) * k_dimensions(p); /* of key 0: other_panel counts from there */
+  block.score_stride = SCORE_STRIDE;
+  other_panel(&block, tile_row, s->key + key, score);
+}
+
+/* P of a panel whose scores are more than dot products. */
+static NO_INLINE void adjusted_p_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  const attn_problem *p = s->block.problem;
+  similarity_tile(s, tile_row, key);
+  for (int i = 0; i < TILE_ROWS; i++)
+    for (int v = 0; v < TILE_VECS; v++) {
+      const int64_t row = tile_row + i, place = row * SCORE_STRIDE + key + v * VEC_LANES;
+      const int64_t at = s->key + key + v * VEC_LANES;
+      vec score = vec_load(s->p + place);
+      if (p->softcap > 0) {
+        const vec t = tanh_of_softcap(p, score);
+        score = capped_scores(p, t);
+        vec_store(s->slope + place, vec_sub(vec_set1(1.0f), vec_mul(t, t)));
+      }
+      score = select_allowed(s->block.range[row], at, shift_scores(&s->block, row, at, score));
+      vec_store(s->p + place, vec_exp2(vec_add(score, vec_set1(s->minus_lse[row]))));
+    }
+}
+
+static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
+  for (int i = 0; i < TILE_ROWS; i++)
+    for (int v = 0; v < TILE_VECS; v++) {
+      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      vec_store(s->d_s + place, vec_mul(vec_load(s->d_s + place), vec_load(s->slope + place)));
+    }
+}
+
+/* P and dS of the tile's keys in the block. */
+static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) {
+  for (int64_t at = keys.first; at < keys.end; at += PANEL_KEYS) {
+    const int64_t key = at - s->key, vecs = ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
+    const bool full = !s->adjusted && keys.all_begin <= at && at + PANEL_KEYS <= min64(keys.all_end, s->key + s->keys);
+    if (full) {
+      full_p_tile(s, tile_row, key);
+      full_d_s_tile(s, tile_row, key);
+    } else if (!s->adjusted) {
+      edge_p_tile(s, tile_row, key, vecs);
+      edge_d_s_tile(s, tile_row, key, vecs);
+    } else {
+      adjusted_p_tile(s, tile_row, key);
+      edge_d_s_tile(s, tile_row, key, TILE_VECS);
+      if (s->slope) apply_slope(s, tile_row, key);
+    }
+  }
+}
+
+/* Zeros in the columns [begin, end) of a tile of P and dS. */
+static void clear_columns(const backward_step *s, int64_t tile_row, int64_t begin, int64_t end) {
+  for (int64_t i = tile_row; i < tile_row + TILE_ROWS && begin < end; i++) {
+    memset(s->p + i * SCORE_STRIDE + begin, 0, (size_t)(end - begin) * sizeof(float));
+    memset(s->d_s + i * SCORE_STRIDE + begin, 0, (size_t)(end - begin) * sizeof(float));
+  }
+}
+
+/* P and dS of all tiles of rows, and which keys they have. What a tile does not see of the block is 0: a tile of keys may
+ * begin there. */
+static void fill_scores(backward_step *s) {
+  const int64_t columns = round_up(s->keys, TILE_ROWS);
+  for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
+    const tile_keys keys = keys_of_tile(&s->block, row, s->key, s->key + s->keys);
+    attn_key_range *seen = &s->seen[row / TILE_ROWS];
+    *seen = (attn_key_range){0, 0};
+    if (keys.class != TILE_SKIP) {
+      const int64_t width = s->adjusted ? PANEL_KEYS : VEC_LANES;
+      *seen = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
+      fill_tile(s, row, keys);
+    }
+    clear_columns(s, row, 0, seen->begin);
+    clear_columns(s, row, seen->end, columns);
+  }
+}
+
+/* ---- dK, dV, dQ += ... --------------------------------------------------------------------------------------------- */
+
+/* `fresh`: acc holds nothing yet. */
+static ALWAYS_INLINE void add_columns(float *acc, int64_t acc_stride, const float_rows weights, const bool transposed,
+                                      const float_rows rows, int64_t depth, bool fresh, const int vecs) {
+  vec sum[TILE_ROWS][TILE_VECS];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = fresh ? vec_zero() : vec_load(acc + i * acc_stride + v * VEC_LANES);
+  }
+  product_of(sum, weights, transposed, rows, depth, vecs);
+  store_tile(sum, acc, acc_stride, vecs);
+}
+
+static NO_INLINE void add_key_columns(float *acc, int64_t acc_stride, const float_rows weights, const float_rows rows,
+                                      int64_t depth, bool fresh, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, add_columns, acc, acc_stride, weights, true, rows, depth, fresh)
+}
+
+static NO_INLINE void add_query_columns(float *acc, int64_t acc_stride, const float_rows weights, const float_rows rows,
+                                        int64_t depth, bool fresh, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, add_columns, acc, acc_stride, weights, false, rows, depth, fresh)
+}
+
+/* A tile of TILE_ROWS rows of acc, all of its columns. */
+static void add_tile(float *acc, int64_t acc_stride, float_rows weights, bool of_keys, float_rows rows, int64_t depth,
+                     bool fresh) {
+  column_strips strips = strips_of(acc_stride);
+  for (int64_t vecs; (vecs = next_strip(&strips)) > 0;) {
+    (of_keys ? add_key_columns : add_query_columns)(acc, acc_stride, weights, rows, depth, fresh, vecs);
+    acc += vecs * VEC_LANES;
+    rows.at += vecs * VEC_LANES;
+  }
+}
+
+/* The tiles of rows, from the first to behind the last, that have P of some of the keys [key, key + TILE_ROWS). */
+static attn_key_range tiles_with(const backward_step *s, int64_t key) {
+  const int64_t tiles = ceil_div(s->block.rows, TILE_ROWS);
+  attn_key_range used = {0, 0};
+  for (int64_t t = 0; t < tiles; t++)
+    if (s->seen[t].begin < key + TILE_ROWS && s->seen[t].end > key) used = attn_join_keys(used, (attn_key_range){t, t + 1});
+  return used;
+}
+
+/* acc[key] += weights^T rows for all keys of the block: dV from P and dO, dK from dS and Q. */
+static void key_gradient(const backward_step *s, const float *weights, const tile_source *rows, float *acc,
+                         int64_t acc_stride, bool fresh) {
+  for (int64_t key = 0; key < s->keys; key += TILE_ROWS) {
+    const attn_key_range tiles = tiles_with(s, key);
+    const int64_t row = tiles.begin * TILE_ROWS, end = min64(tiles.end * TILE_ROWS, s->block.rows);
+    if (row >= end && !fresh) continue;
+    add_tile(acc + key * acc_stride, acc_stride, (float_rows){weights + row * SCORE_STRIDE + key, SCORE_STRIDE}, true,
+             (float_rows){rows->rows.at + row * rows->rows.stride, rows->rows.stride}, max64(end - row, 0), fresh);
+  }
+}
+
+/* dQ += dS K. */
+static void query_gradient(const backward_step *s, float *d_q, int64_t d_q_stride, bool fresh) {
+  for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
+    const attn_key_range seen = s->seen[row / TILE_ROWS];
+    const int64_t end = min64(seen.end, s->keys);
+    if (seen.begin >= end && !fresh) continue;
+    add_tile(d_q + row * d_q_stride, d_q_stride, (float_rows){s->d_s + row * SCORE_STRIDE + seen.begin, SCORE_STRIDE}, false,
+             (float_rows){s->k.at + seen.begin * s->k.stride, s->k.stride}, max64(end - seen.begin, 0), fresh);
+  }
+}
+
+/* Where scores are no dot products: dS times the derivative of each pair's sum, for vectors of columns. */
+static void other_gradients(const backward_step *s, float *d_q, float *d_k, int64_t stride) {
+  const attn_problem *p = s->block.problem;
+  const float *weight = NULL;
+  if (attn_uses(p, ATTN_USE_SCORE_WEIGHT)) weight = s->block.args->score_weight + s->block.head * p->score_weight_stride_h;
+  for (int64_t d = 0; d < stride; d += VEC_LANES) {
+    const int64_t count = min64(VEC_LANES, p->dim_qk - d);
+    const vec w = weight ? vec_load_first(weight + d, count) : vec_set1(1.0f);
+    for (int64_t i = 0; i < s->block.rows; i++) {
+      const attn_key_range seen = s->seen[i / TILE_ROWS];
+      const vec q = vec_load(s->q.rows.at + i * s->q.rows.stride + d);
+      vec of_q = vec_load(d_q + i * stride + d);
+      for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++) {
+        const float d_s = s->d_s[i * SCORE_STRIDE + j];
+        if (d_s == 0.0f) continue;
+        const vec k = vec_load(s->k.at + j * s->k.stride + d);
+        vec of_k;
+        if (p->score == ATTN_SCORE_ADDITIVE) {
+          const vec t = vec_tanh(vec_add(q, k));
+          of_k = vec_mul(vec_mul(w, vec_set1(d_s)), vec_sub(vec_set1(1.0f), vec_mul(t, t)));
+          of_q = vec_add(of_q, of_k);
+        } else {
+          of_k = vec_mul(vec_mul(w, w), vec_mul(vec_set1(d_s), vec_sub(q, k)));
+          of_q = vec_sub(of_q, of_k);
+        }
+        vec_store(d_k + j * stride + d, vec_add(vec_load(d_k + j * stride + d), of_k));
+      }
+      vec_store(d_q + i * stride + d, of_q);
+    }
+  }
+}
+
+/* ---- Rows and keys in -------------------------------------------------------------------------------------------- */
+
+/* Everything of one task. */
+typedef struct backward_task {
+  const attn_problem *p;
+  const attn_args *args;
+  const backward_layout *at;
+  unit_keys unit;
+  float *unit_memory; /* d_q of the range */
+  void *memory, *scratch;
+} backward_task;
+
+static bool all_live(const float *minus_lse, int64_t rows) {
+  for (int64_t i = 0; i < rows; i++)
+    if (minus_lse[i] == -INFINITY) return false;
+  return true;
+}
+
+/* Rows of queries: in place where tiles can read them so, else copied. Rows without keys are zeros: they may hold anything.
+ */
+static tile_source load_rows(attn_storage from, int64_t offset, int64_t row_stride, int64_t column_stride, int64_t columns,
+                             int64_t rows, const float *minus_lse, float *copy, int64_t copy_floats) {
+  const bool in_place =
+      from.dtype == ATTN_F32 && column_stride == 1 && columns % VEC_LANES == 0 && all_live(minus_lse, rows);
+  const row_source source = {
+      .from = from, .offset = offset, .row_stride = row_stride, .column_stride = column_stride, .columns = columns};
+  const int64_t first = in_place ? round_down(rows, TILE_ROWS) : 0;
+  for (int64_t i = first; i < round_up(rows, TILE_ROWS); i++) {
+    float *row = copy + (i - first) * copy_floats;
+    if (i < rows && minus_lse[i] != -INFINITY)
+      copy_row(&source, i, row, copy_floats);
+    else
+      memset(row, 0, (size_t)copy_floats * sizeof *row);
+  }
+  const float_rows copied = {copy, copy_floats};
+  if (!in_place) return (tile_source){.rows = copied, .last_row = -1};
+  return (tile_source){
+      .rows = {(const float *)from.data + offset, row_stride}, .last = copied, .last_row = first < rows ? first : -1};
+}
+
+/* VEC_LANES rows transposed into a panel's columns, zeros beyond `count`; rows before `skip` are zeros, too. */
+static void pack_panel(const attn_problem *as_k, attn_storage from, int64_t offset, int64_t keys, attn_key_range used,
+                       float factor, float *panels) {
+  const int64_t dim = as_k->dim_qk;
+  for (int64_t key = 0; key < round_up(keys, VEC_LANES); key += VEC_LANES) {
+    float *panel = panels + round_down(key, PANEL_KEYS) * dim + key % PANEL_KEYS;
+    const int64_t count = min64(used.end - key, VEC_LANES), skip = max64(used.begin - key, 0);
+    pack_lanes(as_k, from, offset + key * as_k->k_stride.s, max64(count, 0), panel);
+    for (int64_t d = 0; d < dim; d++) {
+      float *row = panel + d * PANEL_KEYS;
+      if (factor != 1.0f) vec_store(row, vec_mul(vec_load(row), vec_set1(factor)));
+      for (int64_t i = 0; i < min64(skip, VEC_LANES); i++) row[i] = 0.0f;
+    }
+  }
+}
+
+/* Packs the block of keys from `key` on; keys that no row may see are zeros. */
+static void load_keys(const backward_task *t, int64_t key, int64_t keys, backward_step *s) {
+  const attn_problem *p = t->p;
+  const attn_key_run run = run_of_unit(&t->unit, key);
+  const attn_key_range used = {max64(t->unit.used.begin - key, 0), min64(t->unit.used.end - key, keys)};
+  attn_problem v_as_k = *p;
+  v_as_k.k_stride = p->v_stride;
+  v_as_k.dim_qk = p->dim_v;
+  s->key = key;
+  s->keys = keys;
+  s->k_panels = floats_at(t->scratch, t->at->k_panels);
+  s->v_panels = floats_at(t->scratch, t->at->v_panels);
+  pack_panel(&v_as_k, attn_v_storage(p, t->args), run.v, keys, used, 1.0f, floats_at(t->scratch, t->at->v_panels));
+  if (!k_dimensions(p)) return;
+  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
+  pack_panel(p, attn_k_storage(p, t->args), run.k, keys, used, factor, floats_at(t->scratch, t->at->k_panels));
+  const row_source rows = k_rows(&t->unit, run);
+  float *copy = floats_at(t->scratch, t->at->k_rows);
+  s->k = (float_rows){copy, t->at->qk_floats};
+  if (p->dtype_kv == ATTN_F32 && p->k_stride.d == 1 && p->dim_qk % VEC_LANES == 0 && used.begin == 0 && used.end == keys) {
+    s->k = (float_rows){(const float *)t->args->k + run.k, p->k_stride.s};
+    return;
+  }
+  for (int64_t j = 0; j < keys; j++)
+    if (j >= used.begin && j < used.end)
+      copy_row(&rows, j, copy + j * t->at->qk_floats, t->at->qk_floats);
+    else
+      memset(copy + j * t->at->qk_floats, 0, (size_t)t->at->qk_floats * sizeof *copy);
+}
+
+/* Whether certainly none of the rows sees a key of the block, by the ranges of the first and the last. */
+static bool sees_none(const backward_task *t, int64_t row, int64_t rows, const backward_step *s) {
+  if (attn_uses(t->p, ATTN_USE_ROW_LEN)) return false;
+  const attn_key_range first = attn_allowed_keys(t->p, t->args, &t->unit.seq, t->unit.b, row);
+  const attn_key_range last = attn_allowed_keys(t->p, t->args, &t->unit.seq, t->unit.b, row + rows - 1);
+  return (first.begin < first.end && first.begin >= s->key + s->keys) || (last.begin < last.end && last.end <= s->key);
+}
+
+static void load_step(const backward_task *t, int64_t head, int64_t row, int64_t rows, backward_step *s) {
+  const attn_problem *p = t->p;
+  const backward_layout *at = t->at;
+  const int64_t h = t->unit.head + head, token = t->unit.seq.first_q + row;
+  s->minus_lse = floats_at(t->memory, at->minus_lse) + head * at->rows + row;
+  s->minus_delta = floats_at(t->memory, at->minus_delta) + head * at->rows + row;
+  if (k_dimensions(p))
+    s->q = load_rows(attn_q_storage(p, t->args), attn_row_offset(p, &p->q_stride, t->unit.b, h, token), p->q_stride.s,
+                     p->q_stride.d, p->dim_qk, rows, s->minus_lse, floats_at(t->scratch, at->q), at->qk_floats);
+  s->d_o = load_rows((attn_storage){t->args->d_o, p->dtype_o}, attn_row_offset(p, &p->d_o_stride, t->unit.b, h, token),
+                     p->d_o_stride.s, p->d_o_stride.d, p->dim_v, rows, s->minus_lse, floats_at(t->scratch, at->d_o),
+                     at->v_floats);
+  s->block = (row_block){.problem = p,
+                         .args = t->args,
+                         .seq = &t->unit.seq,
+                         .b = t->unit.b,
+                         .head = h,
+                         .first_row = row,
+                         .rows = rows,
+                         .rows_per_head = rows,
+                         .q = (float *)(uintptr_t)s->q.rows.at,
+                         .q_stride = s->q.rows.stride,
+                         .range = (attn_key_range *)(void *)floats_at(t->scratch, at->range),
+                         .row_max = floats_at(t->scratch, at->max)};
+  s->block.alike = rows_see_alike(&s->block);
+  start_ranges(&s->block, round_up(rows, TILE_ROWS));
+}
+
+/* ---- Gradients out ----------------------------------------------------------------------------------------------- */
+
+/* Stores factor * row, or adds it to what is there. False if it is not finite: nothing is stored then. */
+static bool store_gradient(const attn_problem *p, void *data, attn_dtype dtype, int64_t at, int64_t step, const float *row,
+                           int64_t columns, int64_t row_floats, float factor) {
+  vec poison = vec_zero();
+  for (int64_t d = 0; d < row_floats; d += VEC_LANES) poison = vec_fma(vec_load(row + d), vec_zero(), poison);
+  if (vec_any_nan(poison)) return false;
+  const bool dense = dtype == ATTN_F32 && step == 1 && !attn_uses(p, ATTN_USE_ACCUMULATE);
+  for (int64_t d = 0; data && dense && d < columns; d += VEC_LANES)
+    vec_store_first((float *)data + at + d, vec_mul(vec_load(row + d), vec_set1(factor)), min64(columns - d, VEC_LANES));
+  for (int64_t d = 0; data && !dense && d < columns; d++)
+    attn_put_gradient(p, data, dtype, at + d * step, (double)(factor * row[d]));
+  return true;
+}
+
+static float factor_of(const attn_problem *p) { return p->score == ATTN_SCORE_DOT ? p->scale : 1.0f; }
+
+static void finish_keys(const backward_task *t, int64_t key, int64_t keys, const float *d_k, const float *d_v) {
+  const attn_problem *p = t->p;
+  const backward_layout *at = t->at;
+  const int64_t b = t->unit.b, head = attn_kv_head(p, t->unit.head), first = t->unit.seq.first_k + key;
+  for (int64_t j = 0; j < keys; j++) {
+    const int64_t k_at = attn_row_offset(p, &p->d_k_stride, b, head, first + j);
+    const int64_t v_at = attn_row_offset(p, &p->d_v_stride, b, head, first + j);
+    const float *k = d_k + j * at->qk_floats, *v = d_v + j * at->v_floats;
+    if (!store_gradient(p, t->args->d_v, p->dtype_kv, v_at, p->d_v_stride.d, v, p->dim_v, at->v_floats, 1.0f) ||
+        !store_gradient(p, t->args->d_k, p->dtype_kv, k_at, p->d_k_stride.d, k, k_dimensions(p), at->qk_floats,
+                        factor_of(p)))
+      attn_exact_key_gradient(p, t->args, b, head, key + j);
+  }
+}
+
+/* Keys beyond the sequence's get zeros. */
+static void finish_padding(const backward_task *t) {
+  const int64_t end = attn_uses(t->p, ATTN_USE_VARLEN) ? 0 : t->p->seq_k;
+  float *zeros = floats_at(t->scratch, t->at->d_k);
+  memset(zeros, 0, (size_t)max64(t->at->qk_floats, t->at->v_floats) * sizeof *zeros);
+  for (int64_t j = t->unit.seq.len_k; j < end; j++) finish_keys(t, j, 1, zeros, zeros);
+}
+
+/* ---- Tasks ------------------------------------------------------------------------------------------------------- */
+
+static backward_task task_of(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
+                             void *scratch) {
+  backward_task t = {.p = &schedule->problem,
+                     .args = args,
+                     .at = backward_layout_in(schedule),
+                     .unit = keys_of_unit(&schedule->problem, args, task.unit),
+                     .memory = memory,
+                     .scratch = scratch};
+  return t;
+}
+
+static float *d_q_of(const backward_task *t, int64_t range, int64_t head, int64_t row) {
+  const int64_t rows = (range * attn_group(t->p) + head) * t->at->rows + row;
+  return floats_at(t->memory, t->at->d_q) + rows * t->at->qk_floats;
+}
+
+/* All queries of the heads that share the KV head, against one block of keys. */
+static void differentiate_block(const backward_task *t, int64_t range, int64_t key, int64_t keys, bool first) {
+  const attn_problem *p = t->p;
+  float *d_k = floats_at(t->scratch, t->at->d_k), *d_v = floats_at(t->scratch, t->at->d_v);
+  backward_step s = {.p = floats_at(t->scratch, t->at->p),
+                     .d_s = floats_at(t->scratch, t->at->d_s),
+                     .slope = p->softcap > 0 ? floats_at(t->scratch, t->at->slope) : NULL,
+                     .adjusted = scores_adjusted(p),
+                     .simple = p->score == ATTN_SCORE_DOT};
+  bool fresh = true;
+  load_keys(t, key, keys, &s);
+  if (!s.simple) memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
+  for (int64_t head = 0; head < attn_group(p); head++)
+    for (int64_t row = 0; row < t->unit.seq.len_q; row += BACKWARD_ROWS) {
+      const int64_t rows = min64(BACKWARD_ROWS, t->unit.seq.len_q - row);
+      float *d_q = d_q_of(t, range, head, row);
+      const size_t d_q_bytes = (size_t)(round_up(rows, TILE_ROWS) * t->at->qk_floats) * sizeof *d_q;
+      const bool skip = sees_none(t, row, rows, &s);
+      if (first && (skip || !s.simple)) memset(d_q, 0, d_q_bytes);
+      if (skip) continue;
+      load_step(t, head, row, rows, &s);
+      fill_scores(&s);
+      key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
+      if (s.simple) {
+        key_gradient(&s, s.d_s, &s.q, d_k, t->at->qk_floats, fresh);
+        query_gradient(&s, d_q, t->at->qk_floats, first);
+      } else if (k_dimensions(p)) {
+        other_gradients(&s, d_q, d_k, t->at->qk_floats);
+      }
+      fresh = false;
+    }
+  if (fresh) {
+    memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
+    memset(d_v, 0, (size_t)(BACKWARD_KEYS * t->at->v_floats) * sizeof *d_v);
+  }
+  finish_keys(t, key, keys, d_k, d_v);
+}
+
+/* Task `item`: one range of keys. */
+static void differentiate_range(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
+                                void *scratch) {
+  const backward_task t = task_of(schedule, args, task, memory, scratch);
+  const int64_t len_k = t.unit.seq.len_k, size = range_keys(len_k), begin = task.item * size;
+  if (task.item == 0) finish_padding(&t);
+  for (int64_t key = begin; key < min64(begin + size, len_k); key += BACKWARD_KEYS)
+    differentiate_block(&t, task.item, key, min64(BACKWARD_KEYS, min64(begin + size, len_k) - key), key == begin);
+}
+
+/* Adds up dQ of FINISH_ROWS rows. */
+static void finish_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
+                           void *scratch) {
+  const backward_task t = task_of(schedule, args, task, memory, scratch);
+  const attn_problem *p = t.p;
+  const int64_t group = attn_group(p), head = task.item % group, first = task.item / group * FINISH_ROWS;
+  const int64_t ranges = ceil_div(t.unit.seq.len_k, range_keys(t.unit.seq.len_k)), floats = t.at->qk_floats;
+  float *zeros = floats_at(scratch, t.at->d_k);
+  memset(zeros, 0, (size_t)floats * sizeof *zeros);
+  for (int64_t i = first; i < min64(first + FINISH_ROWS, attn_rows(p, &t.unit.seq)); i++) {
+    float *row = i < t.unit.seq.len_q && ranges > 0 ? d_q_of(&t, 0, head, i) : zeros;
+    for (int64_t range = 1; row != zeros && range < ranges; range++) {
+      const float *other = d_q_of(&t, range, head, i);
+      for (int64_t d = 0; d < floats; d += VEC_LANES) vec_store(row + d, vec_add(vec_load(row + d), vec_load(other + d)));
+    }
+    const int64_t at = attn_row_offset(p, &p->d_q_stride, t.unit.b, t.unit.head + head, t.unit.seq.first_q + i);
+    if (args->d_q && !store_gradient(p, args->d_q, p->dtype_q, at, p->d_q_stride.d, row, p->dim_qk, floats, factor_of(p)))
+      attn_exact_query_gradient(p, args, t.unit.b, t.unit.head + head, i);
+  }
+}
+
+/* ---- The contract of kernel.h ------------------------------------------------------------------------------------- */
+
+enum { TERMS_PHASE, RANGE_PHASE, QUERY_PHASE, SCORE_PHASE };
+
+static inline bool backward_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  backward_layout *at = (void *)schedule->own;
+  const uint32_t of_scores = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
+  (void)machine;
+  if (!backward_layout_of(p, at)) return false;
+  schedule->phases = attn_uses(p, of_scores) || !k_dimensions(p) ? 4 : 3;
+  schedule->items[TERMS_PHASE] = attn_group(p);
+  schedule->items[RANGE_PHASE] = at->ranges;
+  schedule->items[QUERY_PHASE] = k_dimensions(p) ? attn_group(p) * max64(1, ceil_div(p->seq_q, FINISH_ROWS)) : 1;
+  schedule->items[SCORE_PHASE] = attn_group(p);
+  schedule->row_block = BACKWARD_ROWS;
+  schedule->key_block = BACKWARD_KEYS;
+  schedule->unit_bytes = (size_t)at->unit_bytes;
+  schedule->scratch_bytes = (size_t)at->scratch_bytes;
+  return true;
+}
+
+static inline void backward_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  switch (task.phase) {
+    case TERMS_PHASE: query_terms(schedule, args, task, unit_memory, scratch); break;
+    case RANGE_PHASE: differentiate_range(schedule, args, task, unit_memory, scratch); break;
+    case QUERY_PHASE:
+      if (k_dimensions(p)) finish_queries(schedule, args, task, unit_memory, scratch);
+      break;
+    default:
+      attn_exact_score_gradients(p, args, attn_batch_of_unit(p, task.unit), attn_head_of_unit(p, task.unit) + task.item);
+  }
+}
+
+#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward_neon: gradients of attention, P computed again from the LSE. The loops are
+ * kernels/common/tiles/flash_backward.h. */
+#include "vec_neon.h"
+
+#include "kernels/common/tiles/flash_backward.h"
+
+const attn_kernel attn_flash_backward_neon = {
+    .info = {.name = "flash_backward_neon",
+             .algorithm = "flash_backward",
+             .isa = "neon",
+             .library = "",
+             .summary =
+                 "gradients of attention: P computed again from the LSE, no score matrix; tiles of 8 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .operation = ATTN_BACKWARD,
+    .rejects = takes_everything,
+    .plan = backward_plan,
+    .run = backward_run,
+};

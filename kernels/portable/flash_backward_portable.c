@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward_portable: gradients of attention, P computed again from the LSE. The loops are
+ * kernels/common/tiles/flash_backward.h. */
+#include "vec_portable.h"
+
+#include "kernels/common/tiles/flash_backward.h"
+
+const attn_kernel attn_flash_backward_portable = {
+    .info = {.name = "flash_backward_portable",
+             .algorithm = "flash_backward",
+             .isa = "portable",
+             .library = "",
+             .summary =
+                 "gradients of attention: P computed again from the LSE, no score matrix; 4 floats wide, in C vectors",
+             .numerics = {.exp_error = 0x1p-22}},
+    .operation = ATTN_BACKWARD,
+    .rejects = takes_everything,
+    .plan = backward_plan,
+    .run = backward_run,
+};
