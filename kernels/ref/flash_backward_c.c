@@ -184,17 +184,19 @@ static void finish_key(const gradients *g, int64_t kv_head, int64_t j) {
   const attn_problem *p = g->head.problem;
   const attn_args *args = g->head.args;
   const float *d_k = g->d_k + j * g->dim_qk, *d_v = g->d_v + j * p->dim_v;
-  if (!is_finite(d_k, g->dim_qk) || !is_finite(d_v, p->dim_v)) {
-    attn_exact_key_gradient(p, args, g->head.b, kv_head, j);
-    return;
-  }
   const int64_t token = g->head.seq.first_k + j;
   const int64_t k_at = attn_row_offset(p, &p->d_k_stride, g->head.b, kv_head, token);
   const int64_t v_at = attn_row_offset(p, &p->d_v_stride, g->head.b, kv_head, token);
-  for (int64_t d = 0; args->d_k && d < g->dim_qk; d++)
-    attn_put_gradient(p, args->d_k, p->dtype_kv, k_at + d * p->d_k_stride.d, (double)d_k[d]);
-  for (int64_t d = 0; args->d_v && d < p->dim_v; d++)
-    attn_put_gradient(p, args->d_v, p->dtype_kv, v_at + d * p->d_v_stride.d, (double)d_v[d]);
+  if (!is_finite(d_k, g->dim_qk))
+    attn_exact_key_gradient(p, args, g->head.b, kv_head, j, false);
+  else
+    for (int64_t d = 0; args->d_k && d < g->dim_qk; d++)
+      attn_put_gradient(p, args->d_k, p->dtype_kv, k_at + d * p->d_k_stride.d, (double)d_k[d]);
+  if (!is_finite(d_v, p->dim_v))
+    attn_exact_key_gradient(p, args, g->head.b, kv_head, j, true);
+  else
+    for (int64_t d = 0; args->d_v && d < p->dim_v; d++)
+      attn_put_gradient(p, args->d_v, p->dtype_kv, v_at + d * p->d_v_stride.d, (double)d_v[d]);
 }
 
 /* All keys of the tensors: those beyond the sequence's length get zeros. */

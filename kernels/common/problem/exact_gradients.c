@@ -116,18 +116,17 @@ static void key_columns(const attn_problem *p, const attn_args *args, int64_t b,
   }
 }
 
-void attn_exact_key_gradient(const attn_problem *p, const attn_args *args, int64_t b, int64_t kv_head, int64_t j) {
+void attn_exact_key_gradient(const attn_problem *p, const attn_args *args, int64_t b, int64_t kv_head, int64_t j,
+                             bool of_v) {
   const attn_sequence seq = attn_sequence_of(p, args, b);
-  for (int of_v = 0; of_v < 2; of_v++) {
-    void *to = of_v ? args->d_v : args->d_k;
-    const attn_strides *stride = of_v ? &p->d_v_stride : &p->d_k_stride;
-    const int64_t dim = of_v ? p->dim_v : p->dim_qk, at = key_at(p, stride, &seq, kv_head, j);
-    for (int64_t first = 0; to && first < dim; first += COLUMNS) {
-      double sum[COLUMNS];
-      const int64_t columns = min64(COLUMNS, dim - first);
-      key_columns(p, args, b, kv_head, j, first, columns, of_v, sum);
-      for (int64_t c = 0; c < columns; c++) attn_put_gradient(p, to, p->dtype_kv, at + (first + c) * stride->d, sum[c]);
-    }
+  void *to = of_v ? args->d_v : args->d_k;
+  const attn_strides *stride = of_v ? &p->d_v_stride : &p->d_k_stride;
+  const int64_t dim = of_v ? p->dim_v : p->dim_qk, at = key_at(p, stride, &seq, kv_head, j);
+  for (int64_t first = 0; to && first < dim; first += COLUMNS) {
+    double sum[COLUMNS];
+    const int64_t columns = min64(COLUMNS, dim - first);
+    key_columns(p, args, b, kv_head, j, first, columns, of_v, sum);
+    for (int64_t c = 0; c < columns; c++) attn_put_gradient(p, to, p->dtype_kv, at + (first + c) * stride->d, sum[c]);
   }
 }
 

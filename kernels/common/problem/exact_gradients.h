@@ -19,8 +19,9 @@ row_terms attn_row_terms(const attn_problem *problem, const attn_args *args, con
 /* Row i of query head h: d_q, from its allowed keys alone. */
 void attn_exact_query_gradient(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i);
 
-/* Key j of a KV head: d_k and d_v, from the queries alone that may see it. */
-void attn_exact_key_gradient(const attn_problem *problem, const attn_args *args, int64_t b, int64_t kv_head, int64_t j);
+/* Key j of a KV head: d_v, or d_k, from the queries alone that may see it. */
+void attn_exact_key_gradient(const attn_problem *problem, const attn_args *args, int64_t b, int64_t kv_head, int64_t j,
+                             bool of_v);
 
 /* The batches and heads over which a gradient is summed: all of them, or one of each. */
 typedef struct attn_sum_range {

@@ -94,37 +94,77 @@ static float product_of_rows(const float *a, const float *b, int64_t floats) {
   return vec_reduce_add(sum);
 }
 
+/* One query head whose terms are made. */
+typedef struct head_terms {
+  const attn_problem *p;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t h;
+  float *minus_lse, *minus_delta; /* [len_q] */
+  float *copies[2];               /* room for a row of o and of d_o */
+} head_terms;
+
+/* Where row i of o or d_o begins. */
+static int64_t value_row_at(const head_terms *t, const attn_strides *stride, int64_t i) {
+  return attn_row_offset(t->p, stride, t->seq.b, t->h, t->seq.first_q + i);
+}
+
+/* Row i, whatever its types and options. */
+static void row_terms_of(const head_terms *t, int64_t i) {
+  const attn_problem *p = t->p;
+  const float lse = t->args->lse[value_row_at(t, &p->lse_stride, i)];
+  const int64_t floats = round_up(p->dim_v, VEC_LANES);
+  t->minus_lse[i] = -INFINITY;
+  t->minus_delta[i] = 0.0f;
+  if (lse == -INFINITY) return;
+  const float *o = row_floats_of((attn_storage){t->args->o, p->dtype_o}, value_row_at(t, &p->o_stride, i), p->o_stride.d,
+                                 p->dim_v, t->copies[0], floats);
+  const float *d_o = row_floats_of((attn_storage){t->args->d_o, p->dtype_o}, value_row_at(t, &p->d_o_stride, i),
+                                   p->d_o_stride.d, p->dim_v, t->copies[1], floats);
+  const double own = attn_uses(p, ATTN_USE_SINKS) ? lse + log1p(exp((double)t->args->sinks[t->h] - lse)) : lse;
+  t->minus_lse[i] = -(float)((double)LOG2_E * own);
+  t->minus_delta[i] = -product_of_rows(o, d_o, floats);
+  if (attn_uses(p, ATTN_USE_D_LSE))
+    t->minus_delta[i] += t->args->d_lse[value_row_at(t, &p->d_lse_stride, i)] * (float)exp(own - (double)lse);
+}
+
+/* VEC_LANES rows from i on whose o and d_o can be read in place, without sinks and gradients of lse. */
+static void terms_of_lanes(const head_terms *t, int64_t i) {
+  const attn_problem *p = t->p;
+  const float *o = (const float *)t->args->o + value_row_at(t, &p->o_stride, i);
+  const float *d_o = (const float *)t->args->d_o + value_row_at(t, &p->d_o_stride, i);
+  const vec lse = vec_load(t->args->lse + value_row_at(t, &p->lse_stride, i));
+  vec sum[VEC_LANES];
+  UNROLL
+  for (int n = 0; n < VEC_LANES; n++) {
+    sum[n] = vec_zero();
+    for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
+      sum[n] = vec_fma(vec_load(o + n * p->o_stride.s + d), vec_load(d_o + n * p->d_o_stride.s + d), sum[n]);
+  }
+  vec_store(t->minus_lse + i, vec_unless_masked(vec_mul(lse, vec_set1(-LOG2_E)), lse));
+  vec_store(t->minus_delta + i, vec_sub(vec_zero(), vec_sum_each(sum)));
+  for (int n = 0; n < VEC_LANES; n++)
+    if (t->minus_lse[i + n] == -INFINITY) t->minus_delta[i + n] = 0.0f; /* its o and d_o may hold anything */
+}
+
 /* Those of the rows of one query head. Rows without keys get -lse = -inf: their P is 0. */
 static void query_terms(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
   const attn_problem *p = &schedule->problem;
   const backward_layout *at = backward_layout_in(schedule);
   const int64_t b = attn_batch_of_unit(p, task.unit), h = attn_head_of_unit(p, task.unit) + task.item;
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  float *minus_lse = floats_at(unit, at->minus_lse) + task.item * at->rows;
-  float *minus_delta = floats_at(unit, at->minus_delta) + task.item * at->rows;
-  const bool plain = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE);
-  for (int64_t i = 0; i < seq.len_q; i++) {
-    const int64_t lse_at = attn_lse_offset(p, &seq, b, h, i);
-    const float lse = args->lse[lse_at];
-    minus_lse[i] = lse == -INFINITY ? -INFINITY : -(float)((double)LOG2_E * (double)lse);
-    minus_delta[i] = 0.0f;
-    if (lse == -INFINITY) continue;
-    const int64_t o_at = attn_o_offset(p, &seq, b, h, i), d_o_at = attn_row_offset(p, &p->d_o_stride, b, h, seq.first_q + i);
-    const float *o = row_floats_of((attn_storage){args->o, p->dtype_o}, o_at, p->o_stride.d, p->dim_v,
-                                   floats_at(scratch, at->q), at->v_floats);
-    const float *d_o = row_floats_of((attn_storage){args->d_o, p->dtype_o}, d_o_at, p->d_o_stride.d, p->dim_v,
-                                     floats_at(scratch, at->d_o), at->v_floats);
-    minus_delta[i] = -product_of_rows(o, d_o, at->v_floats);
-    if (plain) continue;
-    double own = lse;
-    if (attn_uses(p, ATTN_USE_SINKS)) own += log1p(exp((double)args->sinks[h] - own));
-    minus_lse[i] = -(float)((double)LOG2_E * own);
-    if (attn_uses(p, ATTN_USE_D_LSE)) {
-      const float d_lse = args->d_lse[attn_row_offset(p, &p->d_lse_stride, b, h, seq.first_q + i)];
-      minus_delta[i] += d_lse * (float)exp(own - (double)lse);
-    }
-  }
-  for (int64_t i = seq.len_q; i < at->rows; i++) minus_lse[i] = -INFINITY, minus_delta[i] = 0.0f;
+  const head_terms t = {.p = p,
+                        .args = args,
+                        .seq = attn_sequence_of(p, args, b),
+                        .h = h,
+                        .minus_lse = floats_at(unit, at->minus_lse) + task.item * at->rows,
+                        .minus_delta = floats_at(unit, at->minus_delta) + task.item * at->rows,
+                        .copies = {floats_at(scratch, at->d_o), floats_at(scratch, at->d_o) + at->v_floats}};
+  const bool quick = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE) && p->dtype_o == ATTN_F32 && p->dim_v % VEC_LANES == 0 &&
+                     p->o_stride.d == 1 && p->d_o_stride.d == 1 && p->lse_stride.s == 1;
+  int64_t i = 0;
+  for (; quick && i + VEC_LANES <= t.seq.len_q; i += VEC_LANES) terms_of_lanes(&t, i);
+  for (; i < t.seq.len_q; i++) row_terms_of(&t, i);
+  for (; i < at->rows; i++) t.minus_lse[i] = -INFINITY, t.minus_delta[i] = 0.0f;
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -149,8 +189,10 @@ typedef struct backward_step {
   float_rows k; /* of the block's first key */
   const float *k_panels, *v_panels, *minus_lse, *minus_delta;
   float *p, *d_s, *slope;              /* [BACKWARD_ROWS][SCORE_STRIDE]; slope: of the softcap */
-  attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, whose P each tile of rows has */
-  bool adjusted, simple;               /* more than dot products; dot scores */
+  attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, that each tile of rows sees */
+  attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
+                                                          TILE_ROWS keys */
+  bool adjusted, simple;                               /* more than dot products; dot scores */
 } backward_step;
 
 static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float *start, const int vecs) {
@@ -279,28 +321,46 @@ static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) 
 
 /* Zeros in the columns [begin, end) of a tile of P and dS. */
 static void clear_columns(const backward_step *s, int64_t tile_row, int64_t begin, int64_t end) {
-  for (int64_t i = tile_row; i < tile_row + TILE_ROWS && begin < end; i++) {
-    memset(s->p + i * SCORE_STRIDE + begin, 0, (size_t)(end - begin) * sizeof(float));
-    memset(s->d_s + i * SCORE_STRIDE + begin, 0, (size_t)(end - begin) * sizeof(float));
+  for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
+    for (int64_t at = i * SCORE_STRIDE + begin; at < i * SCORE_STRIDE + end; at += VEC_LANES) {
+      vec_store(s->p + at, vec_zero());
+      vec_store(s->d_s + at, vec_zero());
+    }
+}
+
+/* Which tiles of rows see some of each TILE_ROWS keys. */
+static void find_row_tiles(backward_step *s) {
+  for (int64_t tile = 0; tile * TILE_ROWS < s->keys; tile++) s->row_tiles[tile] = (attn_key_range){0, 0};
+  for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
+    const attn_key_range seen = s->seen[row / TILE_ROWS];
+    const attn_key_range here = {row / TILE_ROWS, row / TILE_ROWS + 1};
+    for (int64_t tile = seen.begin / TILE_ROWS; tile * TILE_ROWS < seen.end; tile++)
+      s->row_tiles[tile] = attn_join_keys(s->row_tiles[tile], here);
   }
 }
 
-/* P and dS of all tiles of rows, and which keys they have. What a tile does not see of the block is 0: a tile of keys may
- * begin there. */
+/* P and dS of all tiles of rows, and which keys they see. Around those they are 0, for the tiles of keys that begin or end
+ * there: next to them where ranges move with the row, else in all of the block, as tiles between others may see less. */
 static void fill_scores(backward_step *s) {
-  const int64_t columns = round_up(s->keys, TILE_ROWS);
+  const attn_problem *p = s->block.problem;
+  const int64_t columns = round_up(s->keys, VEC_LANES);
+  const bool in_order = !attn_uses(p, ATTN_USE_ROW_LEN) && !selects_keys(p);
   for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
     const tile_keys keys = keys_of_tile(&s->block, row, s->key, s->key + s->keys);
-    attn_key_range *seen = &s->seen[row / TILE_ROWS];
-    *seen = (attn_key_range){0, 0};
+    attn_key_range *seen = &s->seen[row / TILE_ROWS], filled = {0, 0};
+    *seen = filled;
     if (keys.class != TILE_SKIP) {
       const int64_t width = s->adjusted ? PANEL_KEYS : VEC_LANES;
-      *seen = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
+      *seen = (attn_key_range){keys.begin - s->key, keys.end - s->key};
+      filled = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
       fill_tile(s, row, keys);
     }
-    clear_columns(s, row, 0, seen->begin);
-    clear_columns(s, row, seen->end, columns);
+    const int64_t beside = in_order ? round_up(TILE_ROWS, VEC_LANES) : columns;
+    if (keys.class == TILE_SKIP && in_order) continue;
+    clear_columns(s, row, max64(0, filled.begin - beside), filled.begin);
+    clear_columns(s, row, filled.end, min64(columns, filled.end + beside));
   }
+  find_row_tiles(s);
 }
 
 /* ---- dK, dV, dQ += ... --------------------------------------------------------------------------------------------- */
@@ -339,20 +399,11 @@ static void add_tile(float *acc, int64_t acc_stride, float_rows weights, bool of
   }
 }
 
-/* The tiles of rows, from the first to behind the last, that have P of some of the keys [key, key + TILE_ROWS). */
-static attn_key_range tiles_with(const backward_step *s, int64_t key) {
-  const int64_t tiles = ceil_div(s->block.rows, TILE_ROWS);
-  attn_key_range used = {0, 0};
-  for (int64_t t = 0; t < tiles; t++)
-    if (s->seen[t].begin < key + TILE_ROWS && s->seen[t].end > key) used = attn_join_keys(used, (attn_key_range){t, t + 1});
-  return used;
-}
-
 /* acc[key] += weights^T rows for all keys of the block: dV from P and dO, dK from dS and Q. */
 static void key_gradient(const backward_step *s, const float *weights, const tile_source *rows, float *acc,
                          int64_t acc_stride, bool fresh) {
   for (int64_t key = 0; key < s->keys; key += TILE_ROWS) {
-    const attn_key_range tiles = tiles_with(s, key);
+    const attn_key_range tiles = s->row_tiles[key / TILE_ROWS];
     const int64_t row = tiles.begin * TILE_ROWS, end = min64(tiles.end * TILE_ROWS, s->block.rows);
     if (row >= end && !fresh) continue;
     add_tile(acc + key * acc_stride, acc_stride, (float_rows){weights + row * SCORE_STRIDE + key, SCORE_STRIDE}, true,
@@ -443,19 +494,18 @@ static tile_source load_rows(attn_storage from, int64_t offset, int64_t row_stri
       .rows = {(const float *)from.data + offset, row_stride}, .last = copied, .last_row = first < rows ? first : -1};
 }
 
-/* VEC_LANES rows transposed into a panel's columns, zeros beyond `count`; rows before `skip` are zeros, too. */
-static void pack_panel(const attn_problem *as_k, attn_storage from, int64_t offset, int64_t keys, attn_key_range used,
-                       float factor, float *panels) {
+/* `keys` rows transposed into panels, times `factor`; those that are not used are zeros. */
+static void pack_panels(const attn_problem *as_k, attn_storage from, int64_t offset, int64_t keys, attn_key_range used,
+                        float factor, float *panels) {
   const int64_t dim = as_k->dim_qk;
-  for (int64_t key = 0; key < round_up(keys, VEC_LANES); key += VEC_LANES) {
+  for (int64_t key = 0; key < keys; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * dim + key % PANEL_KEYS;
-    const int64_t count = min64(used.end - key, VEC_LANES), skip = max64(used.begin - key, 0);
+    const int64_t count = min64(used.end - key, VEC_LANES), skip = min64(used.begin - key, VEC_LANES);
     pack_lanes(as_k, from, offset + key * as_k->k_stride.s, max64(count, 0), panel);
-    for (int64_t d = 0; d < dim; d++) {
-      float *row = panel + d * PANEL_KEYS;
-      if (factor != 1.0f) vec_store(row, vec_mul(vec_load(row), vec_set1(factor)));
-      for (int64_t i = 0; i < min64(skip, VEC_LANES); i++) row[i] = 0.0f;
-    }
+    for (int64_t d = 0; factor != 1.0f && d < dim; d++)
+      vec_store(panel + d * PANEL_KEYS, vec_mul(vec_load(panel + d * PANEL_KEYS), vec_set1(factor)));
+    for (int64_t d = 0; skip > 0 && d < dim; d++)
+      for (int64_t i = 0; i < skip; i++) panel[d * PANEL_KEYS + i] = 0.0f;
   }
 }
 
@@ -471,10 +521,10 @@ static void load_keys(const backward_task *t, int64_t key, int64_t keys, backwar
   s->keys = keys;
   s->k_panels = floats_at(t->scratch, t->at->k_panels);
   s->v_panels = floats_at(t->scratch, t->at->v_panels);
-  pack_panel(&v_as_k, attn_v_storage(p, t->args), run.v, keys, used, 1.0f, floats_at(t->scratch, t->at->v_panels));
+  pack_panels(&v_as_k, attn_v_storage(p, t->args), run.v, keys, used, 1.0f, floats_at(t->scratch, t->at->v_panels));
   if (!k_dimensions(p)) return;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  pack_panel(p, attn_k_storage(p, t->args), run.k, keys, used, factor, floats_at(t->scratch, t->at->k_panels));
+  pack_panels(p, attn_k_storage(p, t->args), run.k, keys, used, factor, floats_at(t->scratch, t->at->k_panels));
   const row_source rows = k_rows(&t->unit, run);
   float *copy = floats_at(t->scratch, t->at->k_rows);
   s->k = (float_rows){copy, t->at->qk_floats};
@@ -527,34 +577,98 @@ static void load_step(const backward_task *t, int64_t head, int64_t row, int64_t
 
 /* ---- Gradients out ----------------------------------------------------------------------------------------------- */
 
-/* Stores factor * row, or adds it to what is there. False if it is not finite: nothing is stored then. */
-static bool store_gradient(const attn_problem *p, void *data, attn_dtype dtype, int64_t at, int64_t step, const float *row,
-                           int64_t columns, int64_t row_floats, float factor) {
+/* A gradient: where its rows go, and how they are rounded. */
+typedef struct gradient_rows {
+  const attn_problem *p;
+  void *data; /* NULL: not wanted */
+  attn_dtype dtype;
+  int64_t at, row_stride, column_stride; /* of the first row, in elements */
+  int64_t columns, row_floats;           /* of the sums: whole vectors */
+  float factor;
+} gradient_rows;
+
+/* Whether factor * row is. */
+static bool is_finite(const gradient_rows *to, const float *row) {
+  vec poison = vec_zero(); /* 0 * x is NaN for NaN and infinity */
+  for (int64_t d = 0; d < to->row_floats; d += VEC_LANES)
+    poison = vec_fma(vec_mul(vec_load(row + d), vec_set1(to->factor)), vec_zero(), poison);
+  return !vec_any_nan(poison);
+}
+
+/* Stores factor * row for rows of floats that lie side by side. False if some row is not finite. */
+static bool store_dense_rows(const gradient_rows *to, const float *rows, int64_t count) {
+  const vec factor = vec_set1(to->factor);
+  const int64_t columns = to->columns, whole = round_down(columns, VEC_LANES), stride = to->row_stride;
+  float *o = (float *)to->data + to->at;
   vec poison = vec_zero();
-  for (int64_t d = 0; d < row_floats; d += VEC_LANES) poison = vec_fma(vec_load(row + d), vec_zero(), poison);
-  if (vec_any_nan(poison)) return false;
-  const bool dense = dtype == ATTN_F32 && step == 1 && !attn_uses(p, ATTN_USE_ACCUMULATE);
-  for (int64_t d = 0; data && dense && d < columns; d += VEC_LANES)
-    vec_store_first((float *)data + at + d, vec_mul(vec_load(row + d), vec_set1(factor)), min64(columns - d, VEC_LANES));
-  for (int64_t d = 0; data && !dense && d < columns; d++)
-    attn_put_gradient(p, data, dtype, at + d * step, (double)(factor * row[d]));
-  return true;
+  for (int64_t i = 0; i < count; i++, rows += to->row_floats, o += stride) {
+    vec of_row = vec_zero();
+    UNROLL_4
+    for (int64_t d = 0; d < whole; d += VEC_LANES) {
+      const vec x = vec_mul(vec_load(rows + d), factor);
+      vec_store(o + d, x);
+      of_row = vec_fma(x, vec_zero(), of_row);
+    }
+    if (whole < columns) {
+      const vec x = vec_mul(vec_load(rows + whole), factor);
+      vec_store_first(o + whole, x, columns - whole);
+      of_row = vec_fma(x, vec_zero(), of_row);
+    }
+    poison = vec_add(poison, of_row);
+  }
+  return !vec_any_nan(poison);
+}
+
+/* Stores factor * row, or adds it to what is there, where the row is finite. */
+static bool store_any_rows(const gradient_rows *to, const float *rows, int64_t count) {
+  bool finite = true;
+  for (int64_t i = 0; i < count; i++) {
+    const float *row = rows + i * to->row_floats;
+    if (is_finite(to, row))
+      for (int64_t d = 0; d < to->columns; d++)
+        attn_put_gradient(to->p, to->data, to->dtype, to->at + i * to->row_stride + d * to->column_stride,
+                          (double)(to->factor * row[d]));
+    else
+      finite = false;
+  }
+  return finite;
+}
+
+/* False if some row is not finite: the caller computes it otherwise. Nothing has been added to its gradient. */
+static bool store_rows(const gradient_rows *to, const float *rows, int64_t count) {
+  if (!to->data || to->columns == 0) return true;
+  const bool dense = to->dtype == ATTN_F32 && to->column_stride == 1 && !attn_uses(to->p, ATTN_USE_ACCUMULATE);
+  return (dense ? store_dense_rows : store_any_rows)(to, rows, count);
 }
 
 static float factor_of(const attn_problem *p) { return p->score == ATTN_SCORE_DOT ? p->scale : 1.0f; }
 
-static void finish_keys(const backward_task *t, int64_t key, int64_t keys, const float *d_k, const float *d_v) {
+static void finish_keys(const backward_task *t, int64_t key, int64_t keys, float *d_k, float *d_v) {
   const attn_problem *p = t->p;
   const backward_layout *at = t->at;
   const int64_t b = t->unit.b, head = attn_kv_head(p, t->unit.head), first = t->unit.seq.first_k + key;
-  for (int64_t j = 0; j < keys; j++) {
-    const int64_t k_at = attn_row_offset(p, &p->d_k_stride, b, head, first + j);
-    const int64_t v_at = attn_row_offset(p, &p->d_v_stride, b, head, first + j);
-    const float *k = d_k + j * at->qk_floats, *v = d_v + j * at->v_floats;
-    if (!store_gradient(p, t->args->d_v, p->dtype_kv, v_at, p->d_v_stride.d, v, p->dim_v, at->v_floats, 1.0f) ||
-        !store_gradient(p, t->args->d_k, p->dtype_kv, k_at, p->d_k_stride.d, k, k_dimensions(p), at->qk_floats,
-                        factor_of(p)))
-      attn_exact_key_gradient(p, t->args, b, head, key + j);
+  const gradient_rows to_k = {.p = p,
+                              .data = t->args->d_k,
+                              .dtype = p->dtype_kv,
+                              .at = attn_row_offset(p, &p->d_k_stride, b, head, first),
+                              .row_stride = p->d_k_stride.s,
+                              .column_stride = p->d_k_stride.d,
+                              .columns = k_dimensions(p),
+                              .row_floats = at->qk_floats,
+                              .factor = factor_of(p)};
+  const gradient_rows to_v = {.p = p,
+                              .data = t->args->d_v,
+                              .dtype = p->dtype_kv,
+                              .at = attn_row_offset(p, &p->d_v_stride, b, head, first),
+                              .row_stride = p->d_v_stride.s,
+                              .column_stride = p->d_v_stride.d,
+                              .columns = p->dim_v,
+                              .row_floats = at->v_floats,
+                              .factor = 1.0f};
+  const bool finite = store_rows(&to_k, d_k, keys) & store_rows(&to_v, d_v, keys);
+  for (int64_t j = 0; !finite && j < keys; j++) {
+    if (!is_finite(&to_k, d_k + j * at->qk_floats)) attn_exact_key_gradient(p, t->args, b, head, key + j, false);
+    if (!is_finite(&to_v, d_v + j * at->v_floats)) attn_exact_key_gradient(p, t->args, b, head, key + j, true);
   }
 }
 
@@ -632,24 +746,48 @@ static void differentiate_range(const attn_schedule *schedule, const attn_args *
     differentiate_block(&t, task.item, key, min64(BACKWARD_KEYS, min64(begin + size, len_k) - key), key == begin);
 }
 
-/* Adds up dQ of FINISH_ROWS rows. */
+/* rows[0] += the same rows of the other ranges, in order. */
+static void add_ranges(const backward_task *t, int64_t ranges, int64_t head, int64_t row, int64_t rows) {
+  const int64_t floats = rows * t->at->qk_floats;
+  float *sum = d_q_of(t, 0, head, row);
+  for (int64_t range = 1; range < ranges; range++) {
+    const float *other = d_q_of(t, range, head, row);
+    for (int64_t d = 0; d < floats; d += VEC_LANES) vec_store(sum + d, vec_add(vec_load(sum + d), vec_load(other + d)));
+  }
+}
+
+/* dQ of FINISH_ROWS rows. Rows beyond the sequence's, and those without keys, are zeros. */
 static void finish_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
                            void *scratch) {
   const backward_task t = task_of(schedule, args, task, memory, scratch);
   const attn_problem *p = t.p;
+  const attn_sequence *seq = &t.unit.seq;
   const int64_t group = attn_group(p), head = task.item % group, first = task.item / group * FINISH_ROWS;
-  const int64_t ranges = ceil_div(t.unit.seq.len_k, range_keys(t.unit.seq.len_k)), floats = t.at->qk_floats;
+  const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k)), floats = t.at->qk_floats;
+  const int64_t end = min64(first + FINISH_ROWS, attn_rows(p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
+  const gradient_rows all = {.p = p,
+                             .data = args->d_q,
+                             .dtype = p->dtype_q,
+                             .at = attn_row_offset(p, &p->d_q_stride, t.unit.b, t.unit.head + head, seq->first_q),
+                             .row_stride = p->d_q_stride.s,
+                             .column_stride = p->d_q_stride.d,
+                             .columns = p->dim_qk,
+                             .row_floats = floats,
+                             .factor = factor_of(p)};
+  gradient_rows to = all;
+  if (first < full) {
+    const float *rows = d_q_of(&t, 0, head, first);
+    add_ranges(&t, ranges, head, first, full - first);
+    to.at = all.at + first * to.row_stride;
+    const bool finite = store_rows(&to, rows, full - first);
+    for (int64_t i = first; !finite && i < full; i++)
+      if (!is_finite(&to, rows + (i - first) * floats)) attn_exact_query_gradient(p, args, t.unit.b, t.unit.head + head, i);
+  }
   float *zeros = floats_at(scratch, t.at->d_k);
   memset(zeros, 0, (size_t)floats * sizeof *zeros);
-  for (int64_t i = first; i < min64(first + FINISH_ROWS, attn_rows(p, &t.unit.seq)); i++) {
-    float *row = i < t.unit.seq.len_q && ranges > 0 ? d_q_of(&t, 0, head, i) : zeros;
-    for (int64_t range = 1; row != zeros && range < ranges; range++) {
-      const float *other = d_q_of(&t, range, head, i);
-      for (int64_t d = 0; d < floats; d += VEC_LANES) vec_store(row + d, vec_add(vec_load(row + d), vec_load(other + d)));
-    }
-    const int64_t at = attn_row_offset(p, &p->d_q_stride, t.unit.b, t.unit.head + head, t.unit.seq.first_q + i);
-    if (args->d_q && !store_gradient(p, args->d_q, p->dtype_q, at, p->d_q_stride.d, row, p->dim_qk, floats, factor_of(p)))
-      attn_exact_query_gradient(p, args, t.unit.b, t.unit.head + head, i);
+  for (int64_t i = max64(first, full); i < end; i++) {
+    to.at = all.at + i * to.row_stride;
+    store_rows(&to, zeros, 1);
   }
 }
 
