@@ -587,6 +587,51 @@ typedef struct gradient_rows {
   float factor;
 } gradient_rows;
 
+static float factor_of(const attn_problem *p) { return p->score == ATTN_SCORE_DOT ? p->scale : 1.0f; }
+
+/* Gradients of the keys from `key` on. */
+static gradient_rows d_k_rows(const backward_task *t, int64_t key) {
+  const attn_problem *p = t->p;
+  const int64_t head = attn_kv_head(p, t->unit.head), token = t->unit.seq.first_k + key;
+  return (gradient_rows){.p = p,
+                         .data = t->args->d_k,
+                         .dtype = p->dtype_kv,
+                         .at = attn_row_offset(p, &p->d_k_stride, t->unit.b, head, token),
+                         .row_stride = p->d_k_stride.s,
+                         .column_stride = p->d_k_stride.d,
+                         .columns = k_dimensions(p),
+                         .row_floats = t->at->qk_floats,
+                         .factor = factor_of(p)};
+}
+
+static gradient_rows d_v_rows(const backward_task *t, int64_t key) {
+  const attn_problem *p = t->p;
+  const int64_t head = attn_kv_head(p, t->unit.head), token = t->unit.seq.first_k + key;
+  return (gradient_rows){.p = p,
+                         .data = t->args->d_v,
+                         .dtype = p->dtype_kv,
+                         .at = attn_row_offset(p, &p->d_v_stride, t->unit.b, head, token),
+                         .row_stride = p->d_v_stride.s,
+                         .column_stride = p->d_v_stride.d,
+                         .columns = p->dim_v,
+                         .row_floats = t->at->v_floats,
+                         .factor = 1.0f};
+}
+
+/* That of the queries of a head from `row` on. */
+static gradient_rows d_q_rows(const backward_task *t, int64_t head, int64_t row) {
+  const attn_problem *p = t->p;
+  return (gradient_rows){.p = p,
+                         .data = t->args->d_q,
+                         .dtype = p->dtype_q,
+                         .at = attn_row_offset(p, &p->d_q_stride, t->unit.b, t->unit.head + head, t->unit.seq.first_q + row),
+                         .row_stride = p->d_q_stride.s,
+                         .column_stride = p->d_q_stride.d,
+                         .columns = k_dimensions(p),
+                         .row_floats = t->at->qk_floats,
+                         .factor = factor_of(p)};
+}
+
 /* Whether factor * row is. */
 static bool is_finite(const gradient_rows *to, const float *row) {
   vec poison = vec_zero(); /* 0 * x is NaN for NaN and infinity */
@@ -641,34 +686,14 @@ static bool store_rows(const gradient_rows *to, const float *rows, int64_t count
   return (dense ? store_dense_rows : store_any_rows)(to, rows, count);
 }
 
-static float factor_of(const attn_problem *p) { return p->score == ATTN_SCORE_DOT ? p->scale : 1.0f; }
-
 static void finish_keys(const backward_task *t, int64_t key, int64_t keys, float *d_k, float *d_v) {
-  const attn_problem *p = t->p;
-  const backward_layout *at = t->at;
-  const int64_t b = t->unit.b, head = attn_kv_head(p, t->unit.head), first = t->unit.seq.first_k + key;
-  const gradient_rows to_k = {.p = p,
-                              .data = t->args->d_k,
-                              .dtype = p->dtype_kv,
-                              .at = attn_row_offset(p, &p->d_k_stride, b, head, first),
-                              .row_stride = p->d_k_stride.s,
-                              .column_stride = p->d_k_stride.d,
-                              .columns = k_dimensions(p),
-                              .row_floats = at->qk_floats,
-                              .factor = factor_of(p)};
-  const gradient_rows to_v = {.p = p,
-                              .data = t->args->d_v,
-                              .dtype = p->dtype_kv,
-                              .at = attn_row_offset(p, &p->d_v_stride, b, head, first),
-                              .row_stride = p->d_v_stride.s,
-                              .column_stride = p->d_v_stride.d,
-                              .columns = p->dim_v,
-                              .row_floats = at->v_floats,
-                              .factor = 1.0f};
+  const gradient_rows to_k = d_k_rows(t, key), to_v = d_v_rows(t, key);
+  const int64_t head = attn_kv_head(t->p, t->unit.head);
   const bool finite = store_rows(&to_k, d_k, keys) & store_rows(&to_v, d_v, keys);
   for (int64_t j = 0; !finite && j < keys; j++) {
-    if (!is_finite(&to_k, d_k + j * at->qk_floats)) attn_exact_key_gradient(p, t->args, b, head, key + j, false);
-    if (!is_finite(&to_v, d_v + j * at->v_floats)) attn_exact_key_gradient(p, t->args, b, head, key + j, true);
+    if (!is_finite(&to_k, d_k + j * to_k.row_floats))
+      attn_exact_key_gradient(t->p, t->args, t->unit.b, head, key + j, false);
+    if (!is_finite(&to_v, d_v + j * to_v.row_floats)) attn_exact_key_gradient(t->p, t->args, t->unit.b, head, key + j, true);
   }
 }
 
@@ -765,15 +790,7 @@ static void finish_queries(const attn_schedule *schedule, const attn_args *args,
   const int64_t group = attn_group(p), head = task.item % group, first = task.item / group * FINISH_ROWS;
   const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k)), floats = t.at->qk_floats;
   const int64_t end = min64(first + FINISH_ROWS, attn_rows(p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
-  const gradient_rows all = {.p = p,
-                             .data = args->d_q,
-                             .dtype = p->dtype_q,
-                             .at = attn_row_offset(p, &p->d_q_stride, t.unit.b, t.unit.head + head, seq->first_q),
-                             .row_stride = p->d_q_stride.s,
-                             .column_stride = p->d_q_stride.d,
-                             .columns = p->dim_qk,
-                             .row_floats = floats,
-                             .factor = factor_of(p)};
+  const gradient_rows all = d_q_rows(&t, head, 0);
   gradient_rows to = all;
   if (first < full) {
     const float *rows = d_q_of(&t, 0, head, first);
