@@ -135,6 +135,8 @@ typedef struct attn_kernel {
   /** The kernel takes ATTN_USE_KEY_BLOCKS and ATTN_USE_FULL_KEY_BLOCKS. Others refuse such a problem before rejects() sees
    * it. */
   bool key_blocks;
+  /** The kernel takes attn_problem.dropout. Others refuse such a problem before rejects() sees it. */
+  bool dropout;
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. Called again with

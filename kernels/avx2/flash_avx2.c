@@ -18,6 +18,7 @@ const attn_kernel attn_flash_avx2 = {
              .numerics = {.exp_error = 0x1p-22}},
     .steady = true,
     .key_blocks = true,
+    .dropout = true,
     .rejects = takes_everything,
     .plan = plan_any_rows,
     .terms = ANY_ROWS_KERNEL_TERMS,

@@ -12,6 +12,7 @@ const attn_kernel attn_naive_avx2 = {
              .library = "",
              .summary = "textbook: the whole score matrix of a head, three passes; tiles of 6 rows, 8 floats wide, FMA",
              .numerics = {.exp_error = 0x1p-22}},
+    .dropout = true,
     .rejects = takes_no_state,
     .plan = naive_plan,
     .terms = TILED_KERNEL_TERMS,

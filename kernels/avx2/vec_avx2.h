@@ -113,6 +113,12 @@ static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+/* Integers of 64 bits, and the products of their lower halves with a factor. */
+typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
+static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
+  return (vec_longs)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+}
+
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
   const __m256i lanes = _mm256_add_epi32(_mm256_set1_epi32((int)lane), lane_numbers());

@@ -12,6 +12,7 @@ const attn_kernel attn_blocked_avx512 = {
              .library = "",
              .summary = "row blocks with their scores kept in L2, two-pass softmax; tiles of 6 rows, 16 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
+    .dropout = true,
     .rejects = takes_no_state,
     .plan = blocked_plan,
     .terms = TILED_KERNEL_TERMS,

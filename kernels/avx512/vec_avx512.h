@@ -136,6 +136,17 @@ static inline vec vec_load_first_nibbles(const uint8_t *p, int64_t n, int shift,
   return nibbles_of(_mm_mask_loadu_epi8(_mm_set1_epi8((char)0x88), first_lanes(n), p), shift, scale);
 }
 
+/* Integers of 64 bits, and the products of their lower halves with a factor. */
+typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
+static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
+#ifdef ATTN_EMULATE_AVX512
+  for (int n = 0; n < VEC_LANES / 2; n++) x[n] = (uint64_t)(uint32_t)x[n] * factor;
+  return x;
+#else
+  return (vec_longs)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+#endif
+}
+
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
   const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)lane),

@@ -14,6 +14,7 @@ const attn_kernel attn_flash_backward_neon = {
                  "gradients of attention: P computed again from the LSE, no score matrix; tiles of 8 rows, 4 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
     .operation = ATTN_BACKWARD,
+    .dropout = true,
     .rejects = takes_everything,
     .plan = backward_plan,
     .run = backward_run,

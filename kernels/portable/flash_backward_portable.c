@@ -14,6 +14,7 @@ const attn_kernel attn_flash_backward_portable = {
                  "gradients of attention: P computed again from the LSE, no score matrix; 4 floats wide, in C vectors",
              .numerics = {.exp_error = 0x1p-22}},
     .operation = ATTN_BACKWARD,
+    .dropout = true,
     .rejects = takes_everything,
     .plan = backward_plan,
     .run = backward_run,

@@ -45,6 +45,7 @@ const attn_kernel attn_blocked_c = {
              .summary = "row blocks with their scores kept, two-pass softmax; plain C",
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
     .key_blocks = true,
+    .dropout = true,
     .rejects = takes_no_state,
     .plan = blocked_plan,
     .run = blocked_run,

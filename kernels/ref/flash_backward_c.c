@@ -5,7 +5,7 @@
  * (Dao et al. 2022, https://arxiv.org/abs/2205.14135, section B.2). For one query and all keys that it sees,
  *
  *     P = exp(S - lse)                     recompute_row
- *     dP = dO V^T,  dS = P (dP - delta)    differentiate_row
+ *     dP = dO V^T,  dS = P (dP - delta)    differentiate_row; dropout is a factor of dP, and of P from here on
  *     dV += P dO,  dK += dS Q,  dQ = dS K  accumulate_row
  *
  * where delta is rowsum(dO O). A task is one KV head: the queries of all heads that share it add to dK and dV in a fixed
@@ -116,7 +116,11 @@ static void differentiate_row(gradients *g, int64_t i) {
   float *d_s = g->d_s + begin;
   memset(d_s, 0, (size_t)count * sizeof *d_s);
   for (int64_t d = 0; d < p->dim_v; d++) add_multiple(d_s, g->d_o[d], g->v_lanes + d * keys + begin, count);
-  for (int64_t j = 0; j < count; j++) d_s[j] = g->p[begin + j] * (d_s[j] - delta) * g->slope[begin + j];
+  for (int64_t j = 0; j < count; j++) {
+    const float factor = kept(&g->head, i, begin + j);
+    d_s[j] = g->p[begin + j] * (factor * d_s[j] - delta) * g->slope[begin + j];
+    g->p[begin + j] *= factor;
+  }
   for (int64_t j = begin; has_selection(p) && j < g->keys.end; j++)
     if (!selected(&g->head, i, j)) g->d_s[j] = 0.0f; /* not 0 times what V holds there */
 }
@@ -258,6 +262,7 @@ const attn_kernel attn_flash_backward_c = {
              .summary = "gradients of attention: P computed again from the LSE, row by row; plain C",
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
     .operation = ATTN_BACKWARD,
+    .dropout = true,
     .rejects = takes_everything,
     .plan = flash_backward_plan,
     .run = flash_backward_run,

@@ -39,6 +39,7 @@ const attn_kernel attn_flash_c = {
              .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
     .steady = true,
     .key_blocks = true,
+    .dropout = true,
     .rejects = takes_everything,
     .plan = flash_plan,
     .run = flash_run,

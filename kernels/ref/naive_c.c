@@ -174,7 +174,8 @@ static void accumulate_row(const query_head *head, int64_t i) {
   const float *p = score_row(head, i);
   for (int64_t d = 0; d < dim; d++) head->output[d] = 0.0f;
   for (int64_t j = keys.begin; j < keys.end; j++)
-    if (!selects || selected(head, i, j)) add_multiple(head->output, p[j], head->v + j * head->v_step, dim);
+    if (!selects || selected(head, i, j))
+      add_multiple(head->output, p[j] * kept(head, i, j), head->v + j * head->v_step, dim);
 }
 
 /* Stores a row whose elements are all finite. Other rows are computed again, in double and from their allowed keys alone. */
@@ -246,6 +247,7 @@ const attn_kernel attn_naive_c = {
              .summary = "textbook: whole score matrix of one head, three passes, plain C; takes every problem",
              .numerics = {.exp_error = 0x1p-23, .p_rounding = 0.0, .input_flush = 0.0}},
     .key_blocks = true,
+    .dropout = true,
     .rejects = takes_no_state,
     .plan = naive_c_plan,
     .run = naive_c_run,

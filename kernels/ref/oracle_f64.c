@@ -121,10 +121,11 @@ static void weighted_sums(const query *r, int64_t first, int64_t columns, attn_o
   for (int64_t c = 0; c < columns; c++) m[c] = w[c] = 0;
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;
+    const double kept = dropout_factor(r, j);
     load_v(r, j, first, columns, v);
     for (int64_t c = 0; c < columns; c++) {
-      add(&sum[c], p[j] * v[c]);
-      m[c] += p[j] * fabs(v[c]);
+      add(&sum[c], kept * p[j] * v[c]);
+      m[c] += kept * p[j] * fabs(v[c]);
       row->max_v = larger(row->max_v, fabs(v[c]));
     }
   }
@@ -132,7 +133,7 @@ static void weighted_sums(const query *r, int64_t first, int64_t columns, attn_o
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;
     load_v(r, j, first, columns, v);
-    for (int64_t c = 0; c < columns; c++) w[c] += square(p[j] * (v[c] - o[c]));
+    for (int64_t c = 0; c < columns; c++) w[c] += square(p[j] * (dropout_factor(r, j) * v[c] - o[c]));
   }
   for (int64_t c = 0; c < columns; c++) w[c] = sqrt(w[c]);
 }

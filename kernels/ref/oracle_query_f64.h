@@ -147,6 +147,29 @@ static inline bool is_allowed(const query *r, int64_t j) {
   return true;
 }
 
+/* ---- Dropout ---- */
+
+/* The factor of element j of the row: docs/semantics.md, by Philox 4x32-10 (Salmon et al. 2011). */
+static inline double dropout_factor(const query *r, int64_t j) {
+  const double p = r->problem->dropout;
+  if (p == 0) return 1;
+  const uint32_t threshold = (uint32_t)fmin(floor(65536 * p + 0.5), 65535);
+  const int64_t group = j / 128, place = j % 128;
+  uint32_t key[2] = {(uint32_t)r->args->seed, (uint32_t)(r->args->seed >> 32) ^ (uint32_t)(r->args->offset >> 32)};
+  uint32_t counter[4] = {(uint32_t)(16 * group + place % 16), (uint32_t)r->i, (uint32_t)(r->b * r->problem->heads_q + r->h),
+                         (uint32_t)r->args->offset};
+  for (int round = 0; round < 10; round++) {
+    const uint64_t first = (uint64_t)0xD2511F53 * counter[0], second = (uint64_t)0xCD9E8D57 * counter[2];
+    const uint32_t next[4] = {(uint32_t)(second >> 32) ^ counter[1] ^ key[0], (uint32_t)second,
+                              (uint32_t)(first >> 32) ^ counter[3] ^ key[1], (uint32_t)first};
+    memcpy(counter, next, sizeof counter);
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  const uint32_t bits = counter[place / 32] >> (place / 16 % 2 * 16) & 0xffff;
+  return bits >= threshold ? 65536.0 / (65536.0 - threshold) : 0;
+}
+
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
 static inline double score_weight(const query *r, int64_t d) {

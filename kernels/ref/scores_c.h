@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "kernels/common/memory/philox.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/unroll.h"
@@ -37,6 +38,14 @@ static inline bool has_selection(const attn_problem *p) {
 
 static inline bool selected(const query_head *head, int64_t i, int64_t j) {
   return attn_key_selected(head->problem, head->args, head->b, head->h, i, j);
+}
+
+/* What dropout makes of the weight of a key: a factor. */
+static inline float kept(const query_head *head, int64_t i, int64_t j) {
+  const attn_problem *p = head->problem;
+  if (!(p->dropout > 0)) return 1.0f;
+  const philox_dropout dropout = philox_dropout_of(p->dropout, head->args->seed, head->args->offset);
+  return philox_factor(&dropout, (uint32_t)(head->b * p->heads_q + head->h), (uint32_t)i, j);
 }
 
 /* y[i] += a x[i]: where the time goes. Inlined, its loop crossed a line of code or not as other code moved, which took a

@@ -208,7 +208,7 @@ static inline void accumulate_tile(const row_block *t, int64_t key, const float 
     float *restrict acc = t->acc + i * dim_v;
     for (int64_t j = keys.begin - key; j < keys.end - key; j++) {
       if (selects && !selected(&t->scores, t->first_row + i, key + j)) continue;
-      const float p = score[i * t->score_stride + j];
+      const float p = score[i * t->score_stride + j] * kept(&t->scores, t->first_row + i, key + j);
       const float *restrict v = t->v + j * dim_v;
       for (int64_t c = 0; c < dim_v; c++) acc[c] += p * v[c];
     }

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "kernels/common/memory/philox.h"
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/operation.h"
@@ -107,6 +108,19 @@ void attn_problem_set_backward(attn_problem *p) {
   p->d_scores_stride = p->scores_stride;
 }
 
+attn_status attn_dropout_mask(const attn_problem *theirs, uint64_t seed, uint64_t offset, uint8_t *mask) {
+  attn_problem p;
+  const attn_status status = attn_problem_read(theirs, &p);
+  if (status != ATTN_OK) return status;
+  const philox_dropout dropout = philox_dropout_of(p.dropout, seed, offset);
+  const int64_t rows = p.batch * p.heads_q * p.seq_q;
+  REQUIRE(mask || rows == 0 || p.seq_k == 0, "mask is NULL; it must point to batch x heads_q x seq_q x seq_k bytes");
+  for (int64_t n = 0; n < rows; n++)
+    for (int64_t j = 0; j < p.seq_k; j++)
+      mask[n * p.seq_k + j] = philox_factor(&dropout, (uint32_t)(n / p.seq_q), (uint32_t)(n % p.seq_q), j) > 0;
+  return ATTN_OK;
+}
+
 /* Blocks of `size` that hold `count` elements; 0 where a size is wrong, which attn_problem_validate says. */
 static int64_t blocks_of(int64_t count, int64_t size) { return size > 0 && count > 0 ? (count - 1) / size + 1 : 0; }
 
@@ -186,6 +200,10 @@ static attn_status check_numbers(const attn_problem *p) {
   REQUIRE(p->window_right >= -1, "attn_problem.window_right is %" PRId64 "; it must be -1 (open) or at least 0",
           p->window_right);
   REQUIRE(p->window_first >= 0, "attn_problem.window_first is %" PRId64 "; it must be at least 0", p->window_first);
+  REQUIRE(p->dropout >= 0 && p->dropout < 1, "attn_problem.dropout is %g; it must be at least 0 (off) and below 1",
+          (double)p->dropout);
+  REQUIRE(p->dropout == 0 || (!attn_uses(p, ATTN_USE_STATE) && p->shared_prefix == 0),
+          "attn_problem.dropout is %g with ATTN_USE_STATE or shared_prefix; it must be 0", (double)p->dropout);
   REQUIRE(p->key_begin >= 0, "attn_problem.key_begin is %" PRId64 "; it must be at least 0", p->key_begin);
   REQUIRE(p->key_end == 0 || p->key_end >= p->key_begin,
           "attn_problem.key_end is %" PRId64 " with key_begin %" PRId64 "; it must be 0 (open) or at least key_begin",

@@ -144,6 +144,7 @@ const attn_kernel *attn_registry_find(const char *name) {
 static const char *rejection(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   if (attn_lists_keys(problem) && !kernel->key_blocks)
     return "it visits all keys: ATTN_USE_KEY_BLOCKS and ATTN_USE_FULL_KEY_BLOCKS must not be set";
+  if (problem->dropout > 0 && !kernel->dropout) return "it drops nothing: attn_problem.dropout must be 0";
   if (!attn_has_pieces(problem)) return kernel->rejects(problem, buffer, buffer_bytes);
   const attn_problem pieces[] = {attn_early_keys(problem), attn_later_keys(problem)};
   const char *reason = kernel->rejects(&pieces[0], buffer, buffer_bytes);

@@ -40,7 +40,8 @@ row_terms attn_row_terms(const attn_problem *p, const attn_args *args, const att
   return terms;
 }
 
-/* A query and a key: P, dS of the score, and dS of the sum over the head dimension, before softcap and scale. */
+/* A query and a key: P times what dropout makes of it, dS of the score, and dS of the sum over the head dimension, before
+ * softcap and scale. */
 typedef struct pair_terms {
   double p, d_score, d_sum;
 } pair_terms;
@@ -54,7 +55,8 @@ static pair_terms pair_of(const exact_row *row, const row_terms *terms, int64_t 
   for (int64_t d = 0; d < p->dim_v; d++)
     d_p += element(row->args->d_o, p->dtype_o, d_o + d * p->d_o_stride.d) *
            element(row->args->v, p->dtype_kv, v + d * p->v_stride.d);
-  result.d_score = result.p * (d_p - terms->delta);
+  result.d_score = result.p * (kept(row, j) * d_p - terms->delta);
+  result.p *= kept(row, j);
   result.d_sum = result.d_score * (1 - capped * capped);
   return result;
 }

@@ -54,7 +54,7 @@ static void store_columns(const exact_row *row, const softmax *s, int64_t first,
   double sum[COLUMNS] = {0.0};
   for (int64_t j = row->keys.begin; j < row->keys.end; j++) {
     if (!selected(row, j)) continue;
-    const double weight = probability(s, score_of(row, j));
+    const double weight = probability(s, score_of(row, j)) * kept(row, j);
     const int64_t v_at = run_at(row, j).v + first * p->v_stride.d;
     const double scale = *scales_at(row, j).v;
     for (int64_t c = 0; c < columns; c++)

@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "indexing.h"
+#include "kernels/common/memory/philox.h"
 
 typedef struct exact_row {
   const attn_problem *problem;
@@ -14,10 +15,12 @@ typedef struct exact_row {
   attn_sequence seq;
   attn_key_range keys;
   int64_t b, h, i;
+  philox_dropout dropout;
 } exact_row;
 
 static inline exact_row exact_row_of(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
   exact_row row = {.problem = problem, .args = args, .b = b, .h = h, .i = i};
+  if (problem->dropout > 0) row.dropout = philox_dropout_of(problem->dropout, args->seed, args->offset);
   row.seq = attn_sequence_of(problem, args, b);
   row.keys = attn_allowed_keys(problem, args, &row.seq, b, i);
   return row;
@@ -26,6 +29,12 @@ static inline exact_row exact_row_of(const attn_problem *problem, const attn_arg
 static inline bool selected(const exact_row *row, int64_t j) {
   return attn_key_selected(row->problem, row->args, row->b, row->h, row->i, j) &&
          !attn_between_windows(row->problem, &row->seq, row->i, j);
+}
+
+/* What dropout makes of the weight of key j: a factor. */
+static inline double kept(const exact_row *row, int64_t j) {
+  const int64_t stream = row->b * row->problem->heads_q + row->h;
+  return row->problem->dropout > 0 ? philox_factor(&row->dropout, (uint32_t)stream, (uint32_t)row->i, j) : 1.0;
 }
 
 static inline double weight_of(const exact_row *row, int64_t d) {

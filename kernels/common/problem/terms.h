@@ -19,8 +19,8 @@ enum {
 
 /* Whether problems like this one have such units at all. */
 static inline bool few_take(const attn_problem *p) {
-  return p->score == ATTN_SCORE_DOT && !attn_uses(p, ATTN_USE_KV_SCALES) && p->k_stride.d == 1 && p->v_stride.d == 1 &&
-         attn_group(p) <= MOST_FEW_ROWS;
+  return p->score == ATTN_SCORE_DOT && !(p->dropout > 0) && !attn_uses(p, ATTN_USE_KV_SCALES) && p->k_stride.d == 1 &&
+         p->v_stride.d == 1 && attn_group(p) <= MOST_FEW_ROWS;
 }
 
 /* More rows of one head would need two walks, where a tile needs one. */

@@ -385,9 +385,10 @@ static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin,
 static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
   const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return !block->direct || finish_rows_of_tile(block, tile_row);
-  const float *p = block->score + (keys.begin - keys.first);
+  float *p = block->score + (keys.begin - keys.first);
   if (block->direct) load_queries(block, tile_row, tile_row + TILE_ROWS);
   score_softmax_tile(block, tile_row, keys, block->score + (first_score(block, keys) - keys.first), 0, cold);
+  if (block->dropout) drop_tile(block, tile_row, keys.begin, keys.end, p);
   if (block->direct) return finish_tile(block, tile_row, keys.begin, keys.end, p);
   accumulate_tile(block, tile_row, keys.begin, keys.end, p);
   return true;
@@ -398,7 +399,7 @@ static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
 static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
   struct {
     tile_visit visit;
-    const float *p;
+    float *p;
   } scored[MOST_VISITS];
   int count = 0;
   int64_t pending = 0;
@@ -412,6 +413,7 @@ static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64
   }
   for (int i = 0; i < count; i++) {
     const tile_visit *visit = &scored[i].visit;
+    if (visit->block->dropout) drop_tile(visit->block, tile_row, visit->keys.begin, visit->keys.end, scored[i].p);
     accumulate_tile(visit->block, tile_row, visit->keys.begin, visit->keys.end, scored[i].p);
   }
 }

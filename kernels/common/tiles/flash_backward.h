@@ -29,18 +29,19 @@ enum {
   BACKWARD_KEYS = 192, /* whole panels and whole tiles of every tier; P and dS of a step are 2 x 160 KB */
   BACKWARD_ROWS = 192,
   BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
-  SCORE_STRIDE = BACKWARD_KEYS + 16, /* an odd number of lines: a column uses all sets of level 1 */
-  FINISH_ROWS = 256,                 /* of a task that adds up dQ */
-  LEAST_RANGE = 3 * BACKWARD_KEYS,   /* keys of a range: a dQ of its own must pay */
-  MOST_RANGES = 8                    /* so memory grows by the length, not its square */
+  SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
+  FINISH_ROWS = 256,                              /* of a task that adds up dQ */
+  LEAST_RANGE = 3 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
+  KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
+  MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
 };
 _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
                "blocks are whole panels and tiles");
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
 typedef struct backward_layout {
-  int64_t minus_lse, minus_delta, d_q, unit_bytes;                                                /* of a unit */
-  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, scratch_bytes; /* of a thread */
+  int64_t minus_lse, minus_delta, d_q, unit_bytes;                                                      /* of a unit */
+  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, scratch_bytes; /* of a thread */
   int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
@@ -73,7 +74,8 @@ static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
                                  {&at->d_k, keys, float_bytes(at->qk_floats)},
                                  {&at->d_v, keys, float_bytes(at->v_floats)},
                                  {&at->range, rows, sizeof(attn_key_range)},
-                                 {&at->max, rows, float_bytes(1)}};
+                                 {&at->max, rows, float_bytes(1)},
+                                 {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)}};
   return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
 }
 
@@ -192,6 +194,7 @@ typedef struct backward_step {
   attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, that each tile of rows sees */
   attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
                                                           TILE_ROWS keys */
+  float *kept;                                         /* [TILE_ROWS][KEPT_STRIDE]: factors of dropout; NULL: none */
   bool adjusted, simple;                               /* more than dot products; dot scores */
 } backward_step;
 
@@ -234,6 +237,47 @@ static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int
       vec_store(s->d_s + place, edge ? vec_unless_zero(d_s, p) : d_s);
     }
   }
+}
+
+/* dS where P has dropout, which is a factor of dP here; P takes it for the product with dO. */
+static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, const int vecs) {
+  const int64_t dim = s->block.problem->dim_v;
+  vec sum[TILE_ROWS][TILE_VECS];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
+  }
+  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const vec minus_delta = vec_set1(s->minus_delta[tile_row + i]);
+    UNROLL
+    for (int v = 0; v < vecs; v++) {
+      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      const vec p = vec_load(s->p + place), factor = vec_load(s->kept + i * KEPT_STRIDE + key + v * VEC_LANES);
+      vec_store(s->d_s + place, vec_unless_zero(vec_mul(p, vec_fma(factor, sum[i][v], minus_delta)), p));
+      vec_store(s->p + place, vec_mul(p, factor));
+    }
+  }
+}
+
+static NO_INLINE void dropped_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, dropped_tile, s, tile_row, key)
+}
+
+/* The factors of dropout of a tile's rows for the keys [begin, end) of the block: s->kept points to that of the block's
+ * first. */
+static void find_kept(backward_step *s, float *memory, int64_t tile_row, int64_t begin, int64_t end) {
+  const attn_problem *p = s->block.problem;
+  const philox_dropout dropout = philox_dropout_of(p->dropout, s->block.args->seed, s->block.args->offset);
+  const uint32_t stream = (uint32_t)(s->block.b * p->heads_q + s->block.head);
+  const int64_t first = s->key / PHILOX_GROUP;
+  for (int64_t i = 0; i < min64(TILE_ROWS, s->block.rows - tile_row); i++)
+    for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++)
+      philox_factors(&dropout, stream, (uint32_t)(s->block.first_row + tile_row + i), group,
+                     memory + i * KEPT_STRIDE + (group - first) * PHILOX_GROUP);
+  s->kept = memory + s->key % PHILOX_GROUP;
 }
 
 /* The usual cases are functions of their own, because in one all would compete for registers. */
@@ -303,19 +347,22 @@ static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
 /* P and dS of the tile's keys in the block. */
 static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) {
   for (int64_t at = keys.first; at < keys.end; at += PANEL_KEYS) {
-    const int64_t key = at - s->key, vecs = ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
+    const int64_t key = at - s->key;
     const bool full = !s->adjusted && keys.all_begin <= at && at + PANEL_KEYS <= min64(keys.all_end, s->key + s->keys);
-    if (full) {
+    const int64_t vecs = s->adjusted ? TILE_VECS : ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
+    if (full)
       full_p_tile(s, tile_row, key);
-      full_d_s_tile(s, tile_row, key);
-    } else if (!s->adjusted) {
-      edge_p_tile(s, tile_row, key, vecs);
-      edge_d_s_tile(s, tile_row, key, vecs);
-    } else {
+    else if (s->adjusted)
       adjusted_p_tile(s, tile_row, key);
-      edge_d_s_tile(s, tile_row, key, TILE_VECS);
-      if (s->slope) apply_slope(s, tile_row, key);
-    }
+    else
+      edge_p_tile(s, tile_row, key, vecs);
+    if (s->kept)
+      dropped_d_s_tile(s, tile_row, key, vecs);
+    else if (full)
+      full_d_s_tile(s, tile_row, key);
+    else
+      edge_d_s_tile(s, tile_row, key, vecs);
+    if (s->slope) apply_slope(s, tile_row, key);
   }
 }
 
@@ -341,7 +388,7 @@ static void find_row_tiles(backward_step *s) {
 
 /* P and dS of all tiles of rows, and which keys they see. Around those they are 0, for the tiles of keys that begin or end
  * there: next to them where ranges move with the row, else in all of the block, as tiles between others may see less. */
-static void fill_scores(backward_step *s) {
+static void fill_scores(backward_step *s, float *kept) {
   const attn_problem *p = s->block.problem;
   const int64_t columns = round_up(s->keys, VEC_LANES);
   const bool in_order = !attn_uses(p, ATTN_USE_ROW_LEN) && !selects_keys(p);
@@ -353,6 +400,7 @@ static void fill_scores(backward_step *s) {
       const int64_t width = s->adjusted ? PANEL_KEYS : VEC_LANES;
       *seen = (attn_key_range){keys.begin - s->key, keys.end - s->key};
       filled = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
+      if (kept) find_kept(s, kept, row, keys.first, keys.end);
       fill_tile(s, row, keys);
     }
     const int64_t beside = in_order ? round_up(TILE_ROWS, VEC_LANES) : columns;
@@ -744,7 +792,7 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
       if (first && (skip || !s.simple)) memset(d_q, 0, d_q_bytes);
       if (skip) continue;
       load_step(t, head, row, rows, &s);
-      fill_scores(&s);
+      fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
       key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
       if (s.simple) {
         key_gradient(&s, s.d_s, &s.q, d_k, t->at->qk_floats, fresh);

@@ -8,6 +8,7 @@
 
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
+#include "kernels/common/memory/philox.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
 
@@ -38,7 +39,8 @@ typedef struct row_block {
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   uint8_t *listed;       /* with lists of key blocks, of each block of keys: whether its list has it (key_blocks.h) */
   int64_t q_stride, acc_stride, score_stride;
-  bool adjusted;  /* scores are more than dot products: scores.h has the rest */
+  const philox_dropout *dropout; /* of P; NULL: none */
+  bool adjusted;                 /* scores are more than dot products: scores.h has the rest */
   bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
   bool alike;     /* all rows have the same range */
   bool direct;    /* flash: each tile sees all of its keys at once and goes straight to O, so that acc need not be cleared */

@@ -17,6 +17,7 @@
 
 #include <assert.h>
 
+#include "dropout.h"
 #include "rows_io.h"
 
 /* ---- Which keys ---- */
@@ -146,6 +147,21 @@ static inline column_strips strips_of(int64_t columns) {
 static inline int64_t next_strip(column_strips *strips) {
   if (strips->narrow-- > 0) return strips->vecs;
   return strips->wide-- > 0 ? strips->vecs + 1 : 0;
+}
+
+/* Dropout of P, whose sum has been taken: p[i][j - begin] of the keys [begin, end). */
+static NO_INLINE void drop_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, float *p) {
+  float factors[PHILOX_GROUP];
+  for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
+    const problem_row row = problem_row_of(block, tile_row + i);
+    const uint32_t stream = (uint32_t)(block->b * block->problem->heads_q + row.head);
+    for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++) {
+      const int64_t first = group * PHILOX_GROUP, last = min64(first + PHILOX_GROUP, end);
+      float *of_row = p + i * block->score_stride - begin;
+      philox_factors(block->dropout, stream, (uint32_t)row.query, group, factors);
+      for (int64_t j = max64(first, begin); j < last; j++) of_row[j] *= factors[j - first];
+    }
+  }
 }
 
 /* Adds the keys [begin, end) with p[i][j - begin]. */

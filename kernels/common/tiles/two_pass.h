@@ -93,7 +93,9 @@ static void accumulate_rows(const attn_schedule *schedule, const row_block *bloc
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
       const tile_keys keys = keys_of_tile(block, tile_row, 0, block->seq->len_k);
       const int64_t begin = max64(keys.begin, key), end = min64(keys.end, key + schedule->key_block);
-      if (begin < end) accumulate_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
+      if (begin >= end) continue;
+      if (block->dropout) drop_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
+      accumulate_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
     }
 }
 
