@@ -219,19 +219,19 @@ static void weight_gradients(const attn_problem *p, const attn_args *args, int64
   }
 }
 
-/* The sink's share of the denominator takes from every value: -p_sink rowsum(d_o o). */
-static double sink_gradient(const attn_problem *p, const attn_args *args, int64_t h) {
+void attn_exact_sink_gradient(const attn_problem *p, const attn_args *args, int64_t b, int64_t h) {
   attn_problem plain = *p;
   double sum = 0;
+  if (b > 0 || !args->d_sinks || !attn_uses(p, ATTN_USE_D_SINKS)) return;
   plain.uses &= ~(uint32_t)ATTN_USE_D_LSE; /* lse never includes the sink */
-  for (int64_t b = 0; b < p->batch; b++) {
-    const attn_sequence seq = attn_sequence_of(p, args, b);
+  for (int64_t n = 0; n < p->batch; n++) {
+    const attn_sequence seq = attn_sequence_of(p, args, n);
     for (int64_t i = 0; i < seq.len_q; i++) {
       const row_terms terms = attn_row_terms(&plain, args, &seq, h, i);
       if (terms.lse != -INFINITY) sum -= exp((double)args->sinks[h] - terms.lse) * terms.delta;
     }
   }
-  return sum;
+  attn_put_gradient(p, args->d_sinks, ATTN_F32, h, sum);
 }
 
 void attn_exact_score_gradients(const attn_problem *p, const attn_args *args, int64_t b, int64_t h) {
@@ -240,12 +240,10 @@ void attn_exact_score_gradients(const attn_problem *p, const attn_args *args, in
   if (args->d_scores && p->score == ATTN_SCORE_PRECOMPUTED)
     array_gradient(p, args, b, h, (score_array){args->d_scores, &p->d_scores_stride, true});
   if (args->d_score_weight && attn_uses(p, ATTN_USE_D_SCORE_WEIGHT)) weight_gradients(p, args, b, h);
-  if (b > 0) return;
-  if (args->d_alibi_slopes && attn_uses(p, ATTN_USE_D_ALIBI)) {
+  attn_exact_sink_gradient(p, args, b, h);
+  if (b == 0 && args->d_alibi_slopes && attn_uses(p, ATTN_USE_D_ALIBI)) {
     double sum = 0;
     each_pair(p, args, attn_sum_of(p, 0, 1, b, h), add_distance, &sum);
     attn_put_gradient(p, args->d_alibi_slopes, ATTN_F32, h, sum);
   }
-  if (args->d_sinks && attn_uses(p, ATTN_USE_D_SINKS))
-    attn_put_gradient(p, args->d_sinks, ATTN_F32, h, sink_gradient(p, args, h));
 }

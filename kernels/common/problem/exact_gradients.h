@@ -36,6 +36,10 @@ attn_sum_range attn_sum_of(const attn_problem *problem, int64_t stride_b, int64_
  * problem has them. A part that is summed over batches or heads is computed where b or h is 0. */
 void attn_exact_score_gradients(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h);
 
+/* d_sinks of query head h, where b is 0: the sink's share of the denominator takes from every value, so it is the sum of
+ * -p_sink rowsum(d_o o) over all rows. */
+void attn_exact_sink_gradient(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h);
+
 /* Stores an element of a gradient, or adds it to what is there. */
 static inline void attn_put_gradient(const attn_problem *p, void *data, attn_dtype dtype, int64_t index, double value) {
   if (attn_uses(p, ATTN_USE_ACCUMULATE)) value += (double)attn_load_f32((attn_storage){data, dtype}, index);

@@ -40,8 +40,9 @@ _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
 typedef struct backward_layout {
-  int64_t minus_lse, minus_delta, d_q, unit_bytes;                                                      /* of a unit */
-  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, scratch_bytes; /* of a thread */
+  int64_t minus_lse, minus_delta, d_q, unit_bytes; /* of a unit */
+  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms,
+      scratch_bytes; /* of a thread */
   int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
@@ -51,6 +52,12 @@ static const backward_layout *backward_layout_in(const attn_schedule *schedule) 
 /* Keys of a range of a sequence of len_k keys. */
 static int64_t range_keys(int64_t len_k) {
   return round_up(max64(ceil_div(len_k, MOST_RANGES), LEAST_RANGE), BACKWARD_KEYS);
+}
+
+/* Gradients of what is added to scores, or of all scores: they take a phase of their own. */
+static bool wants_score_gradients(const attn_problem *p) {
+  return attn_uses(p, ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT) ||
+         p->score == ATTN_SCORE_PRECOMPUTED;
 }
 
 static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
@@ -75,7 +82,9 @@ static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
                                  {&at->d_v, keys, float_bytes(at->v_floats)},
                                  {&at->range, rows, sizeof(attn_key_range)},
                                  {&at->max, rows, float_bytes(1)},
-                                 {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)}};
+                                 {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)},
+                                 {&at->sums, wants_score_gradients(p) ? scores : 0, float_bytes(1)},
+                                 {&at->terms, wants_score_gradients(p) ? 2 * (rows + TILE_ROWS) : 0, float_bytes(1)}};
   return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
 }
 
@@ -149,24 +158,34 @@ static void terms_of_lanes(const head_terms *t, int64_t i) {
     if (t->minus_lse[i + n] == -INFINITY) t->minus_delta[i + n] = 0.0f; /* its o and d_o may hold anything */
 }
 
-/* Those of the rows of one query head. Rows without keys get -lse = -inf: their P is 0. */
+/* Rows [begin, end) of a query head. Rows without keys get -lse = -inf: their P is 0. */
+static void find_terms(const head_terms *t, int64_t begin, int64_t end) {
+  const attn_problem *p = t->p;
+  const bool quick = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE) && p->dtype_o == ATTN_F32 && p->dim_v % VEC_LANES == 0 &&
+                     p->o_stride.d == 1 && p->d_o_stride.d == 1 && p->lse_stride.s == 1;
+  int64_t i = begin;
+  for (; quick && i + VEC_LANES <= end; i += VEC_LANES) terms_of_lanes(t, i);
+  for (; i < end; i++) row_terms_of(t, i);
+}
+
+/* Tiles of rows may end behind the last. */
+static void end_terms(const head_terms *t, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i++) t->minus_lse[i] = -INFINITY, t->minus_delta[i] = 0.0f;
+}
+
 static void query_terms(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
   const attn_problem *p = &schedule->problem;
   const backward_layout *at = backward_layout_in(schedule);
-  const int64_t b = attn_batch_of_unit(p, task.unit), h = attn_head_of_unit(p, task.unit) + task.item;
+  const int64_t b = attn_batch_of_unit(p, task.unit);
   const head_terms t = {.p = p,
                         .args = args,
                         .seq = attn_sequence_of(p, args, b),
-                        .h = h,
+                        .h = attn_head_of_unit(p, task.unit) + task.item,
                         .minus_lse = floats_at(unit, at->minus_lse) + task.item * at->rows,
                         .minus_delta = floats_at(unit, at->minus_delta) + task.item * at->rows,
                         .copies = {floats_at(scratch, at->d_o), floats_at(scratch, at->d_o) + at->v_floats}};
-  const bool quick = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE) && p->dtype_o == ATTN_F32 && p->dim_v % VEC_LANES == 0 &&
-                     p->o_stride.d == 1 && p->d_o_stride.d == 1 && p->lse_stride.s == 1;
-  int64_t i = 0;
-  for (; quick && i + VEC_LANES <= t.seq.len_q; i += VEC_LANES) terms_of_lanes(&t, i);
-  for (; i < t.seq.len_q; i++) row_terms_of(&t, i);
-  for (; i < at->rows; i++) t.minus_lse[i] = -INFINITY, t.minus_delta[i] = 0.0f;
+  find_terms(&t, 0, t.seq.len_q);
+  end_terms(&t, t.seq.len_q, at->rows);
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -329,7 +348,7 @@ static NO_INLINE void adjusted_p_tile(const backward_step *s, int64_t tile_row, 
       if (p->softcap > 0) {
         const vec t = tanh_of_softcap(p, score);
         score = capped_scores(p, t);
-        vec_store(s->slope + place, vec_sub(vec_set1(1.0f), vec_mul(t, t)));
+        if (s->slope) vec_store(s->slope + place, vec_sub(vec_set1(1.0f), vec_mul(t, t)));
       }
       score = select_allowed(s->block.range[row], at, shift_scores(&s->block, row, at, score));
       vec_store(s->p + place, vec_exp2(vec_add(score, vec_set1(s->minus_lse[row]))));
@@ -595,12 +614,11 @@ static bool sees_none(const backward_task *t, int64_t row, int64_t rows, const b
   return (first.begin < first.end && first.begin >= s->key + s->keys) || (last.begin < last.end && last.end <= s->key);
 }
 
-static void load_step(const backward_task *t, int64_t head, int64_t row, int64_t rows, backward_step *s) {
+/* Loads the rows of query head h; their terms are in s already. */
+static void load_step(const backward_task *t, int64_t h, int64_t row, int64_t rows, backward_step *s) {
   const attn_problem *p = t->p;
   const backward_layout *at = t->at;
-  const int64_t h = t->unit.head + head, token = t->unit.seq.first_q + row;
-  s->minus_lse = floats_at(t->memory, at->minus_lse) + head * at->rows + row;
-  s->minus_delta = floats_at(t->memory, at->minus_delta) + head * at->rows + row;
+  const int64_t token = t->unit.seq.first_q + row;
   if (k_dimensions(p))
     s->q = load_rows(attn_q_storage(p, t->args), attn_row_offset(p, &p->q_stride, t->unit.b, h, token), p->q_stride.s,
                      p->q_stride.d, p->dim_qk, rows, s->minus_lse, floats_at(t->scratch, at->q), at->qk_floats);
@@ -791,7 +809,9 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
       const bool skip = sees_none(t, row, rows, &s);
       if (first && (skip || !s.simple)) memset(d_q, 0, d_q_bytes);
       if (skip) continue;
-      load_step(t, head, row, rows, &s);
+      s.minus_lse = floats_at(t->memory, t->at->minus_lse) + head * t->at->rows + row;
+      s.minus_delta = floats_at(t->memory, t->at->minus_delta) + head * t->at->rows + row;
+      load_step(t, t->unit.head + head, row, rows, &s);
       fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
       key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
       if (s.simple) {
@@ -856,16 +876,177 @@ static void finish_queries(const attn_schedule *schedule, const attn_args *args,
   }
 }
 
+/* ---- Gradients of what is added to scores: dS again, summed over batches and heads --------------------------------- */
+
+/* A pair of blocks of all batches and heads that one gradient sums over, at the place of a head of a batch. */
+typedef struct score_sum {
+  const attn_schedule *schedule;
+  const attn_args *args;
+  void *scratch;
+  attn_sum_range range;
+  int64_t row, key;
+  bool of_sums; /* before softcap */
+} score_sum;
+
+/* What a gradient makes of dS of one batch and head. */
+typedef void take_scores(void *context, const backward_step *s, int64_t d_q_floats);
+
+/* dS of the pair of blocks for batch b and head h, handed to `take`. */
+static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *take, void *context) {
+  const attn_problem *p = &sum->schedule->problem;
+  const int64_t unit = b * p->heads_kv + attn_kv_head(p, h);
+  const backward_task t = task_of(sum->schedule, sum->args, (attn_task){.unit = unit}, NULL, sum->scratch);
+  const int64_t rows = min64(BACKWARD_ROWS, t.unit.seq.len_q - sum->row);
+  const int64_t keys = min64(BACKWARD_KEYS, t.unit.seq.len_k - sum->key);
+  float *terms = floats_at(sum->scratch, t.at->terms);
+  backward_step s = {.p = floats_at(sum->scratch, t.at->p),
+                     .d_s = floats_at(sum->scratch, t.at->d_s),
+                     .slope = p->softcap > 0 && sum->of_sums ? floats_at(sum->scratch, t.at->slope) : NULL,
+                     .adjusted = scores_adjusted(p),
+                     .simple = p->score == ATTN_SCORE_DOT,
+                     .minus_lse = terms,
+                     .minus_delta = terms + BACKWARD_ROWS + TILE_ROWS};
+  if (rows <= 0 || keys <= 0) return;
+  const head_terms of_rows = {
+      .p = p,
+      .args = sum->args,
+      .seq = t.unit.seq,
+      .h = h,
+      .minus_lse = terms - sum->row,
+      .minus_delta = terms + BACKWARD_ROWS + TILE_ROWS - sum->row,
+      .copies = {floats_at(sum->scratch, t.at->d_o), floats_at(sum->scratch, t.at->d_o) + t.at->v_floats}};
+  find_terms(&of_rows, sum->row, sum->row + rows);
+  end_terms(&of_rows, sum->row + rows, sum->row + round_up(rows, TILE_ROWS));
+  load_keys(&t, sum->key, keys, &s);
+  if (sees_none(&t, sum->row, rows, &s)) return;
+  load_step(&t, h, sum->row, rows, &s);
+  fill_scores(&s, p->dropout > 0 ? floats_at(sum->scratch, t.at->kept) : NULL);
+  take(context, &s, t.at->qk_floats);
+}
+
+static void each_score_step(const score_sum *sum, take_scores *take, void *context) {
+  for (int64_t b = sum->range.first_b; b < sum->range.first_b + sum->range.batches; b++)
+    for (int64_t h = sum->range.first_h; h < sum->range.first_h + sum->range.heads; h++)
+      score_step(sum, b, h, take, context);
+}
+
+/* sums[i][j] += dS. */
+static void add_scores(void *context, const backward_step *s, int64_t d_q_floats) {
+  float *sums = context;
+  (void)d_q_floats;
+  for (int64_t i = 0; i < s->block.rows; i++) {
+    const attn_key_range seen = s->seen[i / TILE_ROWS];
+    for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++)
+      sums[i * SCORE_STRIDE + j] += s->d_s[i * SCORE_STRIDE + j];
+  }
+}
+
+/* d_bias or d_scores where the sums of batch b and head h stand. */
+static void array_gradient(score_sum *sum, float *to, const attn_score_strides *stride, int64_t b, int64_t h) {
+  const attn_problem *p = &sum->schedule->problem;
+  const bool adds = attn_uses(p, ATTN_USE_ACCUMULATE);
+  float *sums = floats_at(sum->scratch, backward_layout_in(sum->schedule)->sums);
+  sum->range = attn_sum_of(p, stride->b, stride->h, b, h);
+  if (sum->range.batches == 0) return;
+  for (sum->row = 0; sum->row < p->seq_q; sum->row += BACKWARD_ROWS)
+    for (sum->key = 0; sum->key < p->seq_k; sum->key += BACKWARD_KEYS) {
+      memset(sums, 0, (size_t)(BACKWARD_ROWS * SCORE_STRIDE) * sizeof *sums);
+      each_score_step(sum, add_scores, sums);
+      for (int64_t i = 0; i < min64(BACKWARD_ROWS, p->seq_q - sum->row); i++)
+        for (int64_t j = 0; j < min64(BACKWARD_KEYS, p->seq_k - sum->key); j++) {
+          float *element = to + attn_score_offset(stride, b, h, sum->row + i, sum->key + j);
+          const bool first = !adds && (stride->q || sum->row + i == 0) && (stride->k || sum->key + j == 0);
+          *element = (first ? 0.0f : *element) + sums[i * SCORE_STRIDE + j];
+        }
+    }
+}
+
+/* -sum of dS |i + offset - j| */
+static void add_distances(void *context, const backward_step *s, int64_t d_q_floats) {
+  double *total = context;
+  (void)d_q_floats;
+  for (int64_t i = 0; i < s->block.rows; i++) {
+    const attn_key_range seen = s->seen[i / TILE_ROWS];
+    const float position = (float)(s->block.first_row + i + s->block.seq->offset - s->key);
+    float sum = 0.0f;
+    for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++)
+      sum += s->d_s[i * SCORE_STRIDE + j] * fabsf(position - (float)j);
+    *total -= (double)sum;
+  }
+}
+
+/* Sums of dS times the derivative of the score's sum by its weights: [dim_qk] doubles, in the place of d_k. */
+static void add_weight_gradients(void *context, const backward_step *s, int64_t d_q_floats) {
+  const attn_problem *p = s->block.problem;
+  const float *weight = s->block.args->score_weight + s->block.head * p->score_weight_stride_h;
+  double *total = context;
+  for (int64_t d = 0; d < d_q_floats; d += VEC_LANES) {
+    const vec w = vec_load_first(weight + d, min64(VEC_LANES, p->dim_qk - d));
+    float lanes[VEC_LANES];
+    for (int64_t i = 0; i < s->block.rows; i++) {
+      const attn_key_range seen = s->seen[i / TILE_ROWS];
+      const vec q = vec_load(s->q.rows.at + i * s->q.rows.stride + d);
+      vec sum = vec_zero();
+      for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++) {
+        const vec k = vec_load(s->k.at + j * s->k.stride + d), d_s = vec_set1(s->d_s[i * SCORE_STRIDE + j]);
+        const vec apart = vec_sub(q, k);
+        if (p->score == ATTN_SCORE_ADDITIVE)
+          sum = vec_fma(d_s, vec_tanh(vec_add(q, k)), sum);
+        else
+          sum = vec_sub(sum, vec_mul(vec_mul(d_s, w), vec_mul(apart, apart)));
+      }
+      vec_store(lanes, sum);
+      for (int64_t n = 0; n < min64(VEC_LANES, p->dim_qk - d); n++) total[d + n] += (double)lanes[n];
+    }
+  }
+}
+
+/* All pairs of blocks, in order. */
+static void each_block(score_sum *sum, take_scores *take, void *context) {
+  const attn_problem *p = &sum->schedule->problem;
+  for (sum->row = 0; sum->row < p->seq_q; sum->row += BACKWARD_ROWS)
+    for (sum->key = 0; sum->key < p->seq_k; sum->key += BACKWARD_KEYS) each_score_step(sum, take, context);
+}
+
+static void weight_gradient(score_sum *sum, int64_t b, int64_t h) {
+  const attn_problem *p = &sum->schedule->problem;
+  double *total = (double *)(void *)floats_at(sum->scratch, backward_layout_in(sum->schedule)->d_k);
+  _Static_assert(BACKWARD_KEYS >= 2, "d_k holds a row of doubles");
+  sum->range = attn_sum_of(p, 0, p->score_weight_stride_h, b, h);
+  if (sum->range.batches == 0) return;
+  memset(total, 0, (size_t)p->dim_qk * sizeof *total);
+  if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) each_block(sum, add_weight_gradients, total);
+  for (int64_t d = 0; d < p->dim_qk; d++)
+    attn_put_gradient(p, sum->args->d_score_weight, ATTN_F32, h * p->score_weight_stride_h + d, total[d]);
+}
+
+/* Item: a query head of the unit, where sums over heads or batches are those of the first. */
+static void score_gradients(const attn_schedule *schedule, const attn_args *args, attn_task task, void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t b = attn_batch_of_unit(p, task.unit), h = attn_head_of_unit(p, task.unit) + task.item;
+  score_sum sum = {.schedule = schedule, .args = args, .scratch = scratch};
+  if (args->d_bias && attn_uses(p, ATTN_USE_D_BIAS)) array_gradient(&sum, args->d_bias, &p->d_bias_stride, b, h);
+  sum.of_sums = true;
+  if (args->d_scores && p->score == ATTN_SCORE_PRECOMPUTED) array_gradient(&sum, args->d_scores, &p->d_scores_stride, b, h);
+  if (args->d_score_weight && attn_uses(p, ATTN_USE_D_SCORE_WEIGHT)) weight_gradient(&sum, b, h);
+  attn_exact_sink_gradient(p, args, b, h);
+  if (b > 0 || !args->d_alibi_slopes || !attn_uses(p, ATTN_USE_D_ALIBI)) return;
+  double total = 0;
+  sum.of_sums = false;
+  sum.range = attn_sum_of(p, 0, 1, b, h);
+  each_block(&sum, add_distances, &total);
+  attn_put_gradient(p, args->d_alibi_slopes, ATTN_F32, h, total);
+}
+
 /* ---- The contract of kernel.h ------------------------------------------------------------------------------------- */
 
 enum { TERMS_PHASE, RANGE_PHASE, QUERY_PHASE, SCORE_PHASE };
 
 static inline bool backward_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   backward_layout *at = (void *)schedule->own;
-  const uint32_t of_scores = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
   (void)machine;
   if (!backward_layout_of(p, at)) return false;
-  schedule->phases = attn_uses(p, of_scores) || !k_dimensions(p) ? 4 : 3;
+  schedule->phases = wants_score_gradients(p) ? 4 : 3;
   schedule->items[TERMS_PHASE] = attn_group(p);
   schedule->items[RANGE_PHASE] = at->ranges;
   schedule->items[QUERY_PHASE] = k_dimensions(p) ? attn_group(p) * max64(1, ceil_div(p->seq_q, FINISH_ROWS)) : 1;
@@ -886,8 +1067,7 @@ static inline void backward_run(const attn_schedule *schedule, const attn_args *
     case QUERY_PHASE:
       if (k_dimensions(p)) finish_queries(schedule, args, task, unit_memory, scratch);
       break;
-    default:
-      attn_exact_score_gradients(p, args, attn_batch_of_unit(p, task.unit), attn_head_of_unit(p, task.unit) + task.item);
+    default: score_gradients(schedule, args, task, scratch);
   }
 }
 
