@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_backward_neon: gradients of attention, P computed again from the LSE. The loops are
- * kernels/common/tiles/flash_backward.h. */
+ * kernels/common/backward/flash_backward.h. */
 #include "vec_neon.h"
 
-#include "kernels/common/tiles/flash_backward.h"
+#include "kernels/common/backward/flash_backward.h"
 
 const attn_kernel attn_flash_backward_neon = {
     .info = {.name = "flash_backward_neon",

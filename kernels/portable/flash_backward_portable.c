@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_backward_portable: gradients of attention, P computed again from the LSE. The loops are
- * kernels/common/tiles/flash_backward.h. */
+ * kernels/common/backward/flash_backward.h. */
 #include "vec_portable.h"
 
-#include "kernels/common/tiles/flash_backward.h"
+#include "kernels/common/backward/flash_backward.h"
 
 const attn_kernel attn_flash_backward_portable = {
     .info = {.name = "flash_backward_portable",

@@ -8,7 +8,7 @@
  *     counter = {16 (j / 128) + j % 16, row, stream, lower half of offset},  key = {lower half of seed, upper half of seed ^
  *     upper half of offset}
  *
- * Neighbours are results of neighbouring calls, as vectors compute them (kernels/common/tiles/dropout.h). An element is kept
+ * Neighbours are results of neighbouring calls, as vectors compute them (dropout.h). An element is kept
  * if its 16 bits are at or above round(65536 p), and then multiplied by 65536 / (65536 - that). */
 #ifndef ATTN_COMMON_PHILOX_H
 #define ATTN_COMMON_PHILOX_H

@@ -17,7 +17,7 @@
 
 #include <assert.h>
 
-#include "dropout.h"
+#include "kernels/common/memory/dropout.h"
 #include "rows_io.h"
 
 /* ---- Which keys ---- */

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward: the gradients of attention without a score matrix in memory: P is computed again from the LSE (Dao et al.
+ * 2022, https://arxiv.org/abs/2205.14135, section B.2).
+ *
+ *     P = exp(Q K^T - lse),  dS = P (dO V^T - delta)     delta = rowsum(dO O), and more where lse has a gradient
+ *     dV = P^T dO,  dK = dS^T Q,  dQ = dS K
+ *
+ * Blocks of BACKWARD_KEYS keys outside, blocks of BACKWARD_ROWS queries inside: K and V are packed once, dK and dV of a
+ * block stay in level 2 until they are done, and dQ is read and written once for each block of keys. A step is one pair of
+ * blocks. It makes P and dS tile by tile, keeps both, and multiplies them three times. All five products are the register
+ * tile.
+ *
+ * A task is a KV head times a range of keys at borders that the sequence's length alone decides. The ranges have a dQ each,
+ * and a last phase adds those up in order. Every sum is one chain of multiply-adds in the order of queries or keys, so no
+ * bit depends on threads, batch or the sizes of blocks.
+ *
+ * Rows and keys whose gradients are not finite are computed again in double precision, from allowed pairs alone
+ * (exact_gradients.h): a masked element that a product of whole tiles read cannot reach them.
+ *
+ * Parameters: those of tiles.h. */
+#ifndef ATTN_COMMON_FLASH_BACKWARD_H
+#define ATTN_COMMON_FLASH_BACKWARD_H
+
+#include "kernels/common/problem/rejects.h"
+#include "products.h"
+#include "score_gradients.h"
+
+/* ---- Tasks ---- */
+
+static float *d_q_of(const backward_task *t, int64_t range, int64_t head, int64_t row) {
+  const int64_t rows = (range * attn_group(t->p) + head) * t->at->rows + row;
+  return floats_at(t->memory, t->at->d_q) + rows * t->at->qk_floats;
+}
+
+/* All queries of the heads that share the KV head, against one block of keys. */
+static void differentiate_block(const backward_task *t, int64_t range, int64_t key, int64_t keys, bool first) {
+  const attn_problem *p = t->p;
+  float *d_k = floats_at(t->scratch, t->at->d_k), *d_v = floats_at(t->scratch, t->at->d_v);
+  backward_step s = {.p = floats_at(t->scratch, t->at->p),
+                     .d_s = floats_at(t->scratch, t->at->d_s),
+                     .slope = p->softcap > 0 ? floats_at(t->scratch, t->at->slope) : NULL,
+                     .adjusted = scores_adjusted(p),
+                     .simple = p->score == ATTN_SCORE_DOT};
+  bool fresh = true;
+  load_keys(t, key, keys, &s);
+  if (!s.simple) memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
+  for (int64_t head = 0; head < attn_group(p); head++)
+    for (int64_t row = 0; row < t->unit.seq.len_q; row += BACKWARD_ROWS) {
+      const int64_t rows = min64(BACKWARD_ROWS, t->unit.seq.len_q - row);
+      float *d_q = d_q_of(t, range, head, row);
+      const size_t d_q_bytes = (size_t)(round_up(rows, TILE_ROWS) * t->at->qk_floats) * sizeof *d_q;
+      const bool skip = sees_none(t, row, rows, &s);
+      if (first && (skip || !s.simple)) memset(d_q, 0, d_q_bytes);
+      if (skip) continue;
+      s.minus_lse = floats_at(t->memory, t->at->minus_lse) + head * t->at->rows + row;
+      s.minus_delta = floats_at(t->memory, t->at->minus_delta) + head * t->at->rows + row;
+      load_step(t, t->unit.head + head, row, rows, &s);
+      fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
+      key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
+      if (s.simple) {
+        key_gradient(&s, s.d_s, &s.q, d_k, t->at->qk_floats, fresh);
+        query_gradient(&s, d_q, t->at->qk_floats, first);
+      } else if (k_dimensions(p)) {
+        other_gradients(&s, d_q, d_k, t->at->qk_floats);
+      }
+      fresh = false;
+    }
+  if (fresh) {
+    memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
+    memset(d_v, 0, (size_t)(BACKWARD_KEYS * t->at->v_floats) * sizeof *d_v);
+  }
+  finish_keys(t, key, keys, d_k, d_v);
+}
+
+/* Task `item`: one range of keys. */
+static void differentiate_range(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
+                                void *scratch) {
+  const backward_task t = task_of(schedule, args, task, memory, scratch);
+  const int64_t len_k = t.unit.seq.len_k, size = range_keys(len_k), begin = task.item * size;
+  if (task.item == 0) finish_padding(&t);
+  for (int64_t key = begin; key < min64(begin + size, len_k); key += BACKWARD_KEYS)
+    differentiate_block(&t, task.item, key, min64(BACKWARD_KEYS, min64(begin + size, len_k) - key), key == begin);
+}
+
+/* rows[0] += the same rows of the other ranges, in order. */
+static void add_ranges(const backward_task *t, int64_t ranges, int64_t head, int64_t row, int64_t rows) {
+  const int64_t floats = rows * t->at->qk_floats;
+  float *sum = d_q_of(t, 0, head, row);
+  for (int64_t range = 1; range < ranges; range++) {
+    const float *other = d_q_of(t, range, head, row);
+    for (int64_t d = 0; d < floats; d += VEC_LANES) vec_store(sum + d, vec_add(vec_load(sum + d), vec_load(other + d)));
+  }
+}
+
+/* dQ of FINISH_ROWS rows. Rows beyond the sequence's, and those without keys, are zeros. */
+static void finish_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
+                           void *scratch) {
+  const backward_task t = task_of(schedule, args, task, memory, scratch);
+  const attn_problem *p = t.p;
+  const attn_sequence *seq = &t.unit.seq;
+  const int64_t group = attn_group(p), head = task.item % group, first = task.item / group * FINISH_ROWS;
+  const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k)), floats = t.at->qk_floats;
+  const int64_t end = min64(first + FINISH_ROWS, attn_rows(p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
+  const gradient_rows all = d_q_rows(&t, head, 0);
+  gradient_rows to = all;
+  if (first < full) {
+    const float *rows = d_q_of(&t, 0, head, first);
+    add_ranges(&t, ranges, head, first, full - first);
+    to.at = all.at + first * to.row_stride;
+    const bool finite = store_rows(&to, rows, full - first);
+    for (int64_t i = first; !finite && i < full; i++)
+      if (!is_finite(&to, rows + (i - first) * floats)) attn_exact_query_gradient(p, args, t.unit.b, t.unit.head + head, i);
+  }
+  float *zeros = floats_at(scratch, t.at->d_k);
+  memset(zeros, 0, (size_t)floats * sizeof *zeros);
+  for (int64_t i = max64(first, full); i < end; i++) {
+    to.at = all.at + i * to.row_stride;
+    store_rows(&to, zeros, 1);
+  }
+}
+
+/* ---- The contract of kernel.h ------------------------------------------------------------------------------------- */
+
+enum { TERMS_PHASE, RANGE_PHASE, QUERY_PHASE, SCORE_PHASE };
+
+static inline bool backward_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  backward_layout *at = (void *)schedule->own;
+  (void)machine;
+  if (!backward_layout_of(p, at)) return false;
+  schedule->phases = wants_score_gradients(p) ? 4 : 3;
+  schedule->items[TERMS_PHASE] = attn_group(p);
+  schedule->items[RANGE_PHASE] = at->ranges;
+  schedule->items[QUERY_PHASE] = k_dimensions(p) ? attn_group(p) * max64(1, ceil_div(p->seq_q, FINISH_ROWS)) : 1;
+  schedule->items[SCORE_PHASE] = attn_group(p);
+  schedule->row_block = BACKWARD_ROWS;
+  schedule->key_block = BACKWARD_KEYS;
+  schedule->unit_bytes = (size_t)at->unit_bytes;
+  schedule->scratch_bytes = (size_t)at->scratch_bytes;
+  return true;
+}
+
+static inline void backward_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  switch (task.phase) {
+    case TERMS_PHASE: query_terms(schedule, args, task, unit_memory, scratch); break;
+    case RANGE_PHASE: differentiate_range(schedule, args, task, unit_memory, scratch); break;
+    case QUERY_PHASE:
+      if (k_dimensions(p)) finish_queries(schedule, args, task, unit_memory, scratch);
+      break;
+    default: score_gradients(schedule, args, task, scratch);
+  }
+}
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward: sizes of its blocks and ranges, and what lies where in the memory of a unit and of a thread.
+ *
+ * Parameters: those of tiles.h. */
+#ifndef ATTN_COMMON_BACKWARD_LAYOUT_H
+#define ATTN_COMMON_BACKWARD_LAYOUT_H
+
+#include "kernels/common/tiles/pack.h"
+
+enum {
+  BACKWARD_KEYS = 192, /* whole panels and whole tiles of every tier; P and dS of a step are 2 x 160 KB */
+  BACKWARD_ROWS = 192,
+  BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
+  SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
+  FINISH_ROWS = 256,                              /* of a task that adds up dQ */
+  LEAST_RANGE = 3 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
+  KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
+  MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
+};
+_Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
+               "blocks are whole panels and tiles");
+
+/* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
+typedef struct backward_layout {
+  int64_t minus_lse, minus_delta, d_q, unit_bytes; /* of a unit */
+  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms,
+      scratch_bytes; /* of a thread */
+  int64_t rows, qk_floats, v_floats, ranges;
+} backward_layout;
+_Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+static const backward_layout *backward_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+/* Keys of a range of a sequence of len_k keys. */
+static int64_t range_keys(int64_t len_k) {
+  return round_up(max64(ceil_div(len_k, MOST_RANGES), LEAST_RANGE), BACKWARD_KEYS);
+}
+
+/* Gradients of what is added to scores, or of all scores: they take a phase of their own. */
+static bool wants_score_gradients(const attn_problem *p) {
+  return attn_uses(p, ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT) ||
+         p->score == ATTN_SCORE_PRECOMPUTED;
+}
+
+static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
+  const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = rows * SCORE_STRIDE;
+  *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),
+                          .qk_floats = round_up(dim_qk, VEC_LANES),
+                          .v_floats = round_up(p->dim_v, VEC_LANES),
+                          .ranges = max64(1, ceil_div(p->seq_k, range_keys(p->seq_k)))};
+  const int64_t heads = attn_group(p);
+  const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
+                              {&at->minus_delta, heads * at->rows + TILE_ROWS, float_bytes(1)},
+                              {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)}};
+  const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(dim_qk)},
+                                 {&at->v_panels, keys, float_bytes(p->dim_v)},
+                                 {&at->k_rows, keys, float_bytes(at->qk_floats)},
+                                 {&at->q, rows, float_bytes(at->qk_floats)},
+                                 {&at->d_o, rows, float_bytes(at->v_floats)},
+                                 {&at->p, scores, float_bytes(1)},
+                                 {&at->d_s, scores, float_bytes(1)},
+                                 {&at->slope, p->softcap > 0 ? scores : 0, float_bytes(1)},
+                                 {&at->d_k, keys, float_bytes(at->qk_floats)},
+                                 {&at->d_v, keys, float_bytes(at->v_floats)},
+                                 {&at->range, rows, sizeof(attn_key_range)},
+                                 {&at->max, rows, float_bytes(1)},
+                                 {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)},
+                                 {&at->sums, wants_score_gradients(p) ? scores : 0, float_bytes(1)},
+                                 {&at->terms, wants_score_gradients(p) ? 2 * (rows + TILE_ROWS) : 0, float_bytes(1)}};
+  return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
+}
+
+#endif

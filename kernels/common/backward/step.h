@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_backward: P and dS of a step, a block of queries against a block of keys, tile by tile.
+ *
+ * Parameters: those of tiles.h. */
+#ifndef ATTN_COMMON_BACKWARD_STEP_H
+#define ATTN_COMMON_BACKWARD_STEP_H
+
+#include "layout.h"
+
+/* Rows of floats, of which tiles may read whole ones: the last tile's are copied where they end within it. */
+typedef struct tile_source {
+  float_rows rows;
+  float_rows last; /* the tile that has fewer than TILE_ROWS rows */
+  int64_t last_row;
+} tile_source;
+
+static ALWAYS_INLINE float_rows tile_of(const tile_source *from, int64_t tile_row) {
+  return tile_row == from->last_row ? from->last
+                                    : (float_rows){from->rows.at + tile_row * from->rows.stride, from->rows.stride};
+}
+
+/* Queries [row, row + rows) of a head and keys [key, key + keys). */
+typedef struct backward_step {
+  row_block block; /* the rows as scores.h sees them */
+  int64_t key, keys;
+  tile_source q, d_o;
+  float_rows k; /* of the block's first key */
+  const float *k_panels, *v_panels, *minus_lse, *minus_delta;
+  float *p, *d_s, *slope;              /* [BACKWARD_ROWS][SCORE_STRIDE]; slope: of the softcap */
+  attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, that each tile of rows sees */
+  attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
+                                                          TILE_ROWS keys */
+  float *kept;                                         /* [TILE_ROWS][KEPT_STRIDE]: factors of dropout; NULL: none */
+  bool adjusted, simple;                               /* more than dot products; dot scores */
+} backward_step;
+
+static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float *start, const int vecs) {
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_set1(start[i]);
+  }
+}
+
+/* P of a panel's first `vecs` vectors; `key` counts from the block's first. `edge`: not every row sees all of them. */
+static ALWAYS_INLINE void p_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
+  const int64_t dim = s->block.problem->dim_qk;
+  vec sum[TILE_ROWS][TILE_VECS];
+  start_tile(sum, s->minus_lse + tile_row, vecs);
+  product(sum, tile_of(&s->q, tile_row), (float_rows){s->k_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  float *p = s->p + tile_row * SCORE_STRIDE + key;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    if (edge) select_allowed_vecs(s->block.range[tile_row + i], s->key + key, sum[i], vecs);
+    UNROLL
+    for (int v = 0; v < vecs; v++) vec_store(p + i * SCORE_STRIDE + v * VEC_LANES, vec_exp2(sum[i][v]));
+  }
+}
+
+/* dS of the same. `edge`: P of masked keys is 0, whatever their V. */
+static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
+  const int64_t dim = s->block.problem->dim_v;
+  vec sum[TILE_ROWS][TILE_VECS];
+  start_tile(sum, s->minus_delta + tile_row, vecs);
+  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  const int64_t at = tile_row * SCORE_STRIDE + key;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) {
+      const int64_t place = at + i * SCORE_STRIDE + v * VEC_LANES;
+      const vec p = vec_load(s->p + place), d_s = vec_mul(p, sum[i][v]);
+      vec_store(s->d_s + place, edge ? vec_unless_zero(d_s, p) : d_s);
+    }
+  }
+}
+
+/* dS where P has dropout, which is a factor of dP here; P takes it for the product with dO. */
+static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, const int vecs) {
+  const int64_t dim = s->block.problem->dim_v;
+  vec sum[TILE_ROWS][TILE_VECS];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
+  }
+  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const vec minus_delta = vec_set1(s->minus_delta[tile_row + i]);
+    UNROLL
+    for (int v = 0; v < vecs; v++) {
+      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      const vec p = vec_load(s->p + place), factor = vec_load(s->kept + i * KEPT_STRIDE + key + v * VEC_LANES);
+      vec_store(s->d_s + place, vec_unless_zero(vec_mul(p, vec_fma(factor, sum[i][v], minus_delta)), p));
+      vec_store(s->p + place, vec_mul(p, factor));
+    }
+  }
+}
+
+static NO_INLINE void dropped_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, dropped_tile, s, tile_row, key)
+}
+
+/* The factors of dropout of a tile's rows for the keys [begin, end) of the block: s->kept points to that of the block's
+ * first. */
+static void find_kept(backward_step *s, float *memory, int64_t tile_row, int64_t begin, int64_t end) {
+  const attn_problem *p = s->block.problem;
+  const philox_dropout dropout = philox_dropout_of(p->dropout, s->block.args->seed, s->block.args->offset);
+  const uint32_t stream = (uint32_t)(s->block.b * p->heads_q + s->block.head);
+  const int64_t first = s->key / PHILOX_GROUP;
+  for (int64_t i = 0; i < min64(TILE_ROWS, s->block.rows - tile_row); i++)
+    for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++)
+      philox_factors(&dropout, stream, (uint32_t)(s->block.first_row + tile_row + i), group,
+                     memory + i * KEPT_STRIDE + (group - first) * PHILOX_GROUP);
+  s->kept = memory + s->key % PHILOX_GROUP;
+}
+
+/* The usual cases are functions of their own, because in one all would compete for registers. */
+static NO_INLINE void full_p_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  p_tile(s, tile_row, key, false, TILE_VECS);
+}
+
+static NO_INLINE void full_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  d_s_tile(s, tile_row, key, false, TILE_VECS);
+}
+
+static NO_INLINE void edge_p_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, p_tile, s, tile_row, key, true)
+}
+
+static NO_INLINE void edge_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, d_s_tile, s, tile_row, key, true)
+}
+
+/* Similarities in log2 units, stored where P will be. */
+static void similarity_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  const attn_problem *p = s->block.problem;
+  row_block block = s->block;
+  const int64_t dim = p->dim_qk;
+  const float *panel = s->k_panels + key * k_dimensions(p);
+  float *score = s->p + tile_row * SCORE_STRIDE + key;
+  if (p->score == ATTN_SCORE_DOT) {
+    vec sum[TILE_ROWS][TILE_VECS];
+    for (int i = 0; i < TILE_ROWS; i++)
+      for (int v = 0; v < TILE_VECS; v++) sum[i][v] = vec_zero();
+    product(sum, tile_of(&s->q, tile_row), (float_rows){panel, PANEL_KEYS}, dim, TILE_VECS);
+    store_tile(sum, score, SCORE_STRIDE, TILE_VECS);
+    return;
+  }
+  block.keys.k = panel - (s->key + key) * k_dimensions(p); /* of key 0: other_panel counts from there */
+  block.score_stride = SCORE_STRIDE;
+  other_panel(&block, tile_row, s->key + key, score);
+}
+
+/* P of a panel whose scores are more than dot products. */
+static NO_INLINE void adjusted_p_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  const attn_problem *p = s->block.problem;
+  similarity_tile(s, tile_row, key);
+  for (int i = 0; i < TILE_ROWS; i++)
+    for (int v = 0; v < TILE_VECS; v++) {
+      const int64_t row = tile_row + i, place = row * SCORE_STRIDE + key + v * VEC_LANES;
+      const int64_t at = s->key + key + v * VEC_LANES;
+      vec score = vec_load(s->p + place);
+      if (p->softcap > 0) {
+        const vec t = tanh_of_softcap(p, score);
+        score = capped_scores(p, t);
+        if (s->slope) vec_store(s->slope + place, vec_sub(vec_set1(1.0f), vec_mul(t, t)));
+      }
+      score = select_allowed(s->block.range[row], at, shift_scores(&s->block, row, at, score));
+      vec_store(s->p + place, vec_exp2(vec_add(score, vec_set1(s->minus_lse[row]))));
+    }
+}
+
+static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
+  for (int i = 0; i < TILE_ROWS; i++)
+    for (int v = 0; v < TILE_VECS; v++) {
+      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      vec_store(s->d_s + place, vec_mul(vec_load(s->d_s + place), vec_load(s->slope + place)));
+    }
+}
+
+/* P and dS of the tile's keys in the block. */
+static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) {
+  for (int64_t at = keys.first; at < keys.end; at += PANEL_KEYS) {
+    const int64_t key = at - s->key;
+    const bool full = !s->adjusted && keys.all_begin <= at && at + PANEL_KEYS <= min64(keys.all_end, s->key + s->keys);
+    const int64_t vecs = s->adjusted ? TILE_VECS : ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
+    if (full)
+      full_p_tile(s, tile_row, key);
+    else if (s->adjusted)
+      adjusted_p_tile(s, tile_row, key);
+    else
+      edge_p_tile(s, tile_row, key, vecs);
+    if (s->kept)
+      dropped_d_s_tile(s, tile_row, key, vecs);
+    else if (full)
+      full_d_s_tile(s, tile_row, key);
+    else
+      edge_d_s_tile(s, tile_row, key, vecs);
+    if (s->slope) apply_slope(s, tile_row, key);
+  }
+}
+
+/* Zeros in the columns [begin, end) of a tile of P and dS. */
+static void clear_columns(const backward_step *s, int64_t tile_row, int64_t begin, int64_t end) {
+  for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
+    for (int64_t at = i * SCORE_STRIDE + begin; at < i * SCORE_STRIDE + end; at += VEC_LANES) {
+      vec_store(s->p + at, vec_zero());
+      vec_store(s->d_s + at, vec_zero());
+    }
+}
+
+/* Which tiles of rows see some of each TILE_ROWS keys. */
+static void find_row_tiles(backward_step *s) {
+  for (int64_t tile = 0; tile * TILE_ROWS < s->keys; tile++) s->row_tiles[tile] = (attn_key_range){0, 0};
+  for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
+    const attn_key_range seen = s->seen[row / TILE_ROWS];
+    const attn_key_range here = {row / TILE_ROWS, row / TILE_ROWS + 1};
+    for (int64_t tile = seen.begin / TILE_ROWS; tile * TILE_ROWS < seen.end; tile++)
+      s->row_tiles[tile] = attn_join_keys(s->row_tiles[tile], here);
+  }
+}
+
+/* P and dS of all tiles of rows, and which keys they see. Around those they are 0, for the tiles of keys that begin or end
+ * there: next to them where ranges move with the row, else in all of the block, as tiles between others may see less. */
+static void fill_scores(backward_step *s, float *kept) {
+  const attn_problem *p = s->block.problem;
+  const int64_t columns = round_up(s->keys, VEC_LANES);
+  const bool in_order = !attn_uses(p, ATTN_USE_ROW_LEN) && !selects_keys(p);
+  for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
+    const tile_keys keys = keys_of_tile(&s->block, row, s->key, s->key + s->keys);
+    attn_key_range *seen = &s->seen[row / TILE_ROWS], filled = {0, 0};
+    *seen = filled;
+    if (keys.class != TILE_SKIP) {
+      const int64_t width = s->adjusted ? PANEL_KEYS : VEC_LANES;
+      *seen = (attn_key_range){keys.begin - s->key, keys.end - s->key};
+      filled = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
+      if (kept) find_kept(s, kept, row, keys.first, keys.end);
+      fill_tile(s, row, keys);
+    }
+    const int64_t beside = in_order ? round_up(TILE_ROWS, VEC_LANES) : columns;
+    if (keys.class == TILE_SKIP && in_order) continue;
+    clear_columns(s, row, max64(0, filled.begin - beside), filled.begin);
+    clear_columns(s, row, filled.end, min64(columns, filled.end + beside));
+  }
+  find_row_tiles(s);
+}
+
+#endif
