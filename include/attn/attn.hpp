@@ -266,6 +266,8 @@ class problem {
   problem &scale(float factor) noexcept { return c_.scale = factor, *this; }
   /** Scores become cap * tanh(score / cap); 0 = off. */
   problem &softcap(float cap) noexcept { return c_.softcap = cap, *this; }
+  /** Probability with which an element of the softmax is dropped; attn_args.seed and offset say which. 0 = off. */
+  problem &dropout(float probability) noexcept { return c_.dropout = probability, *this; }
   /** ATTN_USE_... bits of what the arguments will bring; sdpa() and run() add none by themselves. */
   problem &use(unsigned bits) noexcept { return c_.uses |= bits, *this; }
 

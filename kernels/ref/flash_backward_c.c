@@ -14,7 +14,7 @@
 
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
-#include "kernels/common/problem/exact_gradients.h"
+#include "kernels/common/problem/exact_row.h"
 #include "kernels/common/problem/rejects.h"
 #include "scores_c.h"
 

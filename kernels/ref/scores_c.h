@@ -6,9 +6,9 @@
 
 #include <math.h>
 
-#include "kernels/common/memory/philox.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/unroll.h"
 
 /* K, or a block of it, as float32: element (j, d) is at[j * key_step + d * dim_step]. */

@@ -3,10 +3,10 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "kernels/common/memory/philox.h"
 #include "kernels/common/problem/dtypes.h"
 #include "kernels/common/problem/indexing.h"
 #include "kernels/common/problem/operation.h"
+#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/unroll.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"

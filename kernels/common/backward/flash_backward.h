@@ -15,7 +15,7 @@
  * bit depends on threads, batch or the sizes of blocks.
  *
  * Rows and keys whose gradients are not finite are computed again in double precision, from allowed pairs alone
- * (exact_gradients.h): a masked element that a product of whole tiles read cannot reach them.
+ * (exact_row.h): a masked element that a product of whole tiles read cannot reach them.
  *
  * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_FLASH_BACKWARD_H

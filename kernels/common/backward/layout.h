@@ -13,7 +13,7 @@ enum {
   BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
   SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
   FINISH_ROWS = 256,                              /* of a task that adds up dQ */
-  LEAST_RANGE = 3 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
+  LEAST_RANGE = 2 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
   KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
   MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
 };

@@ -5,7 +5,7 @@
 #ifndef ATTN_COMMON_BACKWARD_ROWS_H
 #define ATTN_COMMON_BACKWARD_ROWS_H
 
-#include "kernels/common/problem/exact_gradients.h"
+#include "kernels/common/problem/exact_row.h"
 #include "step.h"
 
 /* Everything of one task. */

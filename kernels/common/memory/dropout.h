@@ -7,8 +7,8 @@
 
 #include <string.h>
 
+#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/unroll.h"
-#include "philox.h"
 
 typedef uint32_t vec_words __attribute__((vector_size(VEC_LANES * sizeof(uint32_t))));
 

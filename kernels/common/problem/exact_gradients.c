@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Gradients in double: every element is a sum over the pairs of a query and a key that it depends on, in their order. */
-#include "kernels/common/problem/exact_gradients.h"
+#include "kernels/common/problem/exact_row.h"
 
 #include "kernels/common/problem/exact_score.h"
 

@@ -7,7 +7,7 @@
 
 #include "convert.h"
 #include "indexing.h"
-#include "kernels/common/memory/philox.h"
+#include "kernels/common/problem/philox.h"
 
 typedef struct exact_row {
   const attn_problem *problem;

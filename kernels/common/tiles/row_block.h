@@ -8,7 +8,7 @@
 
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
-#include "kernels/common/memory/philox.h"
+#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
 

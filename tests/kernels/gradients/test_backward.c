@@ -139,7 +139,7 @@ static void fill_all(call *c) {
 }
 
 static call open_empty(const attn_problem *problem) {
-  call c = {.problem = *problem, .args = {.struct_size = sizeof(attn_args)}};
+  call c = {.problem = *problem, .args = {.struct_size = sizeof(attn_args), .seed = 0x123456789abcdef, .offset = 77}};
   for (int i = 0; i < ATTN_OPERANDS; i++) allocate(&c, i);
   return c;
 }
@@ -331,6 +331,7 @@ static void draw_options(attn_problem *p) {
   if (one_in(4)) p->uses |= ATTN_USE_ALIBI | (one_in(2) ? ATTN_USE_D_ALIBI : 0);
   if (one_in(4)) p->uses |= ATTN_USE_SINKS | (one_in(2) ? ATTN_USE_D_SINKS : 0);
   if (one_in(3)) p->uses |= ATTN_USE_D_LSE;
+  if (one_in(4)) p->dropout = one_in(2) ? 0.1f : 0.5f;
 }
 
 /* Gaps between elements and rows, and rows backwards. */
