@@ -97,9 +97,9 @@ static weight weigh(const differentiated *q, int64_t j) {
   const double both = w.pair.p * slope * (kept * size + q->size), bend = fabs(w.pair.d_score) * 2 * fabs(capped);
   const double argument = p->softcap > 0 ? slope * dot_size / p->softcap : 0;
   w.s_proven = U * (((double)p->dim_v + 4) * both + 4 * fabs(w.pair.d_sum) + bend * ((steps + 4) * argument + 8));
-  w.pair.p *= kept;
   w.s_sharp = U * (4 * both + 4 * fabs(w.pair.d_sum) + bend * (4 * argument + 8));
-  w.score_error = U * (((double)p->dim_v + 4) * w.pair.p * (size + q->size) + 4 * fabs(w.pair.d_score));
+  w.score_error = U * (((double)p->dim_v + 4) * w.pair.p * (kept * size + q->size) + 4 * fabs(w.pair.d_score));
+  w.pair.p *= kept;
   return w;
 }
 
