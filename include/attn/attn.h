@@ -256,7 +256,7 @@ typedef struct attn_problem {
   attn_score_strides d_scores_stride; /**< Strides of d_scores, likewise. */
 
   /** Probability, >= 0 and below 1, with which an element of softmax(S) is dropped, as in training (Vaswani et al. 2017,
-   * section 5.4); the others are divided by 1 - dropout. It counts as a multiple of 2^-16. args.seed and args.offset say which
+   * section 5.4); the others are divided by 1 - dropout. It counts as a multiple of 2^-16. args.seed and offset say which
    * elements: attn_dropout_mask(). lse is that without dropout. 0 = off; with neither STATE nor shared_prefix. */
   float dropout;
 } attn_problem;
@@ -322,8 +322,8 @@ ATTN_API void attn_problem_set_newest_mask(attn_problem *problem, int64_t mask_k
  *     attn_sdpa(&problem, &args);                 // or attn_plan_create(), attn_plan_run() */
 ATTN_API void attn_problem_set_backward(attn_problem *problem);
 
-/** Shows dropout: writes 1 to `mask`, a dense [batch][heads_q][seq_q][seq_k], for each element that a call with this problem,
- * seed and offset keeps, and 0 for those that it drops. The rule is in docs/semantics.md (Salmon et al. 2011,
+/** Shows dropout: writes 1 to `mask`, a dense [batch][heads_q][seq_q][seq_k], for each element that a call with this
+ * problem, seed and offset keeps, and 0 for those that it drops. The rule is in docs/semantics.md (Salmon et al. 2011,
  * https://doi.org/10.1145/2063384.2063405: Philox 4x32-10). It depends on batch, head, query and key alone, with VARLEN
  * counted within the sequence. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_dropout_mask(const attn_problem *problem, uint64_t seed, uint64_t offset, uint8_t *mask);

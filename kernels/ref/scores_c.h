@@ -40,7 +40,7 @@ static inline bool selected(const query_head *head, int64_t i, int64_t j) {
   return attn_key_selected(head->problem, head->args, head->b, head->h, i, j);
 }
 
-/* What dropout makes of the weight of a key: a factor. */
+/* The factor of a key's weight by dropout. */
 static inline float kept(const query_head *head, int64_t i, int64_t j) {
   const attn_problem *p = head->problem;
   if (!(p->dropout > 0)) return 1.0f;

@@ -31,7 +31,7 @@ static attn_status check_pointer(const attn_problem *p, const attn_operand *o, c
  * else, aligned for any type, and the problem asks for no more. So it is in most calls; the others are checked one by one.
  */
 static bool only_tensors(const attn_problem *p, const attn_args *a) {
-  _Static_assert(sizeof *a == sizeof a->struct_size + ATTN_OPERANDS * sizeof a->q + 2 * sizeof a->seed, "a pointer is missing here");
+  _Static_assert(sizeof *a == sizeof a->struct_size + ATTN_OPERANDS * sizeof a->q + 2 * sizeof a->seed, "all are here");
   const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o | (uintptr_t)a->lse;
   const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
   const bool others = a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||

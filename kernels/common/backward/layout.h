@@ -12,7 +12,7 @@ enum {
   BACKWARD_ROWS = 192,
   BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
   SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
-  FINISH_ROWS = 256,                              /* of a task that adds up dQ */
+  FINISH_ROWS = 256,                              /* dQ is added up by tasks of so many rows */
   LEAST_RANGE = 2 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
   KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
   MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
@@ -22,9 +22,9 @@ _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
 typedef struct backward_layout {
-  int64_t minus_lse, minus_delta, d_q, unit_bytes; /* of a unit */
+  int64_t minus_lse, minus_delta, d_q, unit_bytes; /* a unit */
   int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms,
-      scratch_bytes; /* of a thread */
+      scratch_bytes; /* a thread */
   int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");

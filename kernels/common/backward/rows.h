@@ -144,8 +144,8 @@ typedef struct gradient_rows {
   const attn_problem *p;
   void *data; /* NULL: not wanted */
   attn_dtype dtype;
-  int64_t at, row_stride, column_stride; /* of the first row, in elements */
-  int64_t columns, row_floats;           /* of the sums: whole vectors */
+  int64_t at, row_stride, column_stride; /* the first row, and steps, in elements */
+  int64_t columns, row_floats;           /* row_floats: a row of sums, in whole vectors */
   float factor;
 } gradient_rows;
 
@@ -180,7 +180,7 @@ static gradient_rows d_v_rows(const backward_task *t, int64_t key) {
                          .factor = 1.0f};
 }
 
-/* That of the queries of a head from `row` on. */
+/* The gradient of the queries of a head from `row` on. */
 static gradient_rows d_q_rows(const backward_task *t, int64_t head, int64_t row) {
   const attn_problem *p = t->p;
   return (gradient_rows){.p = p,

@@ -18,7 +18,7 @@ typedef struct score_sum {
   bool of_sums; /* before softcap */
 } score_sum;
 
-/* What a gradient makes of dS of one batch and head. */
+/* A gradient takes dS of one batch and head. */
 typedef void take_scores(void *context, const backward_step *s, int64_t d_q_floats);
 
 /* dS of the pair of blocks for batch b and head h, handed to `take`. */

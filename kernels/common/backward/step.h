@@ -24,7 +24,7 @@ typedef struct backward_step {
   row_block block; /* the rows as scores.h sees them */
   int64_t key, keys;
   tile_source q, d_o;
-  float_rows k; /* of the block's first key */
+  float_rows k; /* row 0 is the block's first key */
   const float *k_panels, *v_panels, *minus_lse, *minus_delta;
   float *p, *d_s, *slope;              /* [BACKWARD_ROWS][SCORE_STRIDE]; slope: of the softcap */
   attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, that each tile of rows sees */
@@ -148,7 +148,7 @@ static void similarity_tile(const backward_step *s, int64_t tile_row, int64_t ke
     store_tile(sum, score, SCORE_STRIDE, TILE_VECS);
     return;
   }
-  block.keys.k = panel - (s->key + key) * k_dimensions(p); /* of key 0: other_panel counts from there */
+  block.keys.k = panel - (s->key + key) * k_dimensions(p); /* key 0: other_panel counts from there */
   block.score_stride = SCORE_STRIDE;
   other_panel(&block, tile_row, s->key + key, score);
 }

@@ -31,7 +31,7 @@ static inline bool selected(const exact_row *row, int64_t j) {
          !attn_between_windows(row->problem, &row->seq, row->i, j);
 }
 
-/* What dropout makes of the weight of key j: a factor. */
+/* The factor of key j's weight by dropout. */
 static inline double kept(const exact_row *row, int64_t j) {
   const int64_t stream = row->b * row->problem->heads_q + row->h;
   return row->problem->dropout > 0 ? philox_factor(&row->dropout, (uint32_t)stream, (uint32_t)row->i, j) : 1.0;

@@ -24,7 +24,7 @@ enum { PHILOX_CALLS = 16, PHILOX_GROUP = 8 * PHILOX_CALLS };
 
 typedef struct philox_dropout {
   uint32_t key[2], offset, threshold;
-  float factor; /* of kept elements */
+  float factor; /* kept elements are multiplied by it */
 } philox_dropout;
 
 /* For a probability in [0, 1): at most 65535 / 65536 counts. */

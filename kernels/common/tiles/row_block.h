@@ -8,9 +8,9 @@
 
 #include "attn/kernel.h"
 #include "kernels/common/memory/memory.h"
-#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
+#include "kernels/common/problem/philox.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
 
@@ -39,7 +39,7 @@ typedef struct row_block {
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   uint8_t *listed;       /* with lists of key blocks, of each block of keys: whether its list has it (key_blocks.h) */
   int64_t q_stride, acc_stride, score_stride;
-  const philox_dropout *dropout; /* of P; NULL: none */
+  const philox_dropout *dropout; /* P is dropped by it; NULL: none */
   bool adjusted;                 /* scores are more than dot products: scores.h has the rest */
   bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
   bool alike;     /* all rows have the same range */
