@@ -99,6 +99,11 @@ static weight weigh(const differentiated *q, int64_t j) {
   w.s_proven = U * (((double)p->dim_v + 4) * both + 4 * fabs(w.pair.d_sum) + bend * ((steps + 4) * argument + 8));
   w.s_sharp = U * (4 * both + 4 * fabs(w.pair.d_sum) + bend * (4 * argument + 8));
   w.score_error = U * (((double)p->dim_v + 4) * w.pair.p * (kept * size + q->size) + 4 * fabs(w.pair.d_score));
+  /* A weight below the normal numbers may be 0. */
+  const double lost = 0x1p-126 * (kept * size + q->size);
+  w.s_proven += lost * slope;
+  w.s_sharp += lost * slope;
+  w.score_error += lost;
   w.pair.p *= kept;
   return w;
 }

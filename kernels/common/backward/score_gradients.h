@@ -118,6 +118,7 @@ static void add_weight_gradients(void *context, const backward_step *s, int64_t 
       const vec q = vec_load(s->q.rows.at + i * s->q.rows.stride + d);
       vec sum = vec_zero();
       for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++) {
+        if (s->d_s[i * SCORE_STRIDE + j] == 0.0f) continue; /* a masked key may hold anything */
         const vec k = vec_load(s->k.at + j * s->k.stride + d), d_s = vec_set1(s->d_s[i * SCORE_STRIDE + j]);
         const vec apart = vec_sub(q, k);
         if (p->score == ATTN_SCORE_ADDITIVE)

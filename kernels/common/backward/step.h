@@ -176,7 +176,8 @@ static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
   for (int i = 0; i < TILE_ROWS; i++)
     for (int v = 0; v < TILE_VECS; v++) {
       const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
-      vec_store(s->d_s + place, vec_mul(vec_load(s->d_s + place), vec_load(s->slope + place)));
+      const vec d_s = vec_load(s->d_s + place);
+      vec_store(s->d_s + place, vec_unless_zero(vec_mul(d_s, vec_load(s->slope + place)), d_s));
     }
 }
 
