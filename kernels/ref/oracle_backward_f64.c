@@ -99,6 +99,10 @@ static weight weigh(const differentiated *q, int64_t j) {
   w.s_proven = U * (((double)p->dim_v + 4) * both + 4 * fabs(w.pair.d_sum) + bend * ((steps + 4) * argument + 8));
   w.s_sharp = U * (4 * both + 4 * fabs(w.pair.d_sum) + bend * (4 * argument + 8));
   w.score_error = U * (((double)p->dim_v + 4) * w.pair.p * (kept * size + q->size) + 4 * fabs(w.pair.d_score));
+  /* Where the slope is 0, the error of dS times that of the slope is left. */
+  const double both_errors = p->softcap > 0 ? w.score_error * 2 * fabs(capped) * U * ((steps + 4) * argument + 8) : 0;
+  w.s_proven += both_errors;
+  w.s_sharp += both_errors;
   /* A weight below the normal numbers may be 0. */
   const double lost = 0x1p-126 * (kept * size + q->size);
   w.s_proven += lost * slope;
@@ -123,7 +127,7 @@ static void start(const attn_oracle_gradient *g, int64_t dim) {
  * of `factor_size`. */
 static void add_term(const attn_oracle_gradient *g, int64_t d, double value, double factor, double factor_size,
                      double proven, double sharp, attn_oracle_gradient_facts *facts) {
-  const double term = value * factor, own = fabs(value) * 16 * U * factor_size;
+  const double term = value * factor, own = (fabs(value) + proven) * 16 * U * factor_size;
   g->value[d] += term;
   g->m[d] += fabs(term);
   g->w[d] += square(term);
