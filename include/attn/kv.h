@@ -168,6 +168,10 @@ typedef struct attn_kv_append_args {
   attn_strides k_scale_stride; /**< Strides of k_scale, of which 0 repeats: all 0 is one number; or of k_scale_cache, all 0
                                   being dense. .d is ignored. */
   attn_strides v_scale_stride; /**< Strides of v_scale or v_scale_cache, likewise. */
+
+  bool hadamard; /**< q and k are multiplied, behind rope, by an orthogonal matrix that mixes their elements (QuaRot,
+                    Ashkboos et al. 2024, https://arxiv.org/abs/2404.00456): q k stays what it is, and keys whose channels
+                    differ in size lose less in 8 and 4 bits. dim_qk must be even. Formula: docs/semantics.md. */
 } attn_kv_append_args;
 
 /** Appends, in one pass over the new tokens. options may be NULL; they give the tier, the threads and their pool. Allocates

@@ -170,6 +170,8 @@ class kv_append {
   kv_append &queries(std::int64_t heads_q) noexcept { return c_.heads_q = heads_q, *this; }
   /** Rotates keys and queries; `with` must outlive the calls. */
   kv_append &rotate(const rope &with) noexcept { return c_.rope = with.get(), *this; }
+  /** Mixes the elements of keys and queries by a Hadamard matrix. */
+  kv_append &hadamard() noexcept { return c_.hadamard = true, *this; }
 
   /** attn_kv_append(). On failure nothing was written. */
   void run(const kv_rows &rows, const options &o = {}) const { try_run(rows, o).value(); }

@@ -259,6 +259,8 @@ typedef struct attn_kv_cache_shape {
    * 2.1); or NULL. A step works in batch heads_q (capacity + tokens) floats for it. key_channels must be false. */
   const float *bias_by_distance;
   int64_t bias_distances; /**< With bias_by_distance: >= 1; else 0. */
+
+  bool hadamard; /**< Keys are kept, and queries attend, as attn_kv_append_args.hadamard has it; dim_qk must be even. */
 } attn_kv_cache_shape;
 
 /** Makes an empty cache. options may be NULL; they choose the kernel. On failure *cache is NULL. */

@@ -202,7 +202,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
               page_table: Any = None, slots: Any = None, rotation: Rope | None = None, positions: Any = None, q: Any = None,
               q_out: Any = None, k_scale: Any = None, v_scale: Any = None, k_scale_cache: Any = None,
               v_scale_cache: Any = None, layout: str | None = None, cache_layout: str = "bhsd",
-              kv_format: str | None = None, threads: int | None = None) -> Any:
+              kv_format: str | None = None, hadamard: bool = False, threads: int | None = None) -> Any:
     """Writes new tokens' keys and values into caches, in place, converted to their dtype (attn_kv_append).
 
     k and v: [batch, heads_kv, tokens, dim] (layout "bhsd", the default), [batch, tokens, heads_kv, dim] ("bshd"), or with
@@ -220,9 +220,12 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     the largest one of the caches' dtype, of 8 bits.
 
     rotation rotates keys, by positions or by their places, and q, which is returned rotated (in q_out, or a new array).
+    hadamard: keys and q are then multiplied by an orthogonal matrix, so that keys with large channels lose less in 8 and 4
+    bits; q k stays what it is.
     Returns q_out, or None without q. Raises ValueError or TypeError; then nothing was written.
     """
     call = _Call()
+    _flags(hadamard=hadamard)
     layout = layout or ("thd" if cu_seqlens is not None else "bhsd")
     if layout not in ("bhsd", "bshd", "thd") or (layout == "thd") != (cu_seqlens is not None):
         raise ValueError(f"layout is {layout!r}; it must be 'bhsd' or 'bshd', or with cu_seqlens 'thd'")
@@ -233,7 +236,7 @@ def kv_append(k: Any, v: Any, k_cache: Any, v_cache: Any, *, past: Any = None, c
     if q is not None and q_out is None:
         view = FUNCTIONS["view"](q, "q")
         q_out = allocate(q, tuple(view[3]), view[2])
-    args = S.attn_kv_append_args(rope=_handle_or_none("rotation", rotation, Rope))
+    args = S.attn_kv_append_args(rope=_handle_or_none("rotation", rotation, Rope), hadamard=hadamard)
     seen = _read_rows(call, args, layout, {"k": k, "v": v, "q": q, "q_out": q_out})
     outer = []
     for name, array, heads, dim in (("k_cache", k_cache, "heads_kv", "dim_qk"), ("v_cache", v_cache, "heads_kv", "dim_v")):

@@ -1038,6 +1038,8 @@ class KVCache(_Layer):
     scales: types of 8 bits are kept with a factor of each key and value, made by the step that appends them (int8: True).
     key_channels: keys of 8 bits have a factor of each channel of a page, made when it is full; until then its tokens stay
     float32 (KIVI, arXiv:2402.02750; attn_kv_cache_shape).
+    hadamard: keys are kept, and queries attend, multiplied by an orthogonal matrix, by which 8 and 4 bits lose less (QuaRot,
+    arXiv:2404.00456; attn_kv_append_args).
     bias_by_distance [heads, distances]: added to the scores of keys so many tokens before the query, the last one to those
     of all further keys (T5).
     """
@@ -1050,7 +1052,7 @@ class KVCache(_Layer):
                  window_first: int | None = None, sinks: Any = None, alibi: Any = None, rotation: Any = None,
                  float_tokens: bool = False, pool: KVPool | None = None, num_layers: int | None = None,
                  page_tokens: int | None = None, pages: int | None = None, scales: bool | None = None,
-                 key_channels: bool = False, bias_by_distance: Any = None) -> None:
+                 key_channels: bool = False, bias_by_distance: Any = None, hadamard: bool = False) -> None:
         from ._kv import Rope  # which is made of parts of this file
 
         kept = getattr(C, _one_of("dtype", dtype, POOL_DTYPES, TypeError))
@@ -1058,7 +1060,7 @@ class KVCache(_Layer):
         _whole_or_none(heads_kv=heads_kv, dim_v=dim_v, window=window, window_first=window_first, num_layers=num_layers,
                        page_tokens=page_tokens, pages=pages)
         arrays = _Arrays()
-        _flags(float_tokens=float_tokens)
+        _flags(float_tokens=float_tokens, hadamard=hadamard)
         _numbers(softcap=softcap)
         _numbers_or_none(scale=scale)
         self._dtype = "float32" if float_tokens else dtype
@@ -1070,7 +1072,7 @@ class KVCache(_Layer):
             alibi_slopes=arrays.vector(alibi, "alibi", heads, whole=False),
             rope=_handle_or_none("rotation", rotation, Rope), pool=_handle_or_none("pool", pool, KVPool),
             layers=num_layers or 0, page_tokens=page_tokens or 0, pages=pages or 0,
-            scales=_scaled(dtype, scales, key_channels), key_channels=key_channels)
+            scales=_scaled(dtype, scales, key_channels), key_channels=key_channels, hadamard=hadamard)
         if bias_by_distance is not None:
             self._shape.bias_by_distance, _, shape = arrays.read(bias_by_distance, "bias_by_distance")
             _fit("bias_by_distance", shape, heads=heads, distances=None)

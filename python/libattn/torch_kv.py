@@ -14,8 +14,8 @@ _library = torch.library.Library("libattn", "FRAGMENT")
 _library.define("kv_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? past=None, "
                 "Tensor? counts=None, Tensor? cu_seqlens=None, Tensor? page_table=None, Tensor? slots=None, "
                 "str layout='', str cache_layout='bhsd', Tensor? k_scale=None, Tensor? v_scale=None, "
-                "Tensor(c!)? k_scale_cache=None, Tensor(d!)? v_scale_cache=None, str kv_format='') -> ()",
-                tags=torch.Tag.pt2_compliant_tag)
+                "Tensor(c!)? k_scale_cache=None, Tensor(d!)? v_scale_cache=None, str kv_format='', "
+                "bool hadamard=False) -> ()", tags=torch.Tag.pt2_compliant_tag)
 _library.define("rope(Tensor x, str pairing, int dim, float base=10000., Tensor? positions=None, Tensor? past=None, "
                 "str layout='bhsd', str scaling='', float factor=0., float original_length=0., float beta_fast=0., "
                 "float beta_slow=0., bool truncate=True, float attention_factor=0., float low_freq_factor=0., "
@@ -29,10 +29,11 @@ def _flat(x):
 
 
 def _append(k, v, k_cache, v_cache, past=None, counts=None, cu_seqlens=None, page_table=None, slots=None, layout="",
-            cache_layout="bhsd", k_scale=None, v_scale=None, k_scale_cache=None, v_scale_cache=None, kv_format=""):
+            cache_layout="bhsd", k_scale=None, v_scale=None, k_scale_cache=None, v_scale_cache=None, kv_format="",
+            hadamard=False):
     kv_append(k, v, k_cache, v_cache, past=past, counts=counts, cu_seqlens=cu_seqlens, page_table=page_table,
               slots=_flat(slots), layout=layout or None, cache_layout=cache_layout, k_scale=k_scale, v_scale=v_scale,
-              k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache, kv_format=kv_format or None)
+              k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache, kv_format=kv_format or None, hadamard=hadamard)
 
 
 def _rotate(x, pairing, dim, base=10000.0, positions=None, past=None, layout="bhsd", scaling="", **numbers):

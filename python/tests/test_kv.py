@@ -249,6 +249,20 @@ def test_append_rotates_queries_too():
     assert (cache[1][:, :, 5:8] == v).all()
 
 
+def test_append_mixes_keys_and_queries():
+    q, k, v = draw(1, 4, 3, 96), draw(1, 2, 3, 96), draw(1, 2, 3, 96)
+    cache = np.zeros((1, 2, 3, 96), np.float32), np.zeros((1, 2, 3, 96), np.float32)
+    mixed = libattn.kv_append(k, v, *cache, q=q, hadamard=True)
+    h = np.float64([[(-1) ** (i & j).bit_count() for i in range(32)] for j in range(32)]) / np.sqrt(32)  # 96 is 3 times 32
+    for x, y in ((q, mixed), (k, cache[0])):
+        assert np.abs((x.reshape(-1, 32) @ h).reshape(x.shape) - y).max() < 1e-5
+    assert (cache[1] == v).all()
+    with pytest.raises(ValueError, match="dim_qk is 7 with hadamard; it must be even"):
+        libattn.kv_append(k[..., :7], v, np.zeros((1, 2, 3, 7), np.float32), cache[1], hadamard=True)
+    with pytest.raises(TypeError, match="hadamard is 'yes'"):
+        libattn.kv_append(k, v, *cache, hadamard="yes")
+
+
 def test_append_refuses():
     k, v = draw(1, 2, 3, 8), draw(1, 2, 3, 8)
     cache = np.zeros((1, 2, 4, 8), np.float32), np.zeros((1, 2, 4, 8), np.float32)
@@ -319,6 +333,18 @@ def test_pool_and_cache_of_integers():
         layers.KVCache(dtype="int8", scales=False, **shape)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "q4_0"])
+def test_hadamard_saves_keys_with_a_large_channel(dtype):
+    shape = {"batch": 1, "heads": 4, "heads_kv": 2, "dim_qk": 64, "capacity": 64, "float_tokens": True}
+    q, k, v = draw(1, 4, 40, 64), draw(1, 2, 40, 64), draw(1, 2, 40, 64)
+    k[..., 5] *= 40
+    q[..., 5] /= 40
+    exact = layers.KVCache(**shape).step(q, k, v)
+    loss = [np.square(layers.KVCache(dtype=dtype, hadamard=mixed, **shape).step(q, k, v) - exact).mean()
+            for mixed in (False, True)]
+    assert loss[1] < 0.8 * loss[0]
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_keys_with_factors_of_channels(dtype):
     pool = libattn.KVPool(pages=9, page_tokens=16, heads_kv=2, dim_qk=16, dtype=dtype, key_channels=True)
@@ -381,6 +407,8 @@ def test_torch_operators():
     assert np.array_equal(turned.numpy(), libattn.rope(k.numpy(), libattn.Rope("halves", 8), past=[14]))
     torch.library.opcheck(torch.ops.libattn.rope, (k, "halves", 8), {"past": past})
     torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *pages), {"past": past, "page_table": table})
+    torch.ops.libattn.kv_append(k, v, *pages, past=past, page_table=table, hadamard=True)
+    assert torch.allclose(pages[0][1, :, 0].norm(dim=-1), k[0, :, 2].norm(dim=-1))
     kept, factors = [torch.zeros(3, 2, 16, 8, dtype=torch.int8) for _ in "kv"], [torch.ones(3, 2, 16) for _ in "kv"]
     made = {"k_scale_cache": factors[0], "v_scale_cache": factors[1], "past": past, "page_table": table}
     torch.ops.libattn.kv_append(k, v, *kept, **made)

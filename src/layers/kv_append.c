@@ -25,7 +25,7 @@ static const attn_struct_layout append_layout = ATTN_LAYOUT(attn_kv_append_args,
 static const attn_struct_layout rotate_layout = ATTN_LAYOUT(attn_rope_args, x_stride);
 
 enum {
-  STAGED_FLOATS = 4096,               /* rows that are multiplied on their way, as floats on the stack */
+  STAGED_FLOATS = 4096,               /* rows that are multiplied on their way, as floats on the stack; a power of two */
   STAGED_HEADS = 32,                  /* and how many rows at most */
   FEW_TOKENS = 32,                    /* a block where threads share few tokens or rows are rotated */
   BLOCK_TOKENS = KV_ROWS_MOST_TOKENS, /* a head's rows of a block are copied in one go, which prefetchers need */
@@ -42,7 +42,7 @@ typedef struct route {
   attn_dtype to_dtype;
   attn_strides to_stride;
   int64_t heads, dim;
-  bool cached, rotated;
+  bool cached, rotated, mixed;
   const char *given_name, *made_name; /* factors: at most one of them is there */
   const float *given;
   float *made;
@@ -164,8 +164,25 @@ static float largest_of(attn_dtype dtype) {
 typedef struct staged {
   const attn_kv_rows *rows;
   int64_t token, head, heads, first, count;
+  int64_t mixed; /* neighbours that a Hadamard matrix mixes, a power of two; 1: none */
   float *floats;
 } staged;
+
+/* The rows of a Hadamard matrix: blocks of the largest power of two that divides the row, and that a stage holds. */
+static int64_t mixed_elements(int64_t dim) { return min64(dim & -dim, STAGED_FLOATS); }
+
+/* x = H x / sqrt(n) for each n neighbours, in the order of steps that docs/semantics.md gives. */
+static void mix(float *x, int64_t count, int64_t n) {
+  const float scale = (float)(1 / sqrt((double)n));
+  for (int64_t half = 1; half < n; half *= 2)
+    for (float *from = x; from < x + count; from += 2 * half)
+      for (int64_t i = 0; i < half; i++) {
+        const float low = from[i], high = from[half + i];
+        from[i] = low + high;
+        from[half + i] = low - high;
+      }
+  for (int64_t i = 0; i < count; i++) x[i] *= scale;
+}
 
 static void stage(const attn_kv_rows_kernel *kernel, const staged *s) {
   const attn_kv_rows *r = s->rows;
@@ -185,6 +202,7 @@ static void stage(const attn_kv_rows_kernel *kernel, const staged *s) {
                                 .turns = turns ? r->turns : NULL,
                                 .cosine = turns ? r->cosine + s->token * r->turns->dim : NULL,
                                 .sine = turns ? r->sine + s->token * r->turns->dim : NULL});
+  if (s->mixed > 1) mix(s->floats, s->heads * s->count, s->mixed);
 }
 
 static void store_staged(const attn_kv_rows_kernel *kernel, const staged *s) {
@@ -239,29 +257,31 @@ static void make_factors(const job *j, const route *r, staged s, float *factor) 
     factor[h * r->factor_stride.h] = factor_of(attn_f32_of_bits(largest[h]), largest_of_type);
 }
 
+/* factor: NULL = 1. */
 static void write_staged(const job *j, const route *r, staged s, const float *factor) {
   const bool whole = s.count == r->dim;
   for (; s.first < r->dim; s.first += s.count) {
     s.count = min64(s.count, r->dim - s.first);
-    if (!whole || r->given) stage(j->kernel, &s);
-    for (int64_t h = 0; h < s.heads; h++)
+    if (!whole || !r->made) stage(j->kernel, &s);
+    for (int64_t h = 0; factor && h < s.heads; h++)
       multiply(s.floats + h * s.count, s.count, inverse_of(factor[h * r->factor_stride.h]));
     store_staged(j->kernel, &s);
   }
 }
 
-/* The block's rows, each multiplied by 1 / its factor. */
-static NO_INLINE void write_with_factors(const job *j, const route *r, const block *b, const attn_kv_rows *rows) {
+/* The block's rows, mixed if asked, each multiplied by 1 / its factor. */
+static NO_INLINE void write_as_floats(const job *j, const route *r, const block *b, const attn_kv_rows *rows) {
   float floats[STAGED_FLOATS];
-  staged s = {.rows = rows, .floats = floats};
+  const float *factors = r->made ? r->made : r->given;
+  staged s = {.rows = rows, .mixed = r->mixed ? mixed_elements(r->dim) : 1, .floats = floats};
   for (s.token = 0; s.token < b->count; s.token++) {
-    const int64_t at = offset_in_cache(j, &r->factor_stride, b->index[s.token], &b->at[s.token]);
+    const int64_t at = factors ? offset_in_cache(j, &r->factor_stride, b->index[s.token], &b->at[s.token]) : 0;
     for (s.head = 0; s.head < r->heads; s.head += s.heads) {
       s.count = min64(r->dim, STAGED_FLOATS);
       s.heads = min64(min64(r->heads - s.head, STAGED_FLOATS / s.count), STAGED_HEADS);
       const int64_t first = at + s.head * r->factor_stride.h;
       if (r->made) make_factors(j, r, s, r->made + first);
-      write_staged(j, r, s, (r->made ? r->made : r->given) + first);
+      write_staged(j, r, s, factors ? factors + first : NULL);
     }
   }
 }
@@ -288,8 +308,8 @@ static void write_route(const job *j, const route *r, const block *b) {
                              .turns = r->rotated ? &j->a.rope->turns : NULL,
                              .cosine = b->cosine,
                              .sine = b->sine};
-  if (r->given || r->made)
-    write_with_factors(j, r, b, &rows);
+  if (r->given || r->made || r->mixed)
+    write_as_floats(j, r, b, &rows);
   else
     j->kernel->write(&rows);
 }
@@ -397,6 +417,8 @@ static attn_status check_kind(const attn_kv_append_args *a) {
   if (status != ATTN_OK) return status;
   REQUIRE(!a->cu_seqlens || !a->counts, "attn_kv_append_args.counts is given with cu_seqlens; one of them must be NULL");
   REQUIRE(!a->positions || a->rope, "attn_kv_append_args.positions is given without rope; it must be NULL");
+  REQUIRE(!a->hadamard || a->dim_qk % 2 == 0, "attn_kv_append_args.dim_qk is %" PRId64 " with hadamard; it must be even",
+          a->dim_qk);
   if (!a->k && !a->v) return ATTN_OK;
   REQUIRE(!a->page_tokens || !a->capacity,
           "attn_kv_append_args.capacity is %" PRId64 " with page_tokens %" PRId64
@@ -639,6 +661,7 @@ static attn_status find_routes(job *j) {
                                    a->dim_qk,
                                    false,
                                    rope,
+                                   a->hadamard,
                                    NULL,
                                    NULL,
                                    NULL,
@@ -655,6 +678,7 @@ static attn_status find_routes(job *j) {
                                    a->dim_qk,
                                    true,
                                    rope,
+                                   a->hadamard,
                                    "attn_kv_append_args.k_scale",
                                    "attn_kv_append_args.k_scale_cache",
                                    a->k_scale,
@@ -670,6 +694,7 @@ static attn_status find_routes(job *j) {
                                    a->heads_kv,
                                    a->dim_v,
                                    true,
+                                   false,
                                    false,
                                    "attn_kv_append_args.v_scale",
                                    "attn_kv_append_args.v_scale_cache",

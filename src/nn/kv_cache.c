@@ -63,6 +63,8 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
           "attn_kv_cache_shape.bias_distances is %" PRId64 " without bias_by_distance; it must be 0", s->bias_distances);
   REQUIRE(!s->key_channels || !s->bias_by_distance,
           "attn_kv_cache_shape.bias_by_distance is given with key_channels; it must be NULL");
+  REQUIRE(!s->hadamard || s->dim_qk % 2 == 0, "attn_kv_cache_shape.dim_qk is %" PRId64 " with hadamard; it must be even",
+          s->dim_qk);
   REQUIRE(s->window >= 0, "attn_kv_cache_shape.window is %" PRId64 "; it must be at least 1, or 0 for all tokens",
           s->window);
   return ATTN_OK;
@@ -419,9 +421,9 @@ attn_status attn_kv_cache_append(attn_kv_cache *cache, const attn_kv_cache_args 
       .k_cache = attn_kv_pool_keys(pool, a->layer), .v_cache = attn_kv_pool_values(pool, a->layer),
       .page_tokens = s->page_tokens, .pages = pool->shape.pages, .page_table = slots ? NULL : cache->table,
       .page_table_stride = cache->columns, .past = cache->past, .counts = packed ? NULL : cache->counts,
-      .cu_seqlens = packed ? cache->cu_seqlens : NULL, .slots = slots, .rope = s->rope,
+      .cu_seqlens = packed ? cache->cu_seqlens : NULL, .slots = slots, .rope = s->rope, .hadamard = s->hadamard,
       .k_scale_cache = attn_kv_pool_key_scales(pool, a->layer), .v_scale_cache = attn_kv_pool_value_scales(pool, a->layer));
-  if (s->rope) {
+  if (s->rope || s->hadamard) {
     const int64_t rows = (packed ? args.tokens : s->batch * args.tokens) * s->heads_q;
     const attn_status status = attn_kv_cache_grow("rotated queries", (size_t)attn_elements_bytes(given, rows * s->dim_qk),
                                                   &cache->turned, &cache->turned_bytes);

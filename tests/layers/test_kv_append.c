@@ -82,9 +82,21 @@ static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_
   return b * s->b + h * s->h + t * s->s + d * s->d;
 }
 
-/* Changes one of the tensors as a call does. */
+/* Hadamard (docs/semantics.md), element by element. */
+static void mix_row(float *row, int64_t dim) {
+  int64_t n = 1;
+  while (dim % (2 * n) == 0) n *= 2;
+  for (int64_t h = 1; h < n; h *= 2) {
+    float before[2 * ROPE_MOST_DIM];
+    memcpy(before, row, sizeof before);
+    for (int64_t d = 0; d < dim; d++) row[d] = d & h ? before[d - h] - before[d] : before[d] + before[d + h];
+  }
+  for (int64_t d = 0; d < dim; d++) row[d] *= (float)(1 / sqrt((double)n));
+}
+
+/* Changes one of the tensors as a call does. of_qk: q or k. */
 static void expect_rows(const scene *s, const tensor *from, const tensor *to, int64_t heads, int64_t dim, bool cached,
-                        bool rotated) {
+                        bool of_qk) {
   const attn_kv_append_args *a = &s->args;
   for (int64_t b = 0; b < a->batch; b++) {
     const int64_t first = s->packed ? s->cu[b] : 0;
@@ -95,16 +107,17 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
       if (!place_of(s, b, i, t, cached ? &page : &ignored_page, cached ? &token : &ignored_token)) continue;
       const int32_t position = a->positions ? a->positions[t] : (int32_t)((a->past ? a->past[b] : 0) + i);
       for (int64_t h = 0; h < heads; h++) {
-        float row[2 * ROPE_MOST_DIM], turned[2 * ROPE_MOST_DIM];
+        float row[2 * ROPE_MOST_DIM] = {0}, turned[2 * ROPE_MOST_DIM];
         double stored[2 * ROPE_MOST_DIM];
         for (int64_t d = 0; d < dim; d++)
           row[d] = attn_load_f32((attn_storage){from->data, from->dtype}, at(&from->stride, row_b, h, row_t, d));
         memcpy(turned, row, sizeof turned);
-        if (rotated)
+        if (of_qk && a->rope)
           test_ok(attn_rope_run(a->rope,
                                 &ATTN_STRUCT(attn_rope_args, .batch = 1, .tokens = 1, .heads = 1, .dim = dim, .x = row,
                                              .out = turned, .past = &position),
                                 &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1)));
+        if (of_qk && a->hadamard) mix_row(turned, dim);
         for (int64_t d = 0; d < dim; d++) stored[d] = (double)turned[d];
         const bool of_k = from->data == a->k, of_v = from->data == a->v;
         const float *given = of_k ? a->k_scale : of_v ? a->v_scale : NULL;
@@ -199,6 +212,8 @@ static void run_scene(scene *s, const attn_options *options) {
   const int64_t pages = a->page_tokens ? a->pages : a->batch;
   a->heads_q = 1 + pick(3), a->heads_kv = 1 + pick(2);
   a->dim_qk = a->rope ? 24 + pick(17) : 1 + pick(20), a->dim_v = 1 + pick(20);
+  a->hadamard = pick(3) == 0;
+  if (a->hadamard) a->dim_qk = pick(2) ? 32 : a->dim_qk + a->dim_qk % 2;
   if (pages == 1 && pick(4)) a->dim_qk += ROPE_MOST_DIM; /* more elements than are floats at a time */
   a->dtype = types[pick(3)], a->cache_dtype = types[pick(COUNT(types))], a->q_out_dtype = types[pick(3)];
   const bool blocks = attn_dtype_of(a->cache_dtype).values > 1;
@@ -246,8 +261,8 @@ static void run_scene(scene *s, const attn_options *options) {
   const tensor to[3] = {{memory[6], a->q_out_dtype, GIVEN(a->q_out_stride, rows_q)},
                         {memory[7], a->cache_dtype, turn ? turned : dense_k},
                         {memory[8], a->cache_dtype, dense_v}};
-  expect_rows(s, &from[0], &to[0], a->heads_q, a->dim_qk, false, a->rope);
-  expect_rows(s, &from[1], &to[1], a->heads_kv, a->dim_qk, true, a->rope);
+  expect_rows(s, &from[0], &to[0], a->heads_q, a->dim_qk, false, true);
+  expect_rows(s, &from[1], &to[1], a->heads_kv, a->dim_qk, true, true);
   expect_rows(s, &from[2], &to[2], a->heads_kv, a->dim_v, true, false);
   for (int i = 0; i < 3; i++) assert_memory_equal(memory[3 + i], memory[6 + i], sizeof memory[0]);
   for (int i = 0; i < 2; i++) assert_memory_equal(factors[i], factors[2 + i], sizeof factors[0]);
@@ -268,6 +283,69 @@ TEST(every_tier_writes_what_a_loop_over_elements_writes) {
     run_scene(&s, &options);
   }
   for (int i = 0; i < 3; i++) attn_rope_destroy(ropes[i]);
+}
+
+/* ---- Hadamard: against its definition ---- */
+
+/* Element (i, j) of the matrix that mixes `n` neighbours, in double precision. */
+static double hadamard_at(int64_t i, int64_t j, int64_t n) {
+  if (i / n != j / n) return 0;
+  return (__builtin_popcountll((uint64_t)(i % n & j % n)) % 2 ? -1 : 1) / sqrt((double)n);
+}
+
+/* Bound: docs/numerics.md. Widths: powers of two, such with an odd factor, and more than is mixed at once. */
+TEST(hadamard_is_its_matrix_and_keeps_products) {
+  static const struct { int64_t dim, n, steps; } widths[] = {{2, 2, 1}, {128, 128, 7}, {80, 16, 4}, {8192, 4096, 12}};
+  for (size_t w = 0; w < COUNT(widths); w++) {
+    const int64_t dim = widths[w].dim, n = widths[w].n;
+    float *rows = calloc((size_t)dim * 4, sizeof *rows), *q = rows, *k = q + dim, *mixed_q = k + dim,
+          *mixed_k = mixed_q + dim;
+    assert_non_null(rows);
+    seed = w;
+    fill(q, ATTN_F32, 2 * dim);
+    test_ok(
+        attn_kv_append(&ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = 1, .heads_q = 1, .heads_kv = 1, .dim_qk = dim,
+                                    .q = q, .q_out = mixed_q, .k = k, .k_cache = mixed_k, .capacity = 1, .hadamard = true),
+                       NULL));
+    double before = 0, after = 0, sizes = 0;
+    for (int64_t i = 0; i < dim; i++) {
+      double exact = 0, size = 0;
+      for (int64_t j = i / n * n; j < i / n * n + n; j++) {
+        exact += hadamard_at(i, j, n) * (double)k[j];
+        size += fabs(hadamard_at(i, j, n) * (double)k[j]);
+      }
+      assert_true(fabs((double)mixed_k[i] - exact) <= (double)(widths[w].steps + 2) * 0x1p-24 * 1.001 * size);
+      before += (double)q[i] * (double)k[i];
+      after += (double)mixed_q[i] * (double)mixed_k[i];
+      sizes += fabs((double)mixed_q[i] * (double)mixed_k[i]);
+    }
+    assert_true(fabs(after - before) <= 1e-5 * sizes);
+    free(rows);
+  }
+}
+
+/* One channel of keys is 50 times as large as the others: q4_0 without and with the rotation. */
+TEST(hadamard_saves_keys_with_a_large_channel) {
+  enum { KEYS = 64, DIM = 128, ROW = DIM / 32 };
+  static float k[KEYS * DIM], mixed[KEYS * DIM];
+  static attn_q4_0 cache[KEYS * ROW];
+  double loss[2] = {0, 0};
+  seed = 5;
+  for (int64_t i = 0; i < KEYS * DIM; i++) k[i] = (float)(pick(2001) - 1000) / (i % DIM == 40 ? 20.0f : 1000.0f);
+  attn_kv_append_args args =
+      ATTN_STRUCT(attn_kv_append_args, .batch = 1, .tokens = KEYS, .heads_kv = 1, .dim_qk = DIM, .k = k, .capacity = KEYS);
+  for (int i = 0; i < 2; i++) {
+    args.hadamard = i;
+    args.cache_dtype = ATTN_F32, args.k_cache = mixed;
+    test_ok(attn_kv_append(&args, NULL));
+    args.cache_dtype = ATTN_Q4_0, args.k_cache = cache;
+    test_ok(attn_kv_append(&args, NULL));
+    for (int64_t d = 0; d < KEYS * DIM; d++) {
+      const double error = (double)attn_load_f32((attn_storage){cache, ATTN_Q4_0}, d) - (double)mixed[d];
+      loss[i] += error * error;
+    }
+  }
+  assert_true(loss[1] < loss[0] / 2);
 }
 
 /* ---- Rotation: against long double ---- */
@@ -726,6 +804,7 @@ TEST(refused_appends_write_nothing) {
   REFUSED((bad.page_table = ring[0], bad.tokens = LONG), "comes back to page 4 after 16 tokens", "17 new ones");
   REFUSED((bad.page_tokens = 0, bad.page_table = NULL, bad.capacity = 16), "sequence 0 holds 14 of 16 tokens; 3 more");
   REFUSED(bad.positions = positions, "positions is given without rope");
+  REFUSED((bad.hadamard = true, bad.dim_qk = 7), "dim_qk is 7 with hadamard; it must be even");
   REFUSED(bad.rope = rope, "rope rotates 10");
   REFUSED(bad.k_scale = factors, "attn_kv_append_args.k_scale is 0 where new token 0 goes in head 0",
           "neither 0 nor denormal, infinite or NaN");

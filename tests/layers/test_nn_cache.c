@@ -89,6 +89,28 @@ static double worst_with(bool causal, const float *bias, const float *keys, cons
 
 static double worst_against(bool causal, const float *keys, const float *o) { return worst_with(causal, NULL, keys, o); }
 
+/* Keys are kept mixed; outputs are those of a cache that keeps them as they are. */
+TEST(hadamard_changes_keys_and_no_output) {
+  static float o[B * LONG * H * DV];
+  attn_kv_cache_shape mixes = shape;
+  attn_kv_cache *cache;
+  fill();
+  mixes.hadamard = true;
+  test_ok(attn_kv_cache_create(&mixes, &ATTN_STRUCT(attn_options, .kernel = "naive_c"), &cache));
+  numerics = attn_kernel_find("naive_c")->numerics;
+  step(cache, 5, NULL, k, o);
+  while (attn_kv_cache_lengths(cache)[0] < LONG) step(cache, 1, NULL, k, o);
+  assert_true(worst_against(true, k, o) <= 2); /* products of mixed rows round otherwise */
+  const float *kept =
+      (const float *)attn_kv_pool_keys(attn_kv_cache_pool(cache), 0) + (int64_t)attn_kv_cache_pages(cache)[0] * KV * 64 * D;
+  for (int d = 0; d < 8; d++) { /* the first key; 8 divides D */
+    double exact = 0;
+    for (int e = 0; e < 8; e++) exact += (__builtin_popcount((unsigned)(d & e)) % 2 ? -1 : 1) * (double)k[e] / sqrt(8.0);
+    assert_true(fabs((double)kept[d] - exact) < 1e-6);
+  }
+  attn_kv_cache_destroy(cache);
+}
+
 static void steps_are_the_whole(const char *kernel) {
   static float o[B * LONG * H * DV], wrong[COUNT(k)];
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
@@ -234,6 +256,8 @@ TEST(creation_checks_arguments) {
   REFUSED(capacity, 0, "capacity is 0");
   REFUSED(capacity, INT32_MAX, "capacity is 2147483647");
   REFUSED(dtype, (attn_dtype)9, "dtype is 9");
+  TEST_REFUSES(attn_kv_cache_shape, shape, (bad.hadamard = true, bad.dim_qk = 23), attn_kv_cache_create(&bad, NULL, &cache),
+               cache, "dim_qk is 23 with hadamard; it must be even");
   REFUSED(bias_distances, 1, "bias_distances is 1 without bias_by_distance");
   REFUSED(bias_by_distance, q, "bias_distances is 0");
   TEST_REFUSES(attn_kv_cache_shape, shape,
