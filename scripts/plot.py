@@ -17,7 +17,7 @@ from plotting.command import NOTHING, OK, run
 from plotting.views import NothingToDraw
 
 FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "pages",
-           "errors", "machines")
+           "kv-bytes", "errors", "machines")
 
 
 def main(argv=None):

@@ -8,6 +8,7 @@ from .axes import fitting, from_zero, label_ends, power_of_two_axis
 from .bars import bar_page
 from .errors import error_panels, errors_page
 from .heatmap import heatmap_page
+from .kv_bytes import kv_page, kv_panels
 from .layers import layer_panels, layers_page
 from .machines import machine_panels, machines_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
@@ -72,6 +73,11 @@ def in_pages(results, looks):
     return [paged_page(part, header(part, results), notes(part)) for part in pages(paged_panels(results.rows))]
 
 
+def kv_bytes(results, looks):
+    del looks  # types, not kernels, are told apart here
+    return [kv_page(part, header(part, results), notes(part)) for part in pages(kv_panels(results.rows))]
+
+
 def roofline(results, looks):
     panels = roofline_panels(results)
     return [roofline_page(part, header(views.panels(views.rows_of(part)), results), looks, notes(part))
@@ -92,7 +98,7 @@ def machines(results, looks):
 
 FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
            "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "pages": in_pages,
-           "errors": errors, "machines": machines}
+           "kv-bytes": kv_bytes, "errors": errors, "machines": machines}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------

@@ -86,6 +86,16 @@ def in_pages(**changes):
             for order, share in (("", 1.0), ("/page_order:shuffled", 0.6))]
 
 
+def stored(name="decode_avx512", share=1.0, **changes):
+    """Decoding over float32, bfloat16, int8 without and with factors, and q4_0: fewer bytes are faster."""
+    def case(kind, rate, axes=""):
+        cells = row(name, rate * share, seq=8192, seq_q=1, dim=128, **changes)
+        return cells | {"dtype_kv": kind, "other_axes": axes, "peak_gbs": 20.0,
+                        "case_id": f"{cells['case_id']}/{kind}/{axes} {changes}"}
+    return [case("f32", 10.0), case("bf16", 18.0), case("i8", 30.0), case("i8", 28.0, "kv_scales:token"),
+            case("q4_0", 31.0)]
+
+
 def everything():
     """Data for every figure, with a skip, a failure and a close race."""
     rows = grid(dims=(64,), threads=(1, 2)) + grid(dims=(128,)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
@@ -96,8 +106,10 @@ def everything():
     refused = [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=128, heads=16, dim=32),
                untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=128, heads=16, dim=32)]
     mha = {"layer": "mha", "other_axes": "width:512"}
-    paged = in_pages() + [untimed(status, reason, name=name, seq=8192, seq_q=1) | {"other_axes": "page_tokens:16"}
-                          for status, name, reason in (("SKIP", "flash_avx512", "this CPU has no AVX-512"),
-                                                       ("FAIL", "naive_avx2", "output[0,1,2,3] is off by 4.1 x the bound"))]
-    rows += paged + layers(heads=(16, 32, 64)) + [cells | mha | {"case_id": cells["case_id"] + " mha"} for cells in refused]
+    decode = [untimed(status, reason, name=name, seq=8192, seq_q=1, dim=dim) | {"other_axes": axes}
+              for status, name, reason in (("SKIP", "flash_avx512", "this CPU has no AVX-512"),
+                                           ("FAIL", "naive_avx2", "output[0,1,2,3] is off by 4.1 x the bound"))
+              for dim, axes in ((64, "page_tokens:16"), (128, ""))]
+    rows += in_pages() + stored() + decode
+    rows += layers(heads=(16, 32, 64)) + [cells | mha | {"case_id": cells["case_id"] + " mha"} for cells in refused]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]

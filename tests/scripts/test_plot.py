@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from plot_data import COLUMNS, PEAK, everything, grid, in_pages, layer, layers, row, untimed, write
+from plot_data import COLUMNS, PEAK, everything, grid, in_pages, layer, layers, row, stored, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -473,7 +473,8 @@ def test_crowded_pages_have_room(tmp_path, name):
              if (algorithm, isa) not in (("naive", "c"), ("flash", "avx2"), ("blocked", "avx512"))]
     deep = layers(many, long) if all_pairs else layers(many, (1024,)) + layers((1,), long[1:])
     wide = grid(seqs=(64,), dims=range(192, 257, 8))
-    paged = [cells for batch in (1, 2, 3, 4) for cells in in_pages(batch=batch, heads_kv=4, causal="bottom-right")]
+    paged = [cells for batch in (1, 2, 3, 4) for kind in (in_pages, stored)
+             for cells in kind(batch=batch, heads_kv=4, causal="bottom-right")]
     for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep + wide + paged)):
         check_room(page, list(page_texts(page)))
 
@@ -491,6 +492,21 @@ def test_pages_stand_beside_dense_keys(tmp_path):
     assert "shuffled 51 %" in words and "ordered 85 %" in words
     with pytest.raises(views.NothingToDraw, match="no two sizes of pages"):
         paged_panels(read_results([write(tmp_path / "one", in_pages()[:4])]).rows)
+
+
+def test_bytes_of_keys_stand_beside_their_rate(tmp_path):
+    from plotting.kv_bytes import kv_panels
+    panel, = kv_panels(read_results([write(tmp_path / "run", stored("decode_avx2", 0.5) + stored())]).rows)
+    assert [(kind, factors, at.x) for kind, factors, at in panel.points] == \
+        [("q4_0", "", 144), ("i8", "", 256), ("i8", "token", 264), ("bf16", "", 512), ("f32", "", 1024)]
+    assert panel.reading == 20e9
+    for _, _, at in panel.points:
+        assert at.row["kernel"] == "decode_avx512"
+        assert at.y == pytest.approx(8 * 8192 / at.row["time_ns_median"] * 1e3) and at.low < at.y < at.high
+    words = [text for text, _ in page_texts(pages_of("kv-bytes", tmp_path / "run")[0])]
+    assert {"q4_0", "bf16", "a factor a token", "no factors"} <= set(words)
+    with pytest.raises(views.NothingToDraw, match="no decode differs in the type of K and V alone"):
+        kv_panels(read_results([write(tmp_path / "one", stored()[2:4])]).rows)
 
 
 def test_rings_of_pages_are_drawn(tmp_path):
