@@ -14,10 +14,10 @@ from ._plan import (Kernel, Plan, Timing, Tuning, forget_plans, kernels, load_ke
                     thread_source, tiers, tune, use_pool, version, why_not)
 from ._blocks import q4_0, q8_0
 from ._key_blocks import KeyBlocks
-from ._sdpa import sdpa
+from ._sdpa import Gradients, sdpa, sdpa_grad
 from .layers import KVPool
 
 __version__ = version()
-__all__ = ["KVPool", "Kernel", "KeyBlocks", "Plan", "Rope", "Spec", "Timing", "Tuning", "Unsupported", "forget_plans",
-           "kernels", "kv_append", "layers", "load_kernels", "merge", "new_state", "plan_counts", "q4_0", "q8_0",
-           "rope", "sdpa", "thread_source", "tiers", "tune", "use_pool", "version", "why_not"]
+__all__ = ["Gradients", "KVPool", "Kernel", "KeyBlocks", "Plan", "Rope", "Spec", "Timing", "Tuning", "Unsupported",
+           "forget_plans", "kernels", "kv_append", "layers", "load_kernels", "merge", "new_state", "plan_counts", "q4_0",
+           "q8_0", "rope", "sdpa", "sdpa_grad", "thread_source", "tiers", "tune", "use_pool", "version", "why_not"]

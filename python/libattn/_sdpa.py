@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""sdpa(): its signature and documentation. The function itself is built in (python/native)."""
+"""sdpa(): its signature and documentation. The function itself is built in (python/native). sdpa_grad(): its gradients."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import _native
 from ._key_blocks import KeyBlocks
@@ -103,3 +103,48 @@ def _documentation():
 SIGNATURE = inspect.signature(sdpa)
 FUNCTIONS = _native.load_functions(_documentation())
 sdpa = FUNCTIONS["sdpa"]
+
+
+class Gradients(NamedTuple):
+    """The result of sdpa_grad(); None where a gradient is not wanted."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any
+    dsinks: Any
+    dalibi_slopes: Any
+    dscores: Any
+    dscore_weight: Any
+
+
+def sdpa_grad(do: Array, q: Array | None, k: Array | None, v: Array, out: Array, lse: Array, *, d_lse: Array | None = None,
+              dq: Array | bool | None = None, dk: Array | bool | None = None, dv: Array | bool | None = None,
+              dbias: Array | bool | None = None, dsinks: Array | bool | None = None,
+              dalibi_slopes: Array | bool | None = None, dscores: Array | bool | None = None,
+              dscore_weight: Array | bool | None = None, accumulate: bool = False, **options: Any) -> Gradients:
+    """The gradients of a loss by the arguments of sdpa(), from its gradient `do` by out.
+
+        out, lse = libattn.sdpa(q, k, v, causal=True, return_lse=True)
+        dq, dk, dv, *_ = libattn.sdpa_grad(do, q, k, v, out, lse, causal=True)
+
+    options: those of sdpa() that out and lse were computed with, but for page_table, state, k_scale, v_scale, kv_format,
+        key_blocks, shared_prefix and window_first, which have no gradients; nor have k and v of 8 bits. kernel names one of
+        gradients.
+    do: as out, in shape and dtype, with any strides. d_lse: the gradient by lse, where the loss depends on it.
+    dq, dk, dv: None = a new array of the argument's shape and dtype, False = not wanted, or the array to write to. dscores:
+        likewise, in place of dq and dk where score is "precomputed".
+    dbias, dsinks, dalibi_slopes, dscore_weight: True = a new float32 array, or the array to write to; None = not wanted. Of
+        the shape of bias, summed over what broadcasts, [heads], [heads], and the shape of score_weight.
+    accumulate: add to what stands in the arrays, which all have to be given.
+
+    Sums are float32 and rounded once. Rows without keys, and keys that no query sees, have zeros. The scores are computed
+    again: memory beside the results grows by the number of tokens, not its square.
+
+    Raises ValueError or TypeError for arguments that do not fit, Unsupported for options without gradients, MemoryError.
+
+    Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, section B.2; docs/semantics.md.
+    """
+    return Gradients(*FUNCTIONS["sdpa_grad"](do, q, k, v, out, lse, d_lse=d_lse, dq=dq, dk=dk, dv=dv, dbias=dbias,
+                                             dsinks=dsinks, dalibi_slopes=dalibi_slopes, dscores=dscores,
+                                             dscore_weight=dscore_weight, accumulate=accumulate, **options))

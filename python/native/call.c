@@ -18,9 +18,9 @@ static bool refuse(PyObject *kind, const char *sentence) {
 
 /* ---- Arguments by name ----------------------------------------------------------------------------------------------- */
 
-static const char *const keyword_names[KEYWORDS] = {
+static const char *const keyword_names[ALL_KEYWORDS] = {
 #define ATTN_KEYWORD(name) #name,
-    ATTN_KEYWORDS(ATTN_KEYWORD)
+    ATTN_KEYWORDS(ATTN_KEYWORD) ATTN_GRADIENT_KEYWORDS(ATTN_KEYWORD)
 #undef ATTN_KEYWORD
 };
 static const char *const input_names[3] = {"q", "k", "v"};
@@ -36,30 +36,33 @@ interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject
   if (!of) return PyErr_NoMemory(), NULL;
   Py_IncRef(of->unsupported = unsupported);
   of->arrays = arrays_new(allocate, spec);
-  if (of->arrays && intern(of->keyword, keyword_names, KEYWORDS) && intern(of->input, input_names, 3) &&
-      (of->no = PyBool_FromLong(0)))
+  if (of->arrays && intern(of->keyword, keyword_names, ALL_KEYWORDS) && intern(of->input, input_names, 3) &&
+      (of->no = PyBool_FromLong(0)) && (of->yes = PyBool_FromLong(1)))
     return of;
   interpreter_free(of);
   return NULL;
 }
 
 void interpreter_free(interpreter *of) {
-  for (int i = 0; i < KEYWORDS; i++)
+  for (int i = 0; i < ALL_KEYWORDS; i++)
     if (of->keyword[i]) Py_DecRef(of->keyword[i]);
   for (int i = 0; i < 3; i++)
     if (of->input[i]) Py_DecRef(of->input[i]);
   if (of->no) Py_DecRef(of->no);
+  if (of->yes) Py_DecRef(of->yes);
   Py_DecRef(of->unsupported);
   arrays_free(of->arrays);
   free(of);
 }
 
-void call_init(call *c, const interpreter *of) {
+void call_init(call *c, const interpreter *of, bool backward) {
   memset(c, 0, offsetof(call, held));
   c->of = of;
+  c->backward = backward;
   c->hint = "";
   holdings_start(&c->held, of->arrays);
   c->out = c->lse = NULL;
+  memset(c->gradient, 0, sizeof c->gradient);
 }
 
 /* Names in source code are interned, so that comparing addresses nearly always answers. */
@@ -72,37 +75,39 @@ static int find_name(PyObject *name, PyObject *const *interned_names, const char
 }
 
 static bool take_named(call *c, const char *function, PyObject *name, PyObject *value, bool only_arrays) {
-  const int key = find_name(name, c->of->keyword, keyword_names, KEYWORDS);
+  const int key = find_name(name, c->of->keyword, keyword_names, c->backward ? ALL_KEYWORDS : KEYWORDS);
   if (value == Py_None) value = NULL;
   if (key >= 0 && only_arrays && key > LAST_ARRAY) {
     PyErr_Format(PyExc_TypeError, "%s() takes no '%s': the plan has it", function, keyword_names[key]);
     return false;
   }
-  if (key >= 0) {
-    c->given[key] = value;
-    return true;
-  }
-  const int input = find_name(name, c->of->input, input_names, 3);
-  if (input < 0) {
+  const int input = key >= 0 ? -1 : find_name(name, c->of->input, input_names, 3);
+  if (key < 0 && input < 0) {
     PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%s'", function,
                  PyUnicode_AsUTF8AndSize(name, NULL));
     return false;
   }
-  if (c->input[input]) {
-    PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function, input_names[input]);
+  PyObject **to = key >= 0 ? &c->given[key] : &c->input[input];
+  if (*to) {
+    PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function,
+                 key >= 0 ? keyword_names[key] : input_names[input]);
     return false;
   }
-  c->input[input] = value;
+  *to = value;
   return true;
 }
 
 bool call_sort(call *c, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *names, bool only_arrays) {
-  if (count > 3) {
-    PyErr_Format(PyExc_TypeError, "%s() takes q, k and v by position, but %d were given; name the others", function,
-                 (int)count);
+  PyObject **const forward[] = {&c->input[0], &c->input[1], &c->input[2]};
+  PyObject **const backward[] = {&c->given[KEY_do], &c->input[0],       &c->input[1],
+                                 &c->input[2],      &c->given[KEY_out], &c->given[KEY_lse]};
+  PyObject **const *by_position = c->backward ? backward : forward;
+  if (count > (c->backward ? 6 : 3)) {
+    PyErr_Format(PyExc_TypeError, "%s() takes %s by position, but %d were given; name the others", function,
+                 c->backward ? "do, q, k, v, out and lse" : "q, k and v", (int)count);
     return false;
   }
-  for (Py_ssize_t i = 0; i < count; i++) c->input[i] = args[i] == Py_None ? NULL : args[i];
+  for (Py_ssize_t i = 0; i < count; i++) *by_position[i] = args[i] == Py_None ? NULL : args[i];
   const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
   for (Py_ssize_t i = 0; i < named; i++)
     if (!take_named(c, function, PyTuple_GetItem(names, i), args[count + i], only_arrays)) return false;
@@ -380,6 +385,7 @@ static bool take_blocks(const call *c, const char *name, tensor *t) {
 static bool read_typed(call *c, PyObject *object, const char *name, bool of_keys, tensor *t) {
   if (!tensor_read(object, name, &c->held, t)) return false;
   if (of_keys && c->set.kv_format != DTYPE_OTHER) return take_blocks(c, name, t);
+  of_keys = of_keys && !c->backward;
   if (t->type <= (of_keys ? DTYPE_I8 : DTYPE_BF16)) return true;
   PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16%s%s", name, dtype_name(t->type),
                of_keys ? ", or float8_e4m3fn, float8_e5m2 or int8" : "",
@@ -923,12 +929,13 @@ static void describe_dense(int ndim, const int64_t *shape, dtype type, tensor *o
   }
 }
 
-/* The output that is given under `key`, or a new one, into *owned. */
+/* The output that is given under `key`, or a new one, into *owned. sdpa_grad() reads what is given as out and lse. */
 static bool take_output(call *c, int key, const tensor *like, bool float32, int ndim, const int64_t *shape, bool make,
                         PyObject **owned, tensor *out) {
   if (c->given[key]) {
     Py_IncRef(*owned = c->given[key]);
-    return tensor_read(*owned, keyword_names[key], &c->held, out) && tensor_writable(out, keyword_names[key]);
+    return tensor_read(*owned, keyword_names[key], &c->held, out) &&
+           ((c->backward && key <= LAST_ARRAY) || tensor_writable(out, keyword_names[key]));
   }
   if (!make) return describe_dense(ndim, shape, float32 ? DTYPE_F32 : like->type, out), true;
   return (*owned = tensor_new(like, float32, ndim, shape, &c->held, out));
@@ -954,17 +961,16 @@ static bool same_shape(const char *name, const tensor *t, int ndim, const int64_
   return same;
 }
 
-static bool take_o(call *c, int layout, const tensor t[3], const view v[3], bool make) {
+static bool take_o(call *c, int layout, const tensor t[3], const view *sizes, bool make) {
   attn_problem *p = &c->wanted.problem;
   const bool given_scores = p->score == ATTN_SCORE_PRECOMPUTED;
-  const view sizes = {.b = v[0].b, .h = v[0].h, .s = v[0].s, .d = v[2].d};
   int64_t shape[MOST_DIMS];
   tensor o;
   view ov;
   const tensor *like = &t[given_scores ? 2 : 0];
   const bool float32 = c->set.out_float32 || like->type > DTYPE_BF16;
   const int ndim = like->ndim;
-  shape_of(&sizes, ndim, layout, shape);
+  shape_of(sizes, ndim, layout, shape);
   if (!take_output(c, KEY_out, like, float32, ndim, shape, make, &c->out, &o)) return false;
   if (!same_shape("out", &o, ndim, shape) || !view_of(&o, "out", layout, &ov)) return false;
   if (o.type != DTYPE_F32 && o.type != t[0].type)
@@ -1022,6 +1028,169 @@ static bool take_state(call *c, row_shape rows) {
   return true;
 }
 
+/* ---- Gradients ------------------------------------------------------------------------------------------------------- */
+
+/* Refuses options of sdpa() that have no gradients, in words. */
+static bool check_backward(const call *c) {
+  static const struct {
+    int key;
+    const char *what;
+  } refused[] = {{KEY_page_table, "keys and values in pages"},
+                 {KEY_state, "a state"},
+                 {KEY_k_scale, "scaled keys"},
+                 {KEY_v_scale, "scaled values"},
+                 {KEY_kv_format, "blocks of numbers"},
+                 {KEY_key_blocks, "lists of key blocks"}};
+  static const int needed[] = {KEY_do, KEY_out, KEY_lse};
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+    if (c->given[refused[i].key])
+      return PyErr_Format(c->of->unsupported, "sdpa_grad() takes no %s: there are no gradients of %s",
+                          keyword_names[refused[i].key], refused[i].what),
+             false;
+  if (c->set.shared_prefix || c->set.window_first)
+    return PyErr_Format(c->of->unsupported,
+                        "sdpa_grad() takes no %s: there are no gradients of keys that are read in pieces",
+                        c->set.shared_prefix ? "shared_prefix" : "window_first"),
+           false;
+  if (c->set.return_lse) return refuse(PyExc_TypeError, "sdpa_grad() takes no return_lse: it reads lse");
+  for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+    if (!c->given[needed[i]]) return PyErr_Format(PyExc_TypeError, "%s is missing", keyword_names[needed[i]]), false;
+  return true;
+}
+
+/* d_o and d_lse, which stand as out and lse do. */
+static bool take_output_gradients(call *c, int layout, const view *o, int ndim, row_shape rows) {
+  attn_problem *p = &c->wanted.problem;
+  int64_t shape[MOST_DIMS];
+  tensor t;
+  view v;
+  shape_of(o, ndim, layout, shape);
+  if (!tensor_read(c->given[KEY_do], "do", &c->held, &t) || !same_shape("do", &t, ndim, shape) ||
+      !view_of(&t, "do", layout, &v))
+    return false;
+  if ((attn_dtype)t.type != p->dtype_o)
+    return PyErr_Format(PyExc_TypeError, "do is %s; it must be as out, %s", dtype_name(t.type),
+                        dtype_name((dtype)p->dtype_o)),
+           false;
+  p->d_o_stride = v.stride;
+  c->args.d_o = t.data;
+  if (!c->given[KEY_d_lse]) return true;
+  if (!tensor_read(c->given[KEY_d_lse], "d_lse", &c->held, &t) || !same_shape("d_lse", &t, rows.ndim, rows.size))
+    return false;
+  if (t.type != DTYPE_F32) return refuse(PyExc_TypeError, "d_lse must be float32");
+  p->d_lse_stride = (attn_strides){.b = stride_at(&t, 3), .h = stride_at(&t, 2), .s = stride_at(&t, 1)};
+  p->uses |= ATTN_USE_D_LSE;
+  c->args.d_lse = (const float *)(const void *)t.data;
+  return true;
+}
+
+/* The gradient of an argument, of its shape. */
+typedef struct gradient {
+  int key;
+  const char *of; /* the argument; NULL: the call has none */
+  bool usual;     /* made unless it is False; else only where it is asked for */
+  bool dense;     /* must be */
+  const tensor *like;
+  bool float32;
+  int ndim;
+  int64_t shape[MOST_DIMS];
+} gradient;
+
+/* An array for it: the one that is given, or a new one. *wanted says whether there is one. */
+static bool take_gradient(call *c, const gradient *g, bool accumulate, tensor *out, bool *wanted) {
+  const char *name = keyword_names[g->key];
+  PyObject *given = c->given[g->key];
+  *wanted = given ? given != c->of->no : g->usual && g->of;
+  if (!*wanted) return true;
+  if (!g->of)
+    return PyErr_Format(PyExc_ValueError, "%s is given; the call has no %s", name,
+                        g->key == KEY_dalibi_slopes ? "alibi" : name + 1),
+           false;
+  if (given == c->of->yes) c->given[g->key] = given = NULL;
+  if (accumulate && !given)
+    return PyErr_Format(PyExc_ValueError, "%s is missing with accumulate; give the array to add to, or %s=False", name,
+                        name),
+           false;
+  if (!take_output(c, g->key, g->like, g->float32, g->ndim, g->shape, true, &c->gradient[g->key - KEY_dq], out) ||
+      !same_shape(name, out, g->ndim, g->shape))
+    return false;
+  const dtype right = g->float32 ? DTYPE_F32 : g->like->type;
+  if (out->type != right)
+    return PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s, as %s", name, dtype_name(out->type), dtype_name(right),
+                        g->of),
+           false;
+  if (g->dense && !is_dense(out)) return PyErr_Format(PyExc_ValueError, "%s must be dense", name), false;
+  return true;
+}
+
+/* Those of q, k and v. */
+static bool take_row_gradients(call *c, int layout, const tensor t[3], bool accumulate) {
+  attn_problem *p = &c->wanted.problem;
+  attn_strides *const stride[] = {&p->d_q_stride, &p->d_k_stride, &p->d_v_stride};
+  void **const data[] = {&c->args.d_q, &c->args.d_k, &c->args.d_v};
+  for (int i = 0; i < 3; i++) {
+    const bool absent = i < 2 && p->score == ATTN_SCORE_PRECOMPUTED;
+    gradient g = {.key = KEY_dq + i, .of = absent ? NULL : input_names[i], .usual = true, .like = &t[i], .ndim = t[i].ndim};
+    tensor out;
+    view v;
+    bool wanted;
+    memcpy(g.shape, t[i].shape, sizeof g.shape);
+    if (!take_gradient(c, &g, accumulate, &out, &wanted)) return false;
+    if (!wanted) describe_dense(g.ndim, g.shape, t[i].type, &out); /* the problem has strides of all gradients */
+    if (!view_of(&out, keyword_names[g.key], layout, &v)) return false;
+    *stride[i] = v.stride;
+    *data[i] = wanted ? out.data : NULL;
+  }
+  return true;
+}
+
+/* The gradient of an array beside q, k and v; `heads`: a number for each head. */
+static bool take_other_gradient(call *c, int key, int of, bool heads, const tensor *like, bool accumulate, uint32_t use,
+                                attn_score_strides *stride, float **field) {
+  const attn_problem *p = &c->wanted.problem;
+  gradient g = {.key = key,
+                .of = c->given[of] ? keyword_names[of] : NULL,
+                .usual = of == KEY_scores,
+                .dense = !stride,
+                .like = like,
+                .float32 = true};
+  tensor t = {.ndim = 1, .shape = {p->heads_q}}, out;
+  bool wanted;
+  if (g.of && !heads && !tensor_read(c->given[of], keyword_names[of], &c->held, &t)) return false;
+  g.ndim = t.ndim;
+  memcpy(g.shape, t.shape, sizeof g.shape);
+  if (!take_gradient(c, &g, accumulate, &out, &wanted)) return false;
+  if (!wanted) return true;
+  for (int i = 0; stride && i < 4; i++) {
+    int64_t *const steps[] = {&stride->k, &stride->q, &stride->h, &stride->b};
+    *steps[i] = size_at(&out, i + 1) > 1 ? stride_at(&out, i + 1) : 0;
+  }
+  c->wanted.problem.uses |= use;
+  *field = (float *)(void *)out.data;
+  return true;
+}
+
+static bool take_gradients(call *c, int layout, const tensor t[3], const view *o, row_shape rows) {
+  attn_problem *p = &c->wanted.problem;
+  attn_args *args = &c->args;
+  const int accumulate = c->given[KEY_accumulate] ? PyObject_IsTrue(c->given[KEY_accumulate]) : 0;
+  const tensor *like = &t[0];
+  if (accumulate < 0) return false;
+  p->operation = ATTN_BACKWARD;
+  if (accumulate) p->uses |= ATTN_USE_ACCUMULATE;
+  return take_output_gradients(c, layout, o, rows.ndim + 1, rows) && take_row_gradients(c, layout, t, accumulate) &&
+         take_other_gradient(c, KEY_dbias, KEY_bias, false, like, accumulate, ATTN_USE_D_BIAS, &p->d_bias_stride,
+                             &args->d_bias) &&
+         take_other_gradient(c, KEY_dscores, KEY_scores, false, like, accumulate, 0, &p->d_scores_stride, &args->d_scores) &&
+         take_other_gradient(c, KEY_dscore_weight, KEY_score_weight, false, like, accumulate, ATTN_USE_D_SCORE_WEIGHT, NULL,
+                             &args->d_score_weight) &&
+         take_other_gradient(c, KEY_dsinks, KEY_sinks, true, like, accumulate, ATTN_USE_D_SINKS, NULL, &args->d_sinks) &&
+         take_other_gradient(c, KEY_dalibi_slopes, KEY_alibi, true, like, accumulate, ATTN_USE_D_ALIBI, NULL,
+                             &args->d_alibi_slopes);
+}
+
+/* ---- The call -------------------------------------------------------------------------------------------------------- */
+
 /* out is False: the state alone goes on, and no result is made. */
 static bool read_no_out(call *c) {
   c->no_out = c->given[KEY_out] && c->given[KEY_out] == c->of->no;
@@ -1045,7 +1214,7 @@ bool call_build(call *c, bool make_outputs) {
   view v[3];
   int layout;
   c->held.take_specs = !make_outputs;
-  if (!read_no_out(c)) return false;
+  if (c->backward ? !check_backward(c) : !read_no_out(c)) return false;
   if (c->given[KEY_page_table] && !check_paged(c)) return false;
   if (!choose_layout(c, &layout)) return false;
   if (!(c->set.score == ATTN_SCORE_PRECOMPUTED ? take_scores_and_values : take_inputs)(c, layout, t, v)) return false;
@@ -1064,14 +1233,28 @@ bool call_build(call *c, bool make_outputs) {
   c->args.v = t[2].data;
   const row_shape rows = rows_of(c, t, v);
   make_outputs = make_outputs && !c->no_out;
-  return take_options(c) && take_o(c, layout, t, v, make_outputs) && take_lse(c, rows, &t[0], make_outputs) &&
-         take_state(c, rows);
+  const view o = {.b = v[0].b, .h = v[0].h, .s = v[0].s, .d = v[2].d};
+  return take_options(c) && take_o(c, layout, t, &o, make_outputs) && take_lse(c, rows, &t[0], make_outputs) &&
+         (c->backward ? take_gradients(c, layout, t, &o, rows) : take_state(c, rows));
+}
+
+/* Those that are not wanted are None. */
+static PyObject *gradient_tuple(call *c) {
+  PyObject *result = PyTuple_New(GRADIENTS);
+  for (int i = 0; result && i < GRADIENTS; i++) {
+    if (!c->gradient[i]) Py_IncRef(c->gradient[i] = Py_None);
+    PyTuple_SetItem(result, i, c->gradient[i]);
+    c->gradient[i] = NULL;
+  }
+  return result;
 }
 
 PyObject *call_finish(call *c, bool succeeded) {
   PyObject *result = NULL;
   holdings_release(&c->held);
-  if (succeeded && c->no_out) {
+  if (succeeded && c->backward) {
+    result = gradient_tuple(c);
+  } else if (succeeded && c->no_out) {
     Py_IncRef(result = Py_None);
   } else if (succeeded && c->set.return_lse) {
     result = PyTuple_New(2);
@@ -1082,5 +1265,7 @@ PyObject *call_finish(call *c, bool succeeded) {
   }
   if (c->out) Py_DecRef(c->out);
   if (c->lse) Py_DecRef(c->lse);
+  for (int i = 0; i < GRADIENTS; i++)
+    if (c->gradient[i]) Py_DecRef(c->gradient[i]);
   return result;
 }

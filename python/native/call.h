@@ -17,6 +17,10 @@
   K(layout) K(score) \
   K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(kv_format) \
   K(return_lse)
+/* The further ones of sdpa_grad. */
+#define ATTN_GRADIENT_KEYWORDS(K) \
+  K(do) K(d_lse) K(accumulate) \
+  K(dq) K(dk) K(dv) K(dbias) K(dsinks) K(dalibi_slopes) K(dscores) K(dscore_weight)
 /* clang-format on */
 
 enum keyword {
@@ -24,7 +28,20 @@ enum keyword {
   ATTN_KEYWORDS(ATTN_KEYWORD)
 #undef ATTN_KEYWORD
       KEYWORDS,
-  LAST_ARRAY = KEY_lse
+  LAST_ARRAY = KEY_lse,
+  KEY_do = KEYWORDS,
+  KEY_d_lse,
+  KEY_accumulate,
+  KEY_dq, /* the gradients end the list */
+  KEY_dk,
+  KEY_dv,
+  KEY_dbias,
+  KEY_dsinks,
+  KEY_dalibi_slopes,
+  KEY_dscores,
+  KEY_dscore_weight,
+  ALL_KEYWORDS,
+  GRADIENTS = ALL_KEYWORDS - KEY_dq
 };
 
 /* The settings, read. */
@@ -49,21 +66,23 @@ typedef struct settings {
 typedef struct interpreter {
   arrays *arrays;
   PyObject *unsupported; /* its libattn.Unsupported */
-  PyObject *keyword[KEYWORDS], *input[3];
-  PyObject *no; /* False */
+  PyObject *keyword[ALL_KEYWORDS], *input[3];
+  PyObject *no, *yes; /* False, True */
 } interpreter;
 
 typedef struct call {
   const interpreter *of;
-  const char *hint;          /* the end of a sentence on a wrong number of elements; "" mostly */
-  PyObject *given[KEYWORDS]; /* borrowed; NULL = not given, or None */
-  PyObject *input[3];        /* q, k, v, likewise */
+  const char *hint;              /* the end of a sentence on a wrong number of elements; "" mostly */
+  PyObject *given[ALL_KEYWORDS]; /* borrowed; NULL = not given, or None */
+  PyObject *input[3];            /* q, k, v, likewise */
+  bool backward;                 /* sdpa_grad: out and lse are read, and gradients written */
   settings set;
   request wanted;
   attn_args args;
   holdings held;
-  PyObject *out, *lse; /* owned */
-  bool no_out;         /* out is False: the state alone goes on */
+  PyObject *out, *lse;           /* owned */
+  PyObject *gradient[GRADIENTS]; /* likewise; NULL = not wanted */
+  bool no_out;                   /* out is False: the state alone goes on */
 } call;
 
 /* Makes the objects of the present interpreter (arrays_new() explains the arguments). NULL with an exception. */
@@ -73,7 +92,7 @@ interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject
 void interpreter_free(interpreter *of);
 
 /* Before anything else is done with a call. */
-void call_init(call *c, const interpreter *of);
+void call_init(call *c, const interpreter *of, bool backward);
 
 /* Sorts the arguments of a METH_FASTCALL into the call. `function` is for the sentences. With only_arrays settings are
  * refused. False with an exception. */
@@ -91,7 +110,7 @@ bool call_build(call *c, bool make_outputs);
 void *read_vector(holdings *held, PyObject *given, const char *name, bool integers, int64_t expected, const char *hint,
                   int64_t *count);
 
-/* Ends the call: o, or (o, lse); NULL with the exception that is set. */
+/* Ends the call: o, (o, lse), or the gradients; NULL with the exception that is set. */
 PyObject *call_finish(call *c, bool succeeded);
 
 #endif

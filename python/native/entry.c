@@ -49,21 +49,34 @@ static bool compute(call *c, planned *bound) {
   return succeed(c->of, status);
 }
 
-static PyObject *attend(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool ignore_gradients) {
+typedef struct entry {
+  const char *function;
+  bool backward, ignore_gradients;
+} entry;
+
+static PyObject *attend(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, entry of) {
   call c;
-  call_init(&c, interpreter_of(self));
-  c.held.ignore_gradients = ignore_gradients;
-  const bool done = call_sort(&c, "sdpa", args, count, names, false) && call_read_settings(&c) && call_build(&c, true) &&
-                    compute(&c, NULL);
+  call_init(&c, interpreter_of(self), of.backward);
+  c.held.ignore_gradients = of.ignore_gradients;
+  const bool done = call_sort(&c, of.function, args, count, names, false) && call_read_settings(&c) &&
+                    call_build(&c, true) && compute(&c, NULL);
   return call_finish(&c, done);
 }
 
 static PyObject *sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-  return attend(self, args, count, names, false);
+  return attend(self, args, count, names, (entry){"sdpa", false, false});
 }
 
 static PyObject *sdpa_without_gradients(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
-  return attend(self, args, count, names, true);
+  return attend(self, args, count, names, (entry){"sdpa", false, true});
+}
+
+static PyObject *sdpa_grad(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return attend(self, args, count, names, (entry){"sdpa_grad", true, false});
+}
+
+static PyObject *sdpa_grad_of_tensors(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return attend(self, args, count, names, (entry){"sdpa_grad", true, true});
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
@@ -181,7 +194,7 @@ static void keep_settings(bound *b) {
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
   const bound *b = PyCapsule_GetPointer(self, BOUND);
-  call_init(&c, interpreter_of(b->self));
+  call_init(&c, interpreter_of(b->self), false);
   bool done = call_sort(&c, "run", args, count, names, true);
   if (done) c.set = b->set;
   done = done && call_build(&c, true) && fits(b, &c) && compute(&c, b->plan);
@@ -211,7 +224,7 @@ static PyObject *bind_plan(PyObject *self, planned *plan, const settings *set) {
 
 static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  call_init(&c, interpreter_of(self));
+  call_init(&c, interpreter_of(self), false);
   PyObject *result = NULL;
   bool done = call_sort(&c, "Plan", args, count, names, false) && call_read_settings(&c) && call_build(&c, false);
   if (done) {
@@ -229,7 +242,7 @@ static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 /* Why a kernel cannot take the call: None if it can. The kernel's name is `kernel`. */
 static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  call_init(&c, interpreter_of(self));
+  call_init(&c, interpreter_of(self), false);
   PyObject *result = NULL;
   if (call_sort(&c, "why_not", args, count, names, false) && call_read_settings(&c) && call_build(&c, false)) {
     const attn_kernel_info *kernel = c.set.kernel ? attn_kernel_find(c.set.kernel) : NULL;
@@ -257,7 +270,7 @@ static attn_status tune_call(const call *c, long long milliseconds, attn_tune_re
 
 static PyObject *tune(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  call_init(&c, interpreter_of(self));
+  call_init(&c, interpreter_of(self), false);
   attn_tune_report *report = count > 1 ? PyLong_AsVoidPtr(args[0]) : NULL;
   const long long milliseconds = report ? PyLong_AsLongLong(args[1]) : 0;
   bool done = report && !PyErr_Occurred() && call_sort(&c, "tune", args + 2, count - 2, names, false) &&
@@ -395,6 +408,8 @@ static PyObject *refuse_openmp(PyObject *self, PyObject *yes) {
 static PyMethodDef definitions[] = {
     {"sdpa", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"sdpa_without_gradients", (PyCFunction)(uintptr_t)sdpa_without_gradients, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"sdpa_grad", (PyCFunction)(uintptr_t)sdpa_grad, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"sdpa_grad_of_tensors", (PyCFunction)(uintptr_t)sdpa_grad_of_tensors, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"plan", (PyCFunction)(uintptr_t)plan, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"why_not", (PyCFunction)(uintptr_t)why_not, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"tune", (PyCFunction)(uintptr_t)tune, METH_FASTCALL | METH_KEYWORDS, NULL},

@@ -76,3 +76,49 @@ def attention_and_weights(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=N
         total = total + np.exp(np.asarray(sinks, float).reshape(-1, 1) - top)
     p = e / np.where(allowed.any(-1), total, 1)[..., None]
     return np.einsum("bhij,bhjd->bhid", p, v), lse, p
+
+
+def gradients(do, q, k, v, *, d_lse=None, scale=None, softcap=0, alibi=None, sinks=None, score="dot", score_weight=None,
+              scores=None, **masks):
+    """{"dq": ..., "dbias": [batch, heads, queries, keys], ...}: of sum(do * o), and of sum(d_lse * lse)."""
+    options = {"scale": scale, "softcap": softcap, "alibi": alibi, "sinks": sinks, "score": score,
+               "score_weight": score_weight, "scores": scores}
+    o, _, p = attention_and_weights(q, k, v, **options, **masks)
+    heads, kv_heads = p.shape[1], np.asarray(v).shape[1]
+    do, values = np.asarray(do, float), np.repeat(np.asarray(v, float), heads // kv_heads, 1)
+    delta, share = (do * o).sum(-1), p.sum(-1)
+    ds = p * (np.einsum("bhid,bhjd->bhij", do, values) - delta[..., None])
+    if d_lse is not None:
+        ds += np.asarray(d_lse, float)[..., None] * p / np.where(share > 0, share, 1)[..., None]
+    position = allowed_keys(p.shape, **masks)[1]
+
+    def share_heads(x):
+        return x.reshape(x.shape[0], kv_heads, -1, *x.shape[2:]).sum(2)
+
+    found = {"dv": share_heads(np.einsum("bhij,bhid->bhjd", p, do)), "dbias": ds,
+             "dsinks": -(np.where(share > 0, 1 - share, 0) * delta).sum((0, 2)),
+             "dalibi_slopes": -(ds * np.abs(position - np.arange(p.shape[3]))).sum((0, 2, 3))}
+    if score == "precomputed":
+        raw = np.asarray(scores, float)
+    else:
+        q, keys = np.asarray(q, float), np.repeat(np.asarray(k, float), heads // kv_heads, 1)
+        raw = raw_scores(q, keys, score, scale, score_weight)
+    ds = ds * (1 - np.tanh(raw / softcap) ** 2) if softcap else ds
+    if score == "precomputed":
+        return {**found, "dscores": ds}
+    if score == "dot":
+        ds = ds * (1 / np.sqrt(q.shape[-1]) if scale is None else scale)
+        dk = np.einsum("bhij,bhid->bhjd", ds, q)
+        return {**found, "dq": np.einsum("bhij,bhjd->bhid", ds, keys), "dk": share_heads(dk)}
+    weight = np.ones(q.shape[-1]) if score_weight is None else np.asarray(score_weight, float)
+    one, weight = weight.ndim == 1, weight.reshape(-1, 1, 1, q.shape[-1])
+    a, b, ds = q[:, :, :, None], keys[:, :, None], ds[..., None]
+    if score == "additive":
+        t = np.tanh(a + b)
+        by_q = by_k = ds * weight * (1 - t**2)
+        by_weight = ds * t
+    else:
+        by_k = ds * weight**2 * (a - b)
+        by_q, by_weight = -by_k, -ds * weight * (a - b) ** 2
+    by_weight = by_weight.sum((0, 1, 2, 3) if one else (0, 2, 3))
+    return {**found, "dq": by_q.sum(3), "dk": share_heads(by_k.sum(2)), "dscore_weight": by_weight}

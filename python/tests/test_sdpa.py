@@ -9,7 +9,8 @@ np = pytest.importorskip("numpy")
 
 import libattn  # noqa: E402
 from libattn import _native, _sdpa  # noqa: E402
-from reference import attention  # noqa: E402
+from limits import gradient_limits  # noqa: E402
+from reference import attention, gradients  # noqa: E402
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 9, 13, 24, 16
 
@@ -55,12 +56,14 @@ OPTIONS = {
 }
 
 
+def plainly(options):
+    """Those of the reference."""
+    window = options.get("window")
+    return options if window is None or isinstance(window, tuple) else {**options, "window": (window, window)}
+
+
 def expected(q, k, v, options):
-    options = dict(options)
-    window = options.pop("window", None)
-    if window is not None:
-        options["window"] = window if isinstance(window, tuple) else (window, window)
-    return attention(q, k, v, **options)
+    return attention(q, k, v, **plainly(options))
 
 
 def assert_close(ours, right, limit=3e-6):
@@ -97,6 +100,152 @@ def test_precomputed():
     scores = np.random.default_rng(3).standard_normal((1, H, SQ, SK)).astype(np.float32)
     assert_close(libattn.sdpa(None, None, v, scores=scores, score="precomputed", causal=True),
                  attention(None, None, v, scores=scores, score="precomputed", causal=True)[0])
+
+
+ASKED = {"bias": "dbias", "sinks": "dsinks", "alibi": "dalibi_slopes", "score_weight": "dscore_weight"}
+
+
+def derive(do, q, k, v, options, **more):
+    """(Gradients, of everything that the call has; the arguments of a further call)"""
+    out, lse = libattn.sdpa(q, k, v, return_lse=True, **options)
+    asked = {name: True for of, name in ASKED.items() if of in options}
+    return libattn.sdpa_grad(do, q, k, v, out, lse, **asked, **more, **options), (do, q, k, v, out, lse)
+
+
+def assert_gradients(found, right, shape=None, limit=1e-5):
+    for name, ours in found._asdict().items():
+        if ours is None:
+            continue
+        wanted = right[name]
+        if name in ("dbias", "dscores"):  # summed over what broadcasts
+            axes = tuple(i for i, size in enumerate((1,) * (4 - len(shape)) + shape) if size == 1)
+            wanted = wanted.sum(axes, keepdims=True).reshape(shape)
+        assert_close(ours, wanted, limit)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients(name):
+    """Gradients of out, and of lse too: against the formulas in float64; written in other places, and added there."""
+    options, (q, k, v) = OPTIONS[name], draw()
+    r = np.random.default_rng(1)
+    do, d_lse = (r.standard_normal(shape).astype(np.float32) for shape in ((B, H, SQ, DV), (B, H, SQ)))
+    shape = options["bias"].shape if "bias" in options else None
+    for more in ({}, {"d_lse": d_lse}):
+        right = gradients(do, q, k, v, **plainly(options), **more)
+        found, arguments = derive(do, q, k, v, options, **more)
+        assert_gradients(found, right, shape)
+        assert {key for key, x in found._asdict().items() if x is not None} == {
+            "dq", "dk", "dv", *(asked for of, asked in ASKED.items() if of in options)}
+    places = {key: np.zeros((*x.shape, 2), np.float32)[..., 0] if x.ndim == 4 else np.zeros_like(x)
+              for key, x in found._asdict().items() if x is not None}
+    for times in (1, 2):
+        written = libattn.sdpa_grad(*arguments, d_lse=d_lse, accumulate=True, **places, **options)
+        for key, place in places.items():
+            assert getattr(written, key) is place
+            assert_close(place, times * np.asarray(getattr(found, key)), 1e-6)
+    one = libattn.sdpa_grad(*arguments, d_lse=d_lse, dq=False, dk=False, **options)
+    assert one[:2] == (None, None)
+    assert np.array_equal(one.dv, found.dv)
+
+
+def test_gradients_of_precomputed_scores():
+    _, _, v = draw()
+    r = np.random.default_rng(3)
+    scores, do = (r.standard_normal(shape).astype(np.float32) for shape in ((1, H, SQ, SK), (B, H, SQ, DV)))
+    options = {"scores": scores, "score": "precomputed", "causal": True, "softcap": 1.5}
+    found, _ = derive(do, None, None, v, options)
+    assert_gradients(found, gradients(do, None, None, v, **options), scores.shape)
+    assert found.dq is found.dk is None
+    assert found.dscores.shape == scores.shape
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "additive", "gaussian", "sinks"])
+def test_gradients_are_central_differences(name):
+    """A second check, by libattn.sdpa itself, which knows no formula."""
+    q, k, v = draw(d=8, dv=8)
+    options = {key: x[..., :8] if key == "score_weight" else x for key, x in OPTIONS[name].items()}
+    r = np.random.default_rng(2)
+    do = r.standard_normal((B, H, SQ, 8)).astype(np.float32)
+    found, _ = derive(do, q, k, v, options)
+
+    def loss(*arrays):
+        return (libattn.sdpa(*arrays, **options).astype(float) * do).sum()
+
+    for i, gradient in enumerate(found[:3]):
+        direction = r.standard_normal(gradient.shape).astype(np.float32)
+        moved = [[x + h * direction if i == at else x for at, x in enumerate((q, k, v))] for h in np.float32([3e-3, -3e-3])]
+        slope = (loss(*moved[0]) - loss(*moved[1])) / 6e-3
+        assert abs(slope - (gradient * direction).sum()) <= 1e-3 * np.linalg.norm(gradient)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "thd", "htd"])
+def test_gradients_of_layouts(layout):
+    """Packed sequences too: each has the gradients that it has alone."""
+    q, k, v = draw()
+    do = np.random.default_rng(1).standard_normal((B, H, SQ, DV)).astype(np.float32)
+    right, (_, _, _, _, out, lse) = derive(do, q, k, v, {"causal": True})
+    options = {"layout": layout, "causal": True}
+    if layout == "bshd":
+        arrays = [x.swapaxes(1, 2) for x in (do, q, k, v, out)]
+        found = libattn.sdpa_grad(*arrays, lse, **options)
+        assert all(np.array_equal(x.swapaxes(1, 2), y) for x, y in zip(found[:3], right))
+        return
+    axes = (0, 2, 1, 3) if layout == "thd" else (1, 0, 2, 3)
+
+    def pack(x):
+        x = x.transpose(axes)
+        return x.reshape(-1, *x.shape[2:]) if layout == "thd" else x.reshape(x.shape[0], -1, x.shape[3])
+
+    options.update(cu_seqlens_q=[0, SQ, 2 * SQ], cu_seqlens_k=[0, SK, 2 * SK])
+    found = libattn.sdpa_grad(*map(pack, (do, q, k, v, out)), lse.swapaxes(0, 1).reshape(H, -1), **options)
+    assert all(np.array_equal(x, pack(y)) for x, y in zip(found[:3], right))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients_are_within_the_limit(dtype):
+    kind = np.dtype(dtype) if dtype != "bfloat16" else pytest.importorskip("ml_dtypes").bfloat16
+    for causal in (False, True):
+        q, k, v = draw(sq=70, sk=300, dtype=kind)
+        k, v = (np.repeat(x, 2, 1) for x in (k, v))
+        do = np.random.default_rng(1).standard_normal((B, H, 70, DV)).astype(kind)
+        found, _ = derive(do, q, k, v, {"causal": causal})
+        wide = [x.astype(float) for x in (do, q, k, v)]
+        right = gradients(*wide, causal=causal)
+        for x, name, limit in zip(found, ("dq", "dk", "dv"), gradient_limits(*wide, dtype=dtype, causal=causal)):
+            assert x.dtype == kind
+            assert (np.abs(x.astype(float) - right[name]) <= limit).all()
+            assert not (np.abs(right[name] * 1.05) <= limit).all()
+
+
+def test_gradients_refuse_in_words():
+    q, k, v = draw()
+    out, lse = libattn.sdpa(q, k, v, return_lse=True)
+    do, given = np.ones_like(out), (q, k, v, out, lse)
+    paged = {"page_table": np.zeros((B, 1), np.int32), "kv_len": [1, 1]}
+    for error, sentence, arguments, options in (
+            (libattn.Unsupported, r"sdpa_grad\(\) takes no page_table: there are no gradients of keys and values in pages",
+             (do, *given), paged),
+            (libattn.Unsupported, "takes no key_blocks", (do, *given), {"key_blocks": libattn.KeyBlocks(*4 * (None,))}),
+            (libattn.Unsupported, "takes no k_scale: there are no gradients of scaled keys", (do, *given), {"k_scale": 2.0}),
+            (libattn.Unsupported, "takes no shared_prefix", (do, *given), {"shared_prefix": 4}),
+            (libattn.Unsupported, "takes no window_first", (do, *given), {"window_first": 4, "window": (2, 0)}),
+            (TypeError, "takes no return_lse: it reads lse", (do, *given), {"return_lse": True}),
+            (TypeError, "do is missing", (None, *given), {}),
+            (TypeError, "lse is missing", (do, *given[:4], None), {}),
+            (TypeError, "k is int8; it must be float32, float16 or bfloat16$", (do, q, k.astype(np.int8), v, out, lse), {}),
+            (ValueError, r"do has shape \(2, 4, 9\); it must have \(2, 4, 9, 16\)", (lse, *given), {}),
+            (TypeError, "do is float16; it must be as out, float32", (do.astype(np.float16), *given), {}),
+            (ValueError, r"d_lse has shape \(2, 4, 9, 16\); it must have \(2, 4, 9\)", (do, *given), {"d_lse": out}),
+            (TypeError, "dq is float16; it must be float32, as q", (do, *given), {"dq": q.astype(np.float16)}),
+            (ValueError, "dbias is given; the call has no bias", (do, *given), {"dbias": True}),
+            (ValueError, "dalibi_slopes is given; the call has no alibi", (do, *given), {"dalibi_slopes": True}),
+            (ValueError, "dsinks must be dense", (do, *given), {"sinks": [0] * H, "dsinks": np.zeros(8, np.float32)[::2]}),
+            (ValueError, "dq is missing with accumulate", (do, *given), {"accumulate": True}),
+            (ValueError, "dv is read-only", (do, *given), {"dv": np.broadcast_to(np.float32(0), v.shape)}),
+            (TypeError, "unexpected keyword argument 'dbais'", (do, *given), {"dbais": True}),
+            (ValueError, "flash_avx9", (do, *given), {"kernel": "flash_avx9"})):
+        with pytest.raises(error, match=sentence):
+            libattn.sdpa_grad(*arguments, **options)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
