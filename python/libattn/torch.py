@@ -6,14 +6,14 @@
     with libattn.torch.replace_sdpa():                      # whatever calls F.scaled_dot_product_attention
         model(x)
 
-libattn has no backward pass. Calls that need gradients are computed by PyTorch's own fused function, at its speed, where it
-has their options; stats() counts them, and all others that are passed on.
+Gradients are libattn's own (libattn.sdpa_grad), without scores in memory. Those of gradients, and of calls with lists of key
+blocks, scales, shared_prefix, window_first or keys of 8 bits, come from PyTorch's operations in float32, which compute the
+scores again, in time and memory proportional to queries times keys. stats() counts them, and calls that are passed on to
+PyTorch's function.
 
-torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
-autocast. Their gradients come from PyTorch's operations in float32, which compute the scores again, in time and memory
-proportional to queries times keys; so do those of options that PyTorch's function lacks (softcap, sinks, ALiBi). Gradients
-of gradients work there; vmap, jvp and the transforms of torch.func are refused. sdpa_state goes on from libattn.new_state(),
-in place, over a piece of the keys; it has no gradients.
+torch.ops.libattn.sdpa, sdpa_lse and sdpa_grad are operators of PyTorch's: they work under torch.compile and torch.export,
+and follow autocast. They refuse vmap, jvp and the transforms of torch.func; sdpa() takes torch.func.grad, vjp and jacrev.
+sdpa_state goes on from libattn.new_state(), in place, over a piece of the keys; it has no gradients.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -39,7 +39,7 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache
 
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_compute = FUNCTIONS["sdpa_without_gradients"]
+_compute, _differentiate = FUNCTIONS["sdpa_without_gradients"], FUNCTIONS["sdpa_grad_of_tensors"]
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False)
 
 # ---- The operators ---------------------------------------------------------------------------------------------------
@@ -69,42 +69,36 @@ def _refuse_transforms(*tensors):
                                   "torch.autograd.grad() have them")
 
 
-class _Library(torch.library.Library):
-    """Puts the refusals before the kernel that register_autograd makes: only there are the tangents and wrappers of
-    torch.func to be seen."""
-
-    def impl(self, op_name, fn, dispatch_key="", **options):
-        def refuse_first(keyset, *args, **keywords):
-            _refuse_tangents(*args)
-            _refuse_transforms(*args)
-            return fn(keyset, *args, **keywords)
-
-        super().impl(op_name, refuse_first if dispatch_key == "Autograd" else fn, dispatch_key, **options)
-
-
-_library = _Library("libattn", "DEF")
+_library = torch.library.Library("libattn", "DEF")
 _library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor(a!) state,") + " -> Tensor",
                 tags=torch.Tag.pt2_compliant_tag)
+_library.define("sdpa_grad(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? d_lse, "
+                "bool[6] wanted, " + _ARGUMENTS.partition("Tensor v, ")[2] + " -> Tensor[]",
+                tags=torch.Tag.pt2_compliant_tag)
 
 
-def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
-         softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
-         max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
-         shared_prefix=0, k_scale=None, v_scale=None, kv_format="", kv_num_blocks=None, kv_indices=None,
-         full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, mask_keys=0, lse=False,
-         state=None):
-    _refuse_tangents(q, k, v, bias, alibi, sinks, k_scale, v_scale)
+def _keywords(mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
+              softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
+              max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
+              shared_prefix=0, k_scale=None, v_scale=None, kv_format="", kv_num_blocks=None, kv_indices=None,
+              full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, mask_keys=0):
+    """The operators' options as libattn.sdpa() has them."""
     lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
     blocks = None if all(x is None for x in lists) else KeyBlocks(*lists, (block_queries, block_keys))
-    return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
-                    scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
-                    cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
-                    layout=layout, page_table=page_table, offsets=offsets, window_first=window_first,
-                    keys=(key_begin, key_end or None), shared_prefix=shared_prefix, k_scale=k_scale, v_scale=v_scale,
-                    kv_format=kv_format or None, key_blocks=blocks, mask_keys=mask_keys or None, return_lse=lse,
-                    state=state)
+    return {"mask": mask, "bias": bias, "causal": causal, "align": align, "window": (window_left, window_right),
+            "scale": scale, "softcap": softcap, "alibi": alibi, "sinks": sinks, "kv_len": kv_len,
+            "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q or None,
+            "max_seqlen_k": max_seqlen_k or None, "layout": layout, "page_table": page_table, "offsets": offsets,
+            "window_first": window_first, "keys": (key_begin, key_end or None), "shared_prefix": shared_prefix,
+            "k_scale": k_scale, "v_scale": v_scale, "kv_format": kv_format or None, "key_blocks": blocks,
+            "mask_keys": mask_keys or None}
+
+
+def _run(q, k, v, *args, lse=False, state=None, **options):
+    _refuse_tangents(q, k, v, *args, *options.values())
+    return _compute(q, k, v, **_keywords(*args, **options), return_lse=lse, state=state)
 
 
 def _run_lse(*args, **options):
@@ -113,6 +107,18 @@ def _run_lse(*args, **options):
 
 def _run_state(q, k, v, state, *args, **options):
     return _run(q, k, v, *args, **options, state=state)
+
+
+def _run_grad(do, q, k, v, out, lse, d_lse, wanted, *args, **options):
+    found = _differentiate(do, q, k, v, out, lse, d_lse=d_lse, **dict(zip(_GRADIENTS, wanted)),
+                           **_keywords(*args, **options))
+    return [x for x in found if x is not None]
+
+
+def _fake_grad(do, q, k, v, out, lse, d_lse, wanted, *args, **options):
+    given = dict(zip(_NAMES, args), **options)
+    likes = q, k, v, given.get("bias"), *(x if x is None else x.flatten() for x in (given.get("sinks"), given.get("alibi")))
+    return [like.new_empty(like.shape) for like, needed in zip(likes, wanted) if needed]
 
 
 def _fake(q, k, v, *args, **options):
@@ -134,6 +140,7 @@ def _fake_lse(q, k, v, *args, **options):
     return _fake(q, k, v, **values), q.new_empty(shape, dtype=torch.float32)
 
 
+_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi_slopes")
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
           "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format", "kv_num_blocks", "kv_indices",
@@ -216,28 +223,19 @@ def _scores(q, k, o):
     return s.masked_fill(~allowed, -torch.inf)
 
 
-def _reference(q, k, v, o):
-    """(out, weights [b, h, q, k]): what the operator computes, of [b, h, s, d], differentiable."""
+def _reference(q, k, v, o, with_lse=False):
+    """(out, weights [b, h, q, k]), or (out, lse): what the operator computes, of [b, h, s, d], differentiable."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
     k, v = (x.float() if scale is None else x.float() * scale[..., None]
             for x, scale in ((k, o["k_scale"]), (v, o["v_scale"])))
     q, k, v = q.float(), k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = _scores(q, k, o)
     empty = torch.isneginf(s).all(-1, keepdim=True)
+    lse = s.masked_fill(empty, 0).logsumexp(-1).masked_fill(empty.squeeze(-1), -torch.inf) if with_lse else None
     if o["sinks"] is not None:
         s = torch.cat([s, o["sinks"].view(1, -1, 1, 1).expand(*s.shape[:3], 1)], -1)
     p = torch.softmax(s.masked_fill(empty, 0), -1)[..., :k.shape[-2]].masked_fill(empty, 0)
-    return (p @ v).to(dtype), p.to(dtype)
-
-
-def _remember(ctx, inputs, output):
-    ctx.options = dict(zip(_NAMES, inputs[3:]))
-    tensors = {name: x for name, x in ctx.options.items() if isinstance(x, Tensor)}
-    ctx.names = list(tensors)
-    ctx.save_for_backward(*inputs[:3], *tensors.values())
-    ctx.needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
-    if isinstance(output, tuple):
-        ctx.mark_non_differentiable(output[1])
+    return (p @ v).to(dtype), lse if with_lse else p.to(dtype)
 
 
 def _to_bhsd(x, layout):
@@ -245,38 +243,165 @@ def _to_bhsd(x, layout):
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def _backward(ctx, gradient, *_):
+def _check_reference(o):
+    """Calls whose gradients neither libattn nor PyTorch's operations compute."""
+    for name, what in (("cu_seqlens_q", "packed sequences twice, or with this option"),
+                       ("page_table", "keys and values in pages"), ("kv_format", "keys and values in blocks")):
+        if o[name] is not None and o[name] != "":
+            raise NotImplementedError(f"libattn has no gradients of {what} ({name})")
+
+
+def _by_reference(do, d_lse, inputs, o, again):
+    """Gradients of `inputs`, some of q, k, v and the tensors of o, by PyTorch's operations. again: they have gradients."""
     _count("scores")
-    q, k, v, *others = ctx.saved_tensors
-    options = {**ctx.options, **dict(zip(ctx.names, others))}
-    if options["cu_seqlens_q"] is not None:
-        raise NotImplementedError("libattn has no gradients of packed sequences (cu_seqlens_q)")
-    if options["page_table"] is not None:
-        raise NotImplementedError("libattn has no gradients of keys and values in pages (page_table)")
-    if options["kv_format"]:
-        raise NotImplementedError("libattn has no gradients of keys and values in blocks (kv_format)")
-    inputs = [q, k, v] + [options[name] for name in _NAMES]
-    again = torch.is_grad_enabled()  # create_graph: gradients of gradients are wanted
-    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        leaves = [(x.view_as(x) if again else x.detach().requires_grad_()) if needed else x
-                  for x, needed in zip(inputs, ctx.needs)]
-        o = dict(zip(_NAMES, leaves[3:]))
-        out, _ = _reference(*(_to_bhsd(x, o["layout"]) for x in leaves[:3]), o)
-        wanted = [x for x, needed in zip(leaves, ctx.needs) if needed]
-        found = iter(torch.autograd.grad(out, wanted, _to_bhsd(gradient, o["layout"]).expand_as(out), allow_unused=True,
-                                         create_graph=again))
-    return tuple(next(found) if needed else None for needed in ctx.needs)
+    out, lse = _reference(*(_to_bhsd(o[name], o["layout"]) for name in "qkv"), o, with_lse=True)
+    pairs = [(out, do if do is None else _to_bhsd(do, o["layout"]).expand_as(out)),
+             (lse, d_lse if d_lse is None else d_lse.reshape(lse.shape))]
+    outs, gradients = zip(*((result, gradient) for result, gradient in pairs if gradient is not None))
+    return torch.autograd.grad(outs, inputs, gradients, allow_unused=True, create_graph=again)
+
+
+def _leaves(o, names, again):
+    """o, in which the named tensors begin a graph of their own; again: or one that goes on behind them."""
+    return {**o, **{name: o[name].view_as(o[name]) if again and o[name].requires_grad else o[name].detach().requires_grad_()
+                    for name in names}}
+
+
+# ---- Gradients -------------------------------------------------------------------------------------------------------
+
+_NATIVE = ("q", "k", "v", "bias", "sinks", "alibi")  # libattn differentiates by these
+
+
+def _has_gradients(o):
+    lacking = ("page_table", "kv_num_blocks", "full_kv_num_blocks", "k_scale", "v_scale")
+    return (o["k"].dtype in DTYPES and not any(o[name] for name in ("kv_format", "shared_prefix", "window_first"))
+            and all(o[name] is None for name in lacking))
+
+
+def _join(names, options, tensors):
+    """All options and tensors by their names."""
+    return {**_USUAL, **options, **dict(zip(names, tensors))}
+
+
+def _below_autograd(name, function, tensors, options):
+    """The operator `name` of tensors and options, without gradients: by `function`, where nothing else wants to see it."""
+    if _plain(*(x for x in (*tensors, *options.values()) if isinstance(x, Tensor))):
+        return function(*tensors, **options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.libattn, name)(*tensors, **options)
+
+
+def _one_by_one(function, info, in_dims, arguments):
+    """vmap by a loop, for jacrev."""
+    parts = [function.apply(*(x.select(dim, i) if isinstance(dim, int) else x for x, dim in zip(arguments, in_dims)))
+             for i in range(info.batch_size)]
+    return tuple(map(torch.stack, zip(*parts))), (0,) * len(parts[0])
+
+
+class _Attention(torch.autograd.Function):
+    """(out, lse) of q, k, v and further tensors, whose names come first, beside the options that are none."""
+
+    @staticmethod
+    def forward(names, options, q, k, v, *others):
+        return _below_autograd("sdpa_lse", _run_lse, (q, k, v), {**options, **dict(zip(names, others))})
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.names, ctx.options = ("q", "k", "v", *inputs[0]), inputs[1]
+        ctx.save_for_backward(*inputs[2:], *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _one_by_one(_Attention, info, in_dims, arguments)
+
+    @staticmethod
+    def backward(ctx, do, d_lse):
+        *tensors, out, lse = ctx.saved_tensors
+        needed = [name for name, needs in zip(ctx.names, ctx.needs_input_grad[2:]) if needs]
+        found = dict.fromkeys(ctx.names)
+        if needed and (do is not None or d_lse is not None):
+            found.update(_gradients(do, d_lse, out, lse, _join(ctx.names, ctx.options, tensors), needed))
+        return None, None, *found.values()
+
+
+def _gradients(do, d_lse, out, lse, o, needed):
+    """{name: gradient} of the named ones."""
+    by_libattn = [name for name in needed if name in _NATIVE] if _has_gradients(o) else []
+    rest, again, found = [name for name in needed if name not in by_libattn], torch.is_grad_enabled(), {}
+    if by_libattn:
+        do = torch.zeros_like(out) if do is None else do
+        results = _Gradient.apply(*_sorted(o), tuple(name in by_libattn for name in _NATIVE), do, d_lse, out.detach(),
+                                  lse.detach(), *_tensors(o))
+        found = {name: x.view_as(o[name]) for name, x in zip((n for n in _NATIVE if n in by_libattn), results)}
+    if rest:
+        _check_reference(o)
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            o = _leaves(o, rest, again)
+            found.update(zip(rest, _by_reference(do, d_lse, [o[name] for name in rest], o, again)))
+    return found
+
+
+def _tensors(o):
+    return [x for x in o.values() if isinstance(x, Tensor)]
+
+
+def _sorted(o):
+    """(names of tensors, options that are none)"""
+    names = tuple(name for name, x in o.items() if isinstance(x, Tensor))
+    return names, {name: x for name, x in o.items() if name not in names and x is not None}
+
+
+class _Gradient(torch.autograd.Function):
+    """The wanted gradients of those in _NATIVE. Their own come from PyTorch's operations: out and lse are taken as what the
+    other tensors give, so that they have none."""
+
+    @staticmethod
+    def forward(names, options, wanted, do, d_lse, out, lse, *tensors):
+        o = {**options, **dict(zip(names, tensors))}
+        given = (do, *(o.pop(name) for name in "qkv"), out, lse, d_lse, wanted)
+        return tuple(_below_autograd("sdpa_grad", _run_grad, given, o))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.names, ctx.options, ctx.wanted = inputs[:3]
+        ctx.save_for_backward(*inputs[3:5], *inputs[7:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def vmap(info, in_dims, *arguments):
+        return _one_by_one(_Gradient, info, in_dims, arguments)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        names, again = ("do", "d_lse", *ctx.names), torch.is_grad_enabled()
+        o = _join(names, ctx.options, ctx.saved_tensors)
+        _check_reference(o)
+        needed = [name for name, needs in zip(names, (*ctx.needs_input_grad[3:5], *ctx.needs_input_grad[7:])) if needs]
+        wanted = [name for name, x in zip(_NATIVE, ctx.wanted) if x]
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            o = _leaves(o, {*needed, *wanted}, again)
+            first = _by_reference(o["do"], o["d_lse"], [o[name] for name in wanted], o, True)
+            pairs = [(x, gradient) for x, gradient in zip(first, gradients) if gradient is not None and x is not None]
+            firsts, gradients = zip(*((x, gradient.view_as(x)) for x, gradient in pairs))
+            second = torch.autograd.grad(firsts, [o[name] for name in needed], gradients, allow_unused=True,
+                                         create_graph=again)
+        found = {**dict.fromkeys(names), **dict(zip(needed, second))}
+        return None, None, None, found.pop("do"), found.pop("d_lse"), None, None, *found.values()
 
 
 # ---- Registration ----------------------------------------------------------------------------------------------------
 
 
+def _cast(*tensors):
+    dtype = torch.get_autocast_dtype("cpu")
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]
+
+
 def _autocast(name):
     def cast(q, k, v, *args, **options):
-        dtype = torch.get_autocast_dtype("cpu")
-        cast_all = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)]
         with torch.autocast("cpu", enabled=False):
-            return getattr(torch.ops.libattn, name)(*cast_all, *args, **options)
+            return getattr(torch.ops.libattn, name)(*_cast(q, k, v), *args, **options)
 
     return cast
 
@@ -285,13 +410,44 @@ def _no_vmap(info, in_dims, *args, **options):
     raise NotImplementedError("libattn::sdpa cannot be mapped by vmap: put the mapped dimension into batch or heads")
 
 
+def _autograd(operator, function):
+    """The kernel that comes before all others: only there are the tangents and wrappers of torch.func to be seen."""
+    def differentiable(keyset, *args, **options):
+        tensors = *args, *options.values()
+        _refuse_tangents(*tensors)
+        _refuse_transforms(*tensors)
+        if _need_gradients(*(x for x in tensors if isinstance(x, Tensor))):
+            return function(*args, **options)
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
+
+    return differentiable
+
+
+def _sdpa_lse(q, k, v, *args, **options):
+    options = _given(**dict(zip(_NAMES, args), **options))
+    names, others = _sorted(options)
+    return _Attention.apply(names, others, q, k, v, *_tensors(options))
+
+
+def _sdpa(*args, **options):
+    return _sdpa_lse(*args, **options)[0]
+
+
+def _sdpa_grad(do, q, k, v, out, lse, d_lse, wanted, *args, **options):
+    o = {"q": q, "k": k, "v": v, **_given(**dict(zip(_NAMES, args), **options))}
+    return list(_Gradient.apply(*_sorted(o), tuple(wanted), do, d_lse, out, lse, *_tensors(o)))
+
+
 def _register():
-    for name, run, fake in (("sdpa", _run, _fake), ("sdpa_lse", _run_lse, _fake_lse)):
+    for name, run, fake, differentiable in (("sdpa", _run, _fake, _sdpa), ("sdpa_lse", _run_lse, _fake_lse, _sdpa_lse),
+                                            ("sdpa_grad", _run_grad, _fake_grad, _sdpa_grad)):
         _library.impl(name, run, "CPU")
-        _library.impl(name, _autocast(name), "AutocastCPU")
+        first = _autograd(getattr(torch.ops.libattn, name).default, differentiable)
+        _library.impl(name, first, "Autograd", with_keyset=True)
         torch.library.register_fake(f"libattn::{name}", fake, lib=_library)
-        torch.library.register_autograd(f"libattn::{name}", _backward, setup_context=_remember, lib=_library)
         torch.library.register_vmap(f"libattn::{name}", _no_vmap, lib=_library)
+    for name in ("sdpa", "sdpa_lse"):
+        _library.impl(name, _autocast(name), "AutocastCPU")
     _library.impl("sdpa_state", _run_state, "CPU")
     torch.library.register_fake("libattn::sdpa_state", _fake_state, lib=_library)
 
@@ -305,9 +461,8 @@ from . import torch_kv  # noqa: E402, F401  the operators kv_append and rope
 
 _original = F.scaled_dot_product_attention
 _BY_PYTORCH = "PyTorch's own function computes such calls"
-_KINDS = {"gradients": f"libattn has no backward pass: {_BY_PYTORCH}",
-          "scores": "libattn has no backward pass, and PyTorch's function lacks an option of this call: gradients come from "
-                    "PyTorch's operations, which hold all scores in memory",
+_KINDS = {"scores": "libattn has no gradients of gradients, nor of lists of key blocks, scales and keys of 8 bits: these "
+                    "come from PyTorch's operations, which hold all scores in memory",
           "weights": "libattn gives no weights: PyTorch's operations compute calls that want them (output_attentions)",
           "dropout": f"libattn has no dropout: {_BY_PYTORCH}",
           "dtypes": f"libattn takes float32, float16 and bfloat16, one for query, key and value: {_BY_PYTORCH}",
@@ -323,9 +478,10 @@ _lock = threading.Lock()
 def stats(reset: bool = False) -> dict[str, int]:
     """How many calls something else than libattn computed, by kind; kinds without calls are left out.
 
-    "gradients", "dropout", "dtypes", "devices", "tensors" (nested, sparse, subclasses, torch.func), "shapes" (batches that
-    broadcast) and "masks" (attn_mask with is_causal) went to PyTorch's own function; "scores" (backward passes with options
-    that PyTorch's function lacks) and "weights" (output_attentions of transformers) to its operations, which hold scores.
+    "dropout", "dtypes", "devices", "tensors" (nested, sparse, subclasses, torch.func), "shapes" (batches that broadcast) and
+    "masks" (attn_mask with is_causal) went to PyTorch's own function; "scores" (backward passes of backward passes, or
+    with options that libattn's gradients lack) and "weights" (output_attentions of transformers) to its operations, which
+    hold scores.
     The first call of each kind in a process warns. reset: counts begin anew after this. Compiled graphs are not counted.
     """
     with _lock:
@@ -354,26 +510,6 @@ def _need_gradients(*tensors):
     return False
 
 
-def _by_pytorch(q, k, v, **options):
-    """The same by PyTorch's own function, which has a backward pass; None where it lacks an option."""
-    o = {**_USUAL, **options}
-    lacking = ("alibi", "sinks", "cu_seqlens_q", "page_table", "kv_num_blocks")
-    if q.dtype not in DTYPES or o["softcap"] or o["mask_keys"] or any(o[name] is not None for name in lacking):
-        return None
-    _count("gradients")
-    if o["layout"] == "bshd":
-        q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
-    mask, bias, causal = o["mask"], o["bias"], bool(o["causal"])
-    moved = o["align"] == "bottom_right" and q.shape[-2] != k.shape[-2]
-    narrow = o["window_left"] >= 0 or o["window_right"] >= 0 or o["kv_len"] is not None
-    if narrow or causal and (moved or mask is not None or bias is not None):
-        allowed, _ = _allowed(q, k, o)
-        mask, causal = allowed if mask is None else mask & allowed, False
-    both = mask if bias is None else bias if mask is None else bias.masked_fill(~mask, -torch.inf)
-    out = _original(q, k, v, both, 0.0, causal, scale=o["scale"], enable_gqa=q.ndim > 2)
-    return out.transpose(-2, -3) if o["layout"] == "bshd" else out
-
-
 # ---- Functions -------------------------------------------------------------------------------------------------------
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -384,21 +520,30 @@ _interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
 
 
+_USUAL_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def _is_eager():
+    return not (torch.compiler.is_compiling() or _dispatch_modes() or _function_modes())
+
+
 def _plain(*tensors):
     """Whether nothing but numbers is wanted of plain tensors: then the dispatcher can be left out, which takes as long as a
     small call."""
     _refuse_tangents(*tensors)
-    if torch.compiler.is_compiling() or _dispatch_modes() or _function_modes() or _interpreters() is not None:
+    if not _is_eager() or _interpreters() is not None or _any_autocast():
         return False
-    if _any_autocast():
-        return False
-    return all(type(x) is Tensor for x in tensors) and not _need_gradients(*tensors)
+    return all(type(x) in _USUAL_TYPES for x in tensors) and not _need_gradients(*tensors)
+
+
+def _given(**options):
+    return {name: x for name, x in options.items() if x is not None}
 
 
 def _attend(q, k, v, lse=False, **options):
     """options: those that are not as usual. None is usual for each."""
-    options = {name: x for name, x in options.items() if x is not None}
-    tensors = q, k, v, *(x for x in options.values() if isinstance(x, Tensor))
+    options = _given(**options)
+    tensors = q, k, v, *_tensors(options)
     if _plain(*tensors):
         left, right = options.pop("window_left", -1), options.pop("window_right", -1)
         if left >= 0 or right >= 0:
@@ -406,9 +551,12 @@ def _attend(q, k, v, lse=False, **options):
         if lse:
             options["return_lse"] = True
         return _compute(q, k, v, **options)
-    out = _by_pytorch(q, k, v, **options) if not lse and _need_gradients(*tensors) else None
-    if out is not None:
-        return out
+    if _is_eager() and _need_gradients(*tensors) and all(type(x) in _USUAL_TYPES for x in tensors):
+        if torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return _attend(*_cast(q, k, v), lse=lse, **options)
+        result = _sdpa_lse(q, k, v, **options)
+        return result if lse else result[0]
     return (torch.ops.libattn.sdpa_lse if lse else torch.ops.libattn.sdpa)(q, k, v, **options)
 
 
@@ -424,8 +572,8 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
     """torch.nn.functional.scaled_dot_product_attention by libattn: the same arguments, shapes and results.
 
     query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16; what
-    stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Calls with
-    gradients go to PyTorch's function. Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
+    stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Has gradients.
+    Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
     """
     if dropout_p > 0:
         raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
@@ -490,7 +638,7 @@ def _why_not(query, key, value, attn_mask, dropout_p, is_causal):
         return "shapes"
     if attn_mask is not None and is_causal:
         return "masks"
-    return "gradients" if _need_gradients(*inputs) else None
+    return None
 
 
 def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -503,8 +651,8 @@ def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
 
 
 def install() -> None:
-    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (gradients, dropout, other
-    devices or dtypes) still go to PyTorch's own; stats() counts them. Modules that have imported the function by name keep
+    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (dropout, other devices
+    or dtypes) still go to PyTorch's own; stats() counts them. Modules that have imported the function by name keep
     what they have."""
     F.scaled_dot_product_attention = _replacement
 

@@ -5,9 +5,9 @@
     model = AutoModel.from_pretrained(name, attn_implementation="libattn")
 
 It takes the masks that "sdpa" takes, and besides what that does not: logit softcapping (Gemma 2), sinks (gpt-oss),
-position biases beside a boolean mask (T5). Dropout goes to "sdpa", calls that need gradients to PyTorch's function where it
-has their options; output_attentions=True gives the weights, computed by PyTorch's operations (libattn.torch.stats() counts
-all of these). Outputs are written in the order that models want, without a copy.
+position biases beside a boolean mask (T5). It trains, without scores in memory. Dropout goes to
+"sdpa"; output_attentions=True gives the weights, computed by PyTorch's operations (libattn.torch.stats() counts these).
+Outputs are written in the order that models want, without a copy.
 """
 
 from __future__ import annotations

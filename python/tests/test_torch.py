@@ -29,6 +29,11 @@ def close(a, b, limit=2e-5):
     assert (a.float() - b.float()).abs().max() <= limit
 
 
+def opchecks(long):
+    """All of opcheck's tests, or the quick ones."""
+    return {} if long else {"test_utils": ("test_schema", "test_faketensor")}
+
+
 CASES = {"plain": {}, "causal": {"is_causal": True}, "scale": {"scale": 0.3},
          "mask": {"attn_mask": torch.rand(2, 1, 9, 13, generator=torch.Generator().manual_seed(3)) > 0.2},
          "bias": {"attn_mask": torch.randn(9, 13, generator=torch.Generator().manual_seed(4))}}
@@ -106,7 +111,7 @@ def test_transforms_of_torch_func_are_refused(function):
         with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
             transform(first)(q)
     for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda x: torch.func.vjp(f, x)[1](torch.tensor(1.0))[0]):
-        if function is lt.sdpa:  # PyTorch's own function computes it
+        if function is lt.sdpa:
             close(transform(lambda x: first(x).sum())(q), torch.func.grad(lambda x: ORIGINAL(x, k, v).sum())(q))
             continue
         with pytest.raises(NotImplementedError, match="no gradients by torch.func"):
@@ -128,6 +133,13 @@ def test_opcheck(long):
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, (q, k, v), {"softcap": 2.0})
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default,
                               tuple(x.detach().transpose(1, 2).contiguous() for x in (q, k, v)), {"layout": "bshd"})
+        sinks = torch.rand(4, requires_grad=True)
+        out, lse = torch.ops.libattn.sdpa_lse(*(x.detach() for x in (q, k, v)), sinks=sinks.detach(), causal=True)
+        for do, d_lse, wanted in ((out + 1, None, [True, True, True, False, True, False]),
+                                  (out, lse, [True, False, True, False, False, False])):
+            torch.library.opcheck(torch.ops.libattn.sdpa_grad.default,
+                                  (do.clone().requires_grad_(), q, k, v, out, lse, d_lse, wanted),
+                                  {"sinks": sinks, "causal": True})
 
 
 def kinds(function, *arguments, **options):
@@ -144,8 +156,8 @@ def by_operator(q, k, v, attn_mask=None, is_causal=False):
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": "bias"}], ids=str)
-@pytest.mark.parametrize(("function", "kind"), [(lt.sdpa, "gradients"), (by_operator, "scores")], ids=["sdpa", "operator"])
-def test_gradients(function, kind, options):
+@pytest.mark.parametrize("function", [lt.sdpa, by_operator], ids=["sdpa", "operator"])
+def test_gradients(function, options):
     q, k, v = qkv(grad=True)
     bias = torch.randn(2, 1, 9, 13).requires_grad_()
     options = {key: bias if value == "bias" else value for key, value in options.items()}
@@ -157,38 +169,59 @@ def test_gradients(function, kind, options):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return torch.autograd.grad(loss, inputs)
 
+    for autocast in (False, True):
+        counted, said, ours = kinds(gradients, function, autocast=autocast)
+        assert (counted, said) == ({}, [])
+        for a, b in zip(ours, gradients(lambda *inputs, **options: ORIGINAL(
+                *(x.double() for x in inputs), **{key: x.double() if x is bias else x for key, x in options.items()}))):
+            close(a, b)
+
+
+def test_gradients_that_hold_scores_say_so_once():
+    q, k, v = qkv(grad=True)
+    factors = torch.ones(2, 4, 13)
+
+    def gradients():
+        return torch.autograd.grad(torch.ops.libattn.sdpa(q, k, v, k_scale=factors).sum(), (q, k, v))
+
     lt._warned.clear()
-    counted, said, _ = kinds(gradients, function)
-    assert counted == {kind: 1}
-    assert len(said) == 1
-    assert "libattn has no backward pass" in said[0]
-    counted, said, ours = kinds(gradients, function, autocast=kind == "scores")
-    assert (counted, said) == ({kind: 1}, [])  # it warns once
-    for a, b in zip(ours, gradients(ORIGINAL)):
-        close(a, b)
+    for sentences in (1, 0):
+        counted, said, _ = kinds(gradients)
+        assert counted == {"scores": 1}
+        assert len(said) == sentences
+        assert all("hold all scores in memory" in sentence for sentence in said)
 
 
 def test_gradients_of_options():
-    """Attention by PyTorch's fused function where it has the options, by its operations elsewhere."""
-    q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in qkv(sq=13))
-
-    def gradients(function, query):
-        return torch.autograd.grad(function(query).sum(), (q, k, v))
-
+    """Gradients of out, of lse, and of both: by libattn, and by PyTorch's operations with window_first."""
+    q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in qkv(hkv=2, sq=13))
     short, lengths = q[:, :5], torch.tensor([13, 6], dtype=torch.int32)
-    for kind, query, options in (
-            ("gradients", q, {"causal": True}), ("gradients", short, {"causal": True}), ("gradients", q, {"window_left": 4}),
-            ("gradients", short, {"window_right": 2}), ("gradients", q, {"kv_len": lengths}),
-            ("gradients", q, {"causal": True, "bias": torch.randn(1, 4, 1, 13)}), ("scores", q, {"softcap": 2.0}),
-            ("gradients", q, {"mask": torch.rand(2, 1, 13, 13) > 0.2, "bias": torch.randn(13, 13)}),
-            ("scores", q, {"alibi": torch.rand(4)}), ("scores", q, {"causal": True, "sinks": torch.rand(4)})):
+    sinks, slopes = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
+    for slow, query, options in (
+            (0, q, {"causal": True}), (0, short, {"causal": True}), (0, q, {"window_left": 4}),
+            (0, short, {"window_right": 2}), (0, q, {"kv_len": lengths}), (0, q, {"softcap": 2.0, "scale": 0.7}),
+            (0, q, {"causal": True, "bias": torch.randn(1, 4, 1, 13)}), (0, q, {"causal": True, "sinks": sinks}),
+            (0, q, {"mask": torch.rand(2, 1, 13, 13) > 0.2, "bias": torch.randn(13, 13)}),
+            (0, q, {"alibi": slopes}), (0, q, {"bias": torch.randn(1, 4, 1, 13, requires_grad=True)}),
+            (0, q, {"bias": torch.randn(13, requires_grad=True), "softcap": 2.0}),
+            (1, q, {"causal": True, "window_left": 3, "window_first": 2})):
         o = {"align": "bottom_right", **options}
-        counted, _, ours = kinds(gradients, lambda q, o=o: lt._attend(q, k, v, layout="bshd", **o), query)
-        assert counted == {kind: 1}, options
-        o = {**lt._USUAL, **o}
-        right = gradients(lambda q, o=o: lt._reference(*(x.transpose(1, 2) for x in (q, k, v)), o)[0], query)
-        for a, b in zip(ours, right):
-            close(a, b)
+        inputs = [q, k, v] + [x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+        full = {**lt._USUAL, **o}
+        right = lt._reference(*(x.transpose(1, 2) for x in (query, k, v)), full, with_lse=True)
+        ours = lt._attend(query, k, v, layout="bshd", lse=True, **o)
+        weights = torch.randn(right[0].shape).transpose(1, 2), torch.randn(right[1].shape)
+        right = right[0].transpose(1, 2), right[1].nan_to_num(neginf=0)
+        ours = ours[0], ours[1].nan_to_num(neginf=0)
+        for parts in ((0,), (1,), (0, 1)):
+            found = []
+            for results in (ours, right):
+                lt.stats(reset=True)
+                loss = sum((results[part] * weights[part]).sum() for part in parts)
+                found.append(torch.autograd.grad(loss, inputs, retain_graph=True, materialize_grads=True))
+                assert results is right or lt.stats() == ({"scores": 1} if slow else {}), options
+            for a, b in zip(*found):
+                close(a, b, 3e-5)
 
 
 def test_gradients_of_gradients():
@@ -205,6 +238,20 @@ def test_gradients_of_gradients():
         warnings.simplefilter("ignore")
         right, ours = twice(textbook), twice(torch.ops.libattn.sdpa)
     close(ours / right.abs().max(), right / right.abs().max())
+    q, k, v, do = draw((1, 2, 5, 8), (1, 1, 7, 8), (1, 1, 7, 8), (1, 2, 5, 8), grad=True)
+    options = {"causal": True, "align": "bottom_right", "softcap": 3.0}
+    loss = draw((1, 2, 5, 8), (1, 1, 7, 8), (1, 1, 7, 8), (1, 2, 5), seed=1)
+    found = []
+    for again in (False, True):  # the operator by itself, and the gradient of PyTorch's operations
+        if again:
+            out, lse = lt._reference(q, k, v, {**lt._USUAL, **options}, with_lse=True)
+            first = torch.autograd.grad((out, lse), (q, k, v), (do, loss[3]), create_graph=True)
+        else:
+            out, lse = torch.ops.libattn.sdpa_lse(q.detach(), k.detach(), v.detach(), **options)
+            first = torch.ops.libattn.sdpa_grad(do, q, k, v, out, lse, loss[3], [True] * 3 + [False] * 3, **options)
+        found.append((*first, *torch.autograd.grad(first, (q, k, v, do), loss[:3])))
+    for a, b in zip(*found):
+        close(a, b, 2e-5)
 
 
 def test_gradcheck_is_refused_in_words():
@@ -240,9 +287,9 @@ def replaced_calls():
     grad, mask = q.clone().requires_grad_(), torch.ones(9, 13, dtype=torch.bool)
     subclass = q.as_subclass(type("Sub", (torch.Tensor,), {}))
     return [(None, (q, k, v), {}), (None, (q, k, v, mask), {}), (None, (q, k[:, :2], v[:, :2]), {"enable_gqa": True}),
-            (None, (torch.nn.Parameter(q, requires_grad=False), k, v), {}), ("gradients", (grad, k, v), {}),
-            ("gradients", (grad, k, v, mask), {"scale": 0.3}), ("gradients", tuple(x.bfloat16() for x in (grad, k, v)), {}),
-            ("gradients", (grad, k[:, :2], v[:, :2]), {"enable_gqa": True}), ("dropout", (q, k, v), {"dropout_p": 0.5}),
+            (None, (torch.nn.Parameter(q, requires_grad=False), k, v), {}), (None, (grad, k, v), {}),
+            (None, (grad, k, v, mask), {"scale": 0.3}), (None, (torch.nn.Parameter(q), k, v), {}),
+            (None, (grad, k[:, :2], v[:, :2]), {"enable_gqa": True}), ("dropout", (q, k, v), {"dropout_p": 0.5}),
             ("dtypes", tuple(x.double() for x in (q, k, v)), {}), ("devices", tuple(x.to("meta") for x in (q, k, v)), {}),
             ("tensors", (subclass, k, v), {}), ("shapes", (q, k[:1], v[:1]), {}),
             ("tensors", (q.to_sparse(), k, v), {}), ("masks", (q, k, v, mask), {"is_causal": True})]
@@ -278,7 +325,7 @@ def test_replace_sdpa():
     assert lt.stats() == {}
 
 
-def test_gradients_take_pytorchs_memory():
+def test_gradients_take_little_memory():
     """A training call holds no scores: 4 heads of 1,024 by 1,024 would be 16 MiB each time that they are kept."""
     q, k, v = qkv(sq=1024, sk=1024, grad=True)
 
@@ -296,7 +343,67 @@ def test_gradients_take_pytorchs_memory():
         return max(sizes)
 
     with lt.replace_sdpa():
-        assert largest(F.scaled_dot_product_attention) == largest(ORIGINAL) < 1024 * 1024
+        assert largest(F.scaled_dot_product_attention) == q.numel()
+
+
+class Copier(torch.nn.Module):
+    """Two layers of a causal encoder that learn to say the token before the last one."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.embed, self.place = torch.nn.Embedding(16, 32), torch.nn.Embedding(24, 32)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.say = torch.nn.Linear(32, 16)
+
+    def forward(self, tokens):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
+        return self.say(self.encoder(x, mask=mask, is_causal=True))
+
+
+def losses_of_training(steps, noise=0.0, autocast=False, checkpoint=False):
+    """noise: of the weights at the beginning, relative."""
+    torch.manual_seed(0)
+    model, generator, losses = Copier().train(), torch.Generator().manual_seed(1), []
+    with torch.no_grad():
+        for x in model.parameters():
+            x.mul_(1 + noise * torch.randn(x.shape))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        tokens = torch.randint(16, (8, 24), generator=generator)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            said = (torch.utils.checkpoint.checkpoint(model, tokens, use_reentrant=False) if checkpoint else model(tokens))
+            loss = F.cross_entropy(said[:, 2:].flatten(0, 1).float(), tokens[:, 1:-1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_training_is_that_of_pytorch(one_thread):
+    """The losses of 200 steps differ from PyTorch's by no more than noise in the weights' last bits makes them differ."""
+    right = losses_of_training(200)
+    noise = (losses_of_training(200, noise=2.0**-24) - right).abs().max()
+    with lt.replace_sdpa():
+        lt.stats(reset=True)
+        ours = losses_of_training(200)
+        assert lt.stats() == {}
+        checkpointed = losses_of_training(5, checkpoint=True)
+        low = losses_of_training(20, autocast=True)
+    assert (ours - right).abs().max() <= noise
+    assert right[-1] < 0.02 * right[0]
+    close(checkpointed, ours[:5], 0)
+    close(low, losses_of_training(20, autocast=True), 0.02)
 
 
 def flash_reference(q, k, v, **options):
@@ -396,6 +503,30 @@ def test_flash_attn_slopes_of_each_sequence():
         lt.flash_attn_func(q, k, v, alibi_slopes=slopes[[0, 1, 1]])
 
 
+def test_gradients_of_flash_attn_names():
+    """Packed sequences, slopes of each sequence, and the gradient of lse."""
+    q, k, v = draw((2, 7, 4, 32), (2, 11, 2, 32), (2, 11, 2, 32), grad=True)
+    borders = torch.tensor([0, 7, 14], dtype=torch.int32), torch.tensor([0, 11, 22], dtype=torch.int32)
+    right_options = {**lt._USUAL, "causal": True, "align": "bottom_right"}
+    for slopes in (None, draw((2, 4), seed=3)[0].abs().requires_grad_()):
+        options = {"causal": True, "alibi_slopes": slopes, "return_attn_probs": True}
+        outs = [lt.flash_attn_func(q, k, v, **options)[:2],
+                lt.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), *borders, 7, 11, **options)[:2]]
+        rights = [lt._reference(*(x[b:b + 1].transpose(1, 2) for x in (q, k, v)), with_lse=True,
+                                o={**right_options, "alibi": None if slopes is None else slopes[b]}) for b in range(2)]
+        right = torch.cat([o.transpose(1, 2) for o, _ in rights]), torch.cat([lse for _, lse in rights])
+        found = []
+        for out, lse in (*outs, right):
+            lse = lse if lse.ndim == 3 else lse.view(4, 2, 7).transpose(0, 1)
+            loss = out.view(2, 7, 4, 32).square().sum() + lse.square().sum()
+            lt.stats(reset=True)
+            found.append(torch.autograd.grad(loss, (q, k, v) if slopes is None else (q, k, v, slopes)))
+            assert lt.stats() == {}
+        for gradients in found[:2]:
+            for a, b in zip(gradients, found[2]):
+                close(a, b, 5e-5)
+
+
 def in_pages():
     """(pages of keys, pages of values, the table, the same keys and values dense), 16 tokens a page."""
     k, v = draw((6, 16, 2, 32), (6, 16, 2, 32), seed=5)
@@ -466,7 +597,7 @@ def test_operator_with_pieces_of_keys(long):
         inputs = tuple(x.detach().contiguous() for x in (q, keys, values))
         for case in (window, piece, prefix):
             torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, inputs, case,
-                                  test_utils=None if long else ("test_schema", "test_faketensor"))
+                                  **opchecks(long))
 
 
 def test_operator_with_lists_of_key_blocks(long):
@@ -491,7 +622,7 @@ def test_operator_with_lists_of_key_blocks(long):
         with pytest.raises(TypeError, match="key_blocks.kv_indices is None"):
             operator(q, k, v, kv_num_blocks=options["kv_num_blocks"])
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, tuple(x.detach() for x in (q, k, v)), options,
-                              test_utils=None if long else ("test_schema", "test_faketensor"))
+                              **opchecks(long))
 
 
 def test_operator_with_a_mask_of_the_newest_keys(long):
@@ -520,7 +651,7 @@ def test_operator_with_a_mask_of_the_newest_keys(long):
             operator(q, k, v, mask=torch.ones(queries, newest + 1, dtype=torch.bool), mask_keys=newest)
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, tuple(x.detach() for x in (q, k, v)),
                               {"mask": torch.rand(queries, newest) < 0.5, "mask_keys": newest},
-                              test_utils=None if long else ("test_schema", "test_faketensor"))
+                              **opchecks(long))
 
 
 def as_numpy_options(options):
@@ -560,7 +691,7 @@ def test_operator_with_state(long):
         assert torch.equal(out, right)
         assert torch.equal(*states)
     torch.library.opcheck(torch.ops.libattn.sdpa_state.default, (q, k, v, libattn.new_state(q, v)), {"causal": True},
-                          test_utils=None if long else ("test_schema", "test_faketensor"))
+                          **opchecks(long))
 
 
 def test_flash_attn_in_pages():
@@ -626,6 +757,12 @@ def test_compiled_gradients(long):
     def loss(q, k, v):
         return lt.sdpa(q * 2, k, v, is_causal=True, enable_gqa=True).square().sum()
 
+    def of_lse(q, k, v):
+        out, lse = torch.ops.libattn.sdpa_lse(q * 2, k, v, causal=True, softcap=3.0)
+        return out.square().sum() + lse.square().sum()
+
+    for a, b in zip(*(torch.autograd.grad(f(*inputs), inputs) for f in (of_lse, torch.compile(of_lse, fullgraph=True)))):
+        close(a, b)
     compiled = torch.compile(loss, fullgraph=True)
     ours, again = (torch.autograd.grad(compiled(*inputs), inputs) for _ in range(2))
     for a, b, c in zip(ours, again, torch.autograd.grad(loss(*inputs), inputs)):
