@@ -48,7 +48,7 @@ enum {
 };
 
 #define DECODE_PRODUCTS /* decode.h takes the functions of this file */
-static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS, .aims_behind = true};
+static const decode_knobs amx_knobs = {.tile_rows = DECODE_TILE_ROWS};
 
 /* Pairs of lines to prefetch: beside each load of a tile, and beside the transposition of a tile's scores. Together they are
  * 16 for a tile of K and its tile of V: all that these have. */

@@ -96,6 +96,7 @@ static ALWAYS_INLINE void score_few(products *work, const row_block *block, int6
     vec score[MOST_TILE_ROWS];
     UNROLL
     for (int r = 0; r < kind.rows; r++) score[r] = vec_zero();
+    if (group == GROUPS / 2) aim_behind(work, block, 1);
     if (kind.dtype == ATTN_I8)
       score_integers(score, work->k[group], dim, words, offsets, kind, &work->next);
     else

@@ -77,8 +77,10 @@ static ALWAYS_INLINE void sum_few(products *work, const row_block *block, int64_
   const int64_t columns = kind.dtype == ATTN_I8 ? block->problem->dim_v : block->acc_stride;
   float *acc = block->acc + tile_row * block->acc_stride;
   int64_t c = 0, at = 0;
-  for (; c + BLOCK_VALUES <= columns; c += BLOCK_VALUES, at += block_bytes(kind.dtype))
+  for (; c + BLOCK_VALUES <= columns; c += BLOCK_VALUES, at += block_bytes(kind.dtype)) {
+    if (c == columns / 2 / BLOCK_VALUES * BLOCK_VALUES && c > 0) aim_behind(work, block, 3);
     sum_columns(work, block, acc + c, at, BLOCK_VALUES, kind, &work->next);
+  }
   if (kind.dtype == ATTN_I8 && c < columns) sum_columns(work, block, acc + c, at, columns - c, kind, &work->next);
 }
 

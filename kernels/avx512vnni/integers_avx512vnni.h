@@ -26,7 +26,7 @@ enum {
   MOST_INTEGER = 127                /* largest integer of Q */
 };
 
-static const decode_knobs avx512vnni_knobs = {.tile_rows = MOST_TILE_ROWS, .aims_behind = true};
+static const decode_knobs avx512vnni_knobs = {.tile_rows = MOST_TILE_ROWS};
 
 /* Rows of K or V, `stride` bytes apart. */
 typedef struct byte_rows {
@@ -47,6 +47,8 @@ typedef struct products {
   int from, to;              /* the groups that have keys */
   bool picks;                /* V of a key is read only for rows that may see it */
 } products;
+
+static void aim_behind(products *work, const row_block *block, int64_t run); /* split.h; a block has four runs */
 
 /* Constants at every call. */
 typedef struct few_kind {

@@ -17,8 +17,6 @@ typedef struct decode_knobs {
   bool wide_sums;        /* such tiles for all P V of group_rows or more rows; tested: true (avx2), false (the others) */
   bool prefetches_twice; /* on CPUs whose class says so (policy_of); tested: true (avx2, avx512, avx512bf16), false (the
                             others) */
-  bool aims_behind; /* pages and lists: what is prefetched is aimed at the keys that come next (aim_behind); tested: true
-                       (amx, avx512vnni), false (the others, whose streams have tables of pages) */
 } decode_knobs;
 
 enum { MOST_TILE_ROWS = 8, MOST_SCORE_SUMS = 16 };

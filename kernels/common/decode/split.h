@@ -15,14 +15,16 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
   return true;
 }
 
-/* Prefetches the next keys where they lie, if that may be elsewhere than behind these. */
-static void aim_behind(products *work, const row_block *block) {
+/* Prefetches the keys behind these from their run `run` on, if they may lie elsewhere than behind these. */
+static NO_INLINE void aim_behind(products *work, const row_block *block, int64_t run) {
   const attn_problem *p = block->problem;
+  const int64_t key = work->behind + run * RUN_KEYS;
   const bool elsewhere = attn_uses(p, ATTN_USE_PAGES) || attn_has_block_kinds(p);
-  if (!elsewhere || work->behind < 0 || work->behind >= block->range[0].end) return;
-  const attn_key_run run = attn_key_run_at(p, block->args, block->seq, block->head, work->behind);
-  work->next.k = (uintptr_t)attn_element_at(block->args->k, p->dtype_kv, run.k);
-  work->next.v = (uintptr_t)attn_element_at(block->args->v, p->dtype_kv, run.v);
+  if (!elsewhere || work->next.policy == PREFETCH_NONE || work->behind < 0 || key >= block->range[0].end) return;
+  const attn_key_run at = attn_key_run_at(p, block->args, block->seq, block->head, key);
+  work->next.k = (uintptr_t)attn_element_at(block->args->k, p->dtype_kv, at.k);
+  work->next.v = (uintptr_t)attn_element_at(block->args->v, p->dtype_kv, at.v);
+  if (work->next.left > 0) work->next.left = work->next.row;
 }
 
 static void decode_block(const row_block *block, products *work, int64_t begin, int64_t end) {
@@ -35,7 +37,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   block_scales scales;
   if (scaled) find_scales(block, first, begin, end, &scales);
   take_keys(work, block, begin, end, block->careful && selects);
-  if (DECODE_KNOBS.aims_behind) aim_behind(work, block);
+  aim_behind(work, block, 0);
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_KNOBS.tile_rows) {
     const int64_t rows = min64(DECODE_KNOBS.tile_rows, block->rows - tile_row);
     score_rows(work, block, tile_row, rows);
@@ -47,6 +49,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
       if (scaled && whole) scale_whole_row(score, scales.v);
       if (scaled && !whole) scale_row(score, scales.v, begin - first, end - first);
     }
+    if (tile_row == 0) aim_behind(work, block, DECODE_KEYS / RUN_KEYS / 2); /* both halves prefetch half of the keys */
     accumulate_rows(work, block, tile_row, rows);
   }
 }
