@@ -188,6 +188,10 @@ static bool contradicts_dtype(const question *q) {
     return p->dtype_o != p->dtype_q &&
            refuse(q, "dtype is %s; layer %s has no O: give the type of new rows, and of the cache",
                   bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
+  if (q->layer->has & BENCH_HAS_WEIGHT_TYPES)
+    return (p->dtype_o != p->dtype_q || (!attn_dtype_is_float(p->dtype_kv) && p->dtype_kv != ATTN_I8)) &&
+           refuse(q, "dtype is %s; layer %s has a type of rows, and of weights: f32+bf16, f32+i8, bf16, ...",
+                  bench_spec_get(q->spec, AXIS_DTYPE), q->layer->name);
   if (q->layer->has & BENCH_HAS_TYPES)
     return (p->dtype_kv != p->dtype_q || p->dtype_o != p->dtype_q) &&
            refuse(q, "dtype is %s; layer %s has one type for everything: dtype=f32, bf16 or f16",

@@ -29,6 +29,7 @@ enum {
   BENCH_HAS_CACHE = 1 << 12,      /* its output is a cache, of any type, dense or in pages; it calculates next to nothing */
   BENCH_HAS_TYPES = 1 << 13,      /* rows and weights may be bf16 or f16, all alike */
   BENCH_HAS_RESHAPE = 1 << 14,    /* may be made for one shape, and reshaped for another */
+  BENCH_HAS_WEIGHT_TYPES = 1 << 15, /* weights have a type of their own, that of K and V; also int8 */
   /* The layers of attn/mha.h and most of attn/nn.h have these in common. */
   BENCH_HAS_DENSE = BENCH_HAS_PROJECTIONS | BENCH_HAS_PLAN | BENCH_HAS_WORKSPACE,
 };

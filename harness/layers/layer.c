@@ -228,8 +228,9 @@ const char *bench_product_to_name(const bench_layer_trial *trial) { return trial
 static attn_status make_example(bench_layer_trial *trial) {
   attn_options products = trial->options;
   const bench_layer_shape *s = &trial->data->shape;
-  const attn_product_weights one = ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .dtype = s->type_weights,
-                                               .dtype_x = s->type_x, .weight = trial->data->weights);
+  const attn_product_weights one =
+      ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .dtype = s->type_weights, .dtype_x = s->type_x,
+                  .weight = trial->data->weights, .scale = s->type_weights == ATTN_I8 ? trial->data->biases : NULL);
   if (trial->data->functions->names_product && trial->options.max_isa) {
     snprintf(trial->product, sizeof trial->product, "product_%s", trial->options.max_isa);
     products.kernel = trial->product;

@@ -227,6 +227,9 @@ attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch
 attn_nn_field bench_cross_expect(const bench_chosen *chosen, const attn_mha_weights *weights, const attn_nn_field *x,
                                  attn_dtype dtype_y);
 
+/* Ends a call of dense layers alone: its time since `begin` is theirs. Returns the status. */
+attn_status bench_dense_ran(bench_layer_trial *trial, attn_status status, double begin_ns);
+
 int64_t bench_feed_forward_weights(const bench_case *bench);
 int64_t bench_feed_forward_biases(const bench_case *bench);
 attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at);

@@ -145,11 +145,23 @@ attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int
                      .second = bench_linear_at(data, at + width * hidden, bias_at + hidden));
 }
 
-/* The wrong answer has the other activation. */
+static bool is_gated(const bench_layer_functions *f) { return f == &bench_layer_swiglu || f == &bench_layer_geglu; }
+
+/* The gate's weights and biases come last. */
+static attn_feed_forward_config network_of(const bench_layer_data *data) {
+  const bench_case *bench = data->bench;
+  attn_feed_forward_config config = bench_feed_forward_at(data, 0, 0);
+  if (!is_gated(data->functions)) return config;
+  config.activation = data->functions == &bench_layer_swiglu ? ATTN_SILU : ATTN_GELU_TANH;
+  config.gate = bench_linear_at(data, bench_feed_forward_weights(bench), bench_feed_forward_biases(bench));
+  return config;
+}
+
+/* The wrong answer has another activation. */
 static attn_status feed_forward_create(bench_layer_trial *trial) {
-  attn_feed_forward_config config = bench_feed_forward_at(trial->data, 0, 0);
+  attn_feed_forward_config config = network_of(trial->data);
   config.product = bench_product_to_name(trial);
-  if (trial->wrong) config.activation = ATTN_GELU;
+  if (trial->wrong) config.activation = config.activation == ATTN_RELU ? ATTN_GELU : ATTN_RELU;
   attn_feed_forward *layer = NULL;
   const attn_status status = attn_feed_forward_create(&config, &trial->options, &layer);
   return bench_layer_made(trial, status, layer, trial->kernel);
@@ -160,18 +172,23 @@ static size_t feed_forward_workspace(const bench_layer_trial *trial) {
   return attn_feed_forward_workspace(trial->layer, bench_layer_case_rows(trial->data->bench));
 }
 
-static attn_status feed_forward_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
-  const double begin = bench_now_ns();
-  const attn_status status = attn_feed_forward_run(trial->layer, bench_layer_case_rows(trial->data->bench), trial->data->x,
-                                                   trial->data->y, workspace, bytes);
-  const double spent = bench_now_ns() - begin;
+attn_status bench_dense_ran(bench_layer_trial *trial, attn_status status, double begin_ns) {
+  const double spent = bench_now_ns() - begin_ns;
   trial->time.projections_ns += spent;
   trial->time.total_ns += spent;
   return status;
 }
 
+static attn_status feed_forward_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const double begin = bench_now_ns();
+  return bench_dense_ran(trial,
+                         attn_feed_forward_run(trial->layer, bench_layer_case_rows(trial->data->bench), trial->data->x,
+                                               trial->data->y, workspace, bytes),
+                         begin);
+}
+
 static attn_nn_field feed_forward_expect(const bench_chosen *c) {
-  const attn_feed_forward_config config = bench_feed_forward_at(c->data, 0, 0);
+  const attn_feed_forward_config config = network_of(c->data);
   attn_nn_field x = bench_chosen_x(c);
   return bench_then(attn_nn_oracle_feed_forward(&x, &config), &x);
 }
@@ -180,14 +197,19 @@ static bench_layer_shape feed_forward_shape(const bench_case *bench) {
   return bench_layer_rows_to_rows(bench, bench_feed_forward_weights(bench), bench_feed_forward_biases(bench));
 }
 
-const bench_layer_functions bench_layer_feed_forward = {.shape = feed_forward_shape,
-                                                        .names_product = true,
-                                                        .wrong = "the other activation",
-                                                        .create = feed_forward_create,
-                                                        .destroy = feed_forward_destroy,
-                                                        .workspace = feed_forward_workspace,
-                                                        .run = feed_forward_run,
-                                                        .expect = feed_forward_expect};
+static bench_layer_shape gated_shape(const bench_case *bench) {
+  const int64_t hidden = 4 * bench->width;
+  return bench_layer_rows_to_rows(bench, bench_feed_forward_weights(bench) + bench->width * hidden,
+                                  bench_feed_forward_biases(bench) + hidden);
+}
+
+#define NETWORK_FUNCTIONS                                                                                               \
+  .names_product = true, .wrong = "another activation", .create = feed_forward_create, .destroy = feed_forward_destroy, \
+  .workspace = feed_forward_workspace, .run = feed_forward_run, .expect = feed_forward_expect
+
+const bench_layer_functions bench_layer_feed_forward = {NETWORK_FUNCTIONS, .shape = feed_forward_shape};
+const bench_layer_functions bench_layer_swiglu = {NETWORK_FUNCTIONS, .shape = gated_shape};
+const bench_layer_functions bench_layer_geglu = {NETWORK_FUNCTIONS, .shape = gated_shape};
 
 /* ---- Add & norm: x, then the residual; gain and bias stand among the biases ---- */
 
@@ -206,18 +228,23 @@ static double add_norm_flops(const bench_case *bench) {
   return 10.0 * (double)(bench_layer_case_rows(bench) * bench->width);
 }
 
+/* The same without mean and deviation. */
+static double add_rms_norm_flops(const bench_case *bench) { return 0.7 * add_norm_flops(bench); }
+
 static const void *residual_of(const bench_layer_data *data) {
   return attn_element_at(data->x, data->shape.type_x, bench_layer_case_rows(data->bench) * data->bench->width);
 }
+
+static bool is_rms(const bench_layer_data *data) { return data->functions == &bench_layer_add_rms_norm; }
 
 static attn_status add_norm_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
   const bench_layer_data *data = trial->data;
   const attn_dtype dtype = data->shape.type_x;
-  attn_row_join join =
-      ATTN_STRUCT(attn_row_join, .rows = bench_layer_case_rows(data->bench), .width = data->bench->width,
-                  .norm_kind = ATTN_NORM_LAYER, .norm = bench_norm_at(data, 0), .dtype_x = dtype, .dtype_other = dtype,
-                  .dtype_y = dtype, .x = data->x, .other = residual_of(data), .y = data->y);
+  attn_row_join join = ATTN_STRUCT(attn_row_join, .rows = bench_layer_case_rows(data->bench), .width = data->bench->width,
+                                   .norm_kind = is_rms(data) ? ATTN_NORM_RMS : ATTN_NORM_LAYER,
+                                   .norm = bench_norm_at(data, 0), .dtype_x = dtype, .dtype_other = dtype, .dtype_y = dtype,
+                                   .x = data->x, .other = residual_of(data), .y = data->y);
   if (trial->wrong) join.norm.epsilon = 0.1f;
   return attn_row_join_run(&join, &trial->options);
 }
@@ -229,16 +256,17 @@ static attn_nn_field add_norm_expect(const bench_chosen *c) {
   attn_nn_field x = bench_chosen_x(c), residual = bench_take(residuals, c->row, c->count);
   attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &residual), &x), &residual);
   const attn_norm norm = bench_norm_at(c->data, 0);
-  attn_nn_field y = bench_then(attn_nn_oracle_layer_norm(&sum, &norm), &sum);
+  attn_nn_field y = is_rms(c->data) ? attn_nn_oracle_rms_norm(&sum, &norm) : attn_nn_oracle_layer_norm(&sum, &norm);
+  attn_nn_field_destroy(&sum);
   attn_nn_oracle_round(&y, c->data->shape.type_y);
   return y;
 }
 
-const bench_layer_functions bench_layer_add_norm = {.shape = add_norm_shape,
-                                                    .flops = add_norm_flops,
-                                                    .wrong = "a norm of another epsilon",
-                                                    .run = add_norm_run,
-                                                    .expect = add_norm_expect};
+#define NORM_FUNCTIONS \
+  .shape = add_norm_shape, .wrong = "a norm of another epsilon", .run = add_norm_run, .expect = add_norm_expect
+
+const bench_layer_functions bench_layer_add_norm = {NORM_FUNCTIONS, .flops = add_norm_flops};
+const bench_layer_functions bench_layer_add_rms_norm = {NORM_FUNCTIONS, .flops = add_rms_norm_flops};
 
 /* ---- Blocks, post-norm -------------------------------------------------------------------------------------------- */
 /* Every sub-layer has a residual connection and a layer norm behind it. The encoder block has self-attention and a

@@ -69,6 +69,7 @@ typedef struct matrix {
   attn_dtype dtype;
   int64_t in_stride, out_stride;
   const float *bias;          /* [out], or NULL */
+  const float *scale;         /* likewise: multiplies columns */
   const int64_t *head_starts; /* the first element of each head of `dim` columns; NULL = 0, one head */
   int64_t dim;
 } matrix;
@@ -77,11 +78,12 @@ enum { COLUMNS = 32 };
 
 /* Columns from `first` on of a row. A sum of n products other than 0 has n rounded partial sums, in any order, each as large
  * as a random walk, or as a steady climb to the result, would make it. */
-static void multiply_row(const attn_nn_field *x, int64_t row, const double (*w)[COLUMNS], const float *bias, int64_t first,
+static void multiply_row(const attn_nn_field *x, int64_t row, const double (*w)[COLUMNS], const matrix *m, int64_t first,
                          attn_nn_field *y) {
+  const float *bias = m->bias;
   const double *in = x->value + row * x->width, *error = x->error + row * x->width;
   const int64_t columns = y->width - first < COLUMNS ? y->width - first : COLUMNS, at = row * y->width + first;
-  int64_t terms = bias != NULL;
+  int64_t terms = (bias != NULL) + (m->scale != NULL);
   for (int64_t i = 0; i < x->width; i++) terms += in[i] != 0;
   const double rounding = square(unit) * (double)terms;
   double value[COLUMNS], variance[COLUMNS];
@@ -102,7 +104,8 @@ static void multiply_row(const attn_nn_field *x, int64_t row, const double (*w)[
 
 static double weight_at(const matrix *m, int64_t in, int64_t out) {
   const int64_t head = m->head_starts ? m->head_starts[out / m->dim] : 0, column = m->head_starts ? out % m->dim : out;
-  return attn_oracle_load(m->weight, m->dtype, head + in * m->in_stride + column * m->out_stride);
+  const double scale = m->scale ? (double)m->scale[out] : 1;
+  return scale * attn_oracle_load(m->weight, m->dtype, head + in * m->in_stride + column * m->out_stride);
 }
 
 static attn_nn_field multiply(const attn_nn_field *x, matrix m, int64_t out) {
@@ -111,7 +114,7 @@ static attn_nn_field multiply(const attn_nn_field *x, matrix m, int64_t out) {
   for (int64_t first = 0; first < out; first += COLUMNS) {
     for (int64_t i = 0; i < x->width; i++)
       for (int64_t c = 0; c < COLUMNS && first + c < out; c++) w[i][c] = weight_at(&m, i, first + c);
-    for (int64_t row = 0; row < x->rows; row++) multiply_row(x, row, w, m.bias, first, &y);
+    for (int64_t row = 0; row < x->rows; row++) multiply_row(x, row, w, &m, first, &y);
   }
   attn_nn_field_destroy(&block);
   return y;
@@ -130,6 +133,17 @@ static attn_nn_field apply_linear(const attn_nn_field *x, const attn_linear *lin
 
 attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out) {
   return apply_linear(x, linear, ATTN_F32, out);
+}
+
+attn_nn_field attn_nn_oracle_product(const attn_nn_field *x, const attn_product_weights *w) {
+  return multiply(x,
+                  (matrix){.weight = w->weight,
+                           .dtype = w->dtype,
+                           .in_stride = w->stride_depth,
+                           .out_stride = w->stride_column,
+                           .bias = w->bias,
+                           .scale = w->scale},
+                  w->columns);
 }
 
 /* ---- Row-wise steps ---- */

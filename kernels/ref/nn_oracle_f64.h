@@ -36,6 +36,7 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got);
 void attn_nn_oracle_round(attn_nn_field *x, attn_dtype dtype);
 
 attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_linear *linear, int64_t out);
+attn_nn_field attn_nn_oracle_product(const attn_nn_field *x, const attn_product_weights *weights); /* no activation */
 attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x);
 attn_nn_field attn_nn_oracle_activation(const attn_nn_field *x, attn_activation activation);
 attn_nn_field attn_nn_oracle_add(const attn_nn_field *a, const attn_nn_field *b);

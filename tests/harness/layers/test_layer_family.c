@@ -36,11 +36,26 @@ static const trial trials[] = {
       "width:7/seq:1/dtype:f16"},
      'w',
      70},
+    {"swiglu", {"width:64/seq:40", "batch:2/width:32/seq:130", "width:7/seq:1", "width:64/seq:40/dtype:bf16"}, 'w', 70},
+    {"geglu", {"width:64/seq:40", "width:7/seq:1", "batch:2/width:32/seq:130/dtype:f16"}, 'w', 70},
+    {"linear",
+     {"width:64/seq:40", "width:70/seq:1/dtype:f32+i8", "batch:2/width:32/seq:130/dtype:f32+bf16",
+      "width:33/seq:3/dtype:bf16", "width:130/seq:97/dtype:bf16+i8", "width:7/seq:1/dtype:f32+f16"},
+     'w',
+     70},
     {"add-norm",
      {"width:64/seq:40", "batch:2/width:32/seq:130", "width:33/seq:1", "width:64/seq:40/dtype:bf16",
       "width:33/seq:1/dtype:f16"},
      0,
      0},
+    {"add-rms-norm",
+     {"width:64/seq:40", "batch:2/width:32/seq:130", "width:33/seq:1", "width:64/seq:40/dtype:bf16",
+      "width:33/seq:1/dtype:f16"},
+     0,
+     0},
+    {"embed", {"width:64/seq:40", "batch:2/width:33/seq:130/dtype:bf16", "width:7/seq:1/dtype:f16"}, 0, 0},
+    {"pool", {"width:64/seq:40", "batch:2/width:33/seq:130/dtype:bf16", "width:7/seq:2/dtype:f16"}, 0, 0},
+    {"sample", {"width:64/seq:40", "batch:2/width:100/seq:130", "width:7/seq:1"}, 0, 0},
     {"mha", /* test_layer.c has those of float32 */
      {"heads:4/width:64/seq:40/dtype:bf16", "batch:2/heads:2/width:32/seq:130/dtype:f16",
       "heads:6/heads_kv:2/head_dim:8/width:48/seq:33/causal:top-left/dtype:bf16"},
@@ -299,9 +314,9 @@ TEST(test_axes_that_a_layer_settles) {
   assert_true(p.problem.heads_q == 8 && p.problem.score == ATTN_SCORE_PRECOMPUTED && p.width == 512);
 }
 
-/* Feed-forward, add & norm and positions have no heads; only the width counts, however it is given. */
+/* These have no heads; only the width counts, however it is given. */
 TEST(test_equal_layers_have_equal_names) {
-  static const char *const kind[] = {"feed-forward", "add-norm", "positions"};
+  static const char *const kind[] = {"feed-forward", "linear", "add-norm", "embed", "sample", "positions"};
   static const char *const same[] = {"width:96", "heads:4/width:96", "heads:3/heads_kv:1/head_dim:32", "heads:12/dim_v:8",
                                      "heads:5/width:96"};
   for (size_t k = 0; k < COUNT(kind); k++)
@@ -363,6 +378,8 @@ TEST(test_contradictions) {
              {"layer:kv-append/rope:halves/head_dim:258", "an even dim_qk, at most 256"},
              {"layer:kv-append/heads_kv:2", "heads_kv is 2 with 8 heads"},
              {"layer:kv-append/seq_q:5/seq_k:3", "at least 5"},
+             {"layer:linear/dtype:f32+e4m3", "dtype is f32+e4m3; layer linear has a type of rows, and of weights"},
+             {"layer:sample/dtype:bf16", "dtype is bf16; layer sample is float32 inside"},
              {"layer:kv-append/dtype:bf16+bf16+f32", "layer kv-append has no O"},
              {"layer:kv-append/kv_scales:token", "kv_scales is token with dtype f32; factors are made for caches of e4m3"},
              {"layer:kv-append/dtype:f32+q8_0/kv_scales:token", "kv_scales is token with dtype f32+q8_0"},
