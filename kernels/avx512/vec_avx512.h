@@ -138,7 +138,7 @@ static inline vec vec_load_first_nibbles(const uint8_t *p, int64_t n, int shift,
 
 /* Integers of 64 bits, and the products of their lower halves with a factor. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
-static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
+static inline __attribute__((always_inline)) vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
 #ifdef ATTN_EMULATE_AVX512
   for (int n = 0; n < VEC_LANES / 2; n++) x[n] = (uint64_t)(uint32_t)x[n] * factor;
   return x;
@@ -176,7 +176,7 @@ static inline vec vec_add_bias(vec x, vec bias) {
 
 /* x, but 0 wherever p is 0, even if x is NaN. */
 static inline vec vec_unless_zero(vec x, vec p) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ), x);
+  return _mm512_mask_mov_ps(_mm512_setzero_ps(), _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ), x);
 }
 
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }

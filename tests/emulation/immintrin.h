@@ -15,6 +15,8 @@
 
 #include "tiles.h"
 
+#pragma GCC diagnostic ignored "-Wpsabi" /* vectors of 64 bytes are no arguments of functions that stay */
+
 #define EMULATED static inline __attribute__((always_inline, unused))
 
 typedef struct emulated_ps {

@@ -251,7 +251,8 @@ static bool store_rows(const gradient_rows *to, const float *rows, int64_t count
 static void finish_keys(const backward_task *t, int64_t key, int64_t keys, float *d_k, float *d_v) {
   const gradient_rows to_k = d_k_rows(t, key), to_v = d_v_rows(t, key);
   const int64_t head = attn_kv_head(t->p, t->unit.head);
-  const bool finite = store_rows(&to_k, d_k, keys) & store_rows(&to_v, d_v, keys);
+  const bool finite_k = store_rows(&to_k, d_k, keys), finite_v = store_rows(&to_v, d_v, keys);
+  const bool finite = finite_k && finite_v;
   for (int64_t j = 0; !finite && j < keys; j++) {
     if (!is_finite(&to_k, d_k + j * to_k.row_floats))
       attn_exact_key_gradient(t->p, t->args, t->unit.b, head, key + j, false);
