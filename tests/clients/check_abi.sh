@@ -14,8 +14,8 @@ trap 'rm -rf "$work"' EXIT
 
 # The library's own sources with debug information; kernels have no part in the ABI.
 for library in libattn libattn_nn; do
-  sources='src/[!n]*/*.c' map=src/libattn.map # all rooms but nn
-  [ $library = libattn ] || { sources='src/nn/*.c' && map=src/nn/libattn_nn.map; }
+  sources='src/[!nt]*/*.c' map=src/libattn.map # all rooms but nn and train
+  [ $library = libattn ] || { sources='src/nn/*.c src/train/*.c' && map=src/nn/libattn_nn.map; }
   # shellcheck disable=SC2086  # a list
   "$compiler" -std=c11 -O0 -g -shared -fPIC -fvisibility=hidden -D_POSIX_C_SOURCE=200809L -DATTN_SHARED -Iinclude -I. \
     -I"$generated" $sources -Wl,--version-script=$map -Wl,-z,undefs -o "$work/$library.so"

@@ -98,7 +98,7 @@ check_exports() {
 }
 check_exports "$library" "$include/attn.h" "$include/extend.h" "$include/product.h" "$include/rows.h" "$include/mha.h" \
               "$include/kv.h"
-check_exports "$nn_library" "$include/nn.h"
+check_exports "$nn_library" "$include/nn.h" "$include/train.h"
 
 # A plug-in exports one name, and takes what it needs of libattn from the libattn that loads it.
 for plugin in $(find "${library%/*}" -maxdepth 1 -name 'libattn_*.so' -not -name libattn_nn.so); do

@@ -8,6 +8,7 @@
 #include "attn/mha.h"
 #include "attn/nn.h"
 #include "attn/product.h"
+#include "attn/train.h"
 #include "tests/support/support.h"
 
 enum { BATCH = 1, HEADS = 2, SEQ = 3, WIDTH = 8, DIM = WIDTH / HEADS, HIDDEN = 6 };
@@ -271,6 +272,41 @@ static attn_status give_block_args(int64_t added) {
   return status;
 }
 
+/* ---- train.h ---- */
+
+static attn_status give_dense(int64_t added) {
+  GROW(attn_dense, {.rows = SEQ, .in = WIDTH, .out = HIDDEN, .map.weight = in, .x = in, .y = out});
+  return attn_dense_run(&grown.known, NULL);
+}
+
+static attn_status give_norm_grad(int64_t added) {
+  GROW(attn_norm_grad, {.rows = SEQ, .width = WIDTH, .kind = ATTN_NORM_RMS, .s = in, .d_y = in, .d_s = out});
+  return attn_norm_grad_run(&grown.known, NULL);
+}
+
+static attn_status give_dropout(int64_t added) {
+  GROW(attn_dropout, {.probability = 0.5f});
+  return attn_dropout_rows(&grown.known, SEQ, WIDTH, in, out, NULL);
+}
+
+static attn_status give_cross_entropy(int64_t added) {
+  const int32_t targets[SEQ] = {0};
+  double loss;
+  GROW(attn_cross_entropy, {.rows = SEQ, .classes = WIDTH, .logits = in, .targets = targets});
+  return attn_cross_entropy_run(&grown.known, NULL, &loss);
+}
+
+static attn_status give_adamw(int64_t added) {
+  float m[WIDTH] = {0}, v[WIDTH] = {0};
+  GROW(attn_adamw, {.rate = 1, .epsilon = 1});
+  return attn_adamw_step(&grown.known, 1, WIDTH, out, in, m, v, NULL);
+}
+
+static attn_status give_sgd(int64_t added) {
+  GROW(attn_sgd, {.rate = 1});
+  return attn_sgd_step(&grown.known, WIDTH, out, in, NULL, NULL);
+}
+
 /* ---- All of them ---- */
 
 #define STRUCT(name) \
@@ -278,16 +314,40 @@ static attn_status give_block_args(int64_t added) {
 static const struct {
   const char *name;
   attn_status (*give)(int64_t added);
-} structs[] = {STRUCT(problem),          STRUCT(args),           STRUCT(options),
-               STRUCT(partial),          STRUCT(mha_problem),    STRUCT(mha_weights),
-               STRUCT(mha_options),      STRUCT(mha_args),       STRUCT(product_weights),
-               STRUCT(product_args),     STRUCT(regression),     STRUCT(rope_config),
-               STRUCT(rope_args),        STRUCT(kv_append_args), STRUCT(kv_pool_shape),
-               STRUCT(kv_cache_args),    STRUCT(kv_cache_shape), STRUCT(feed_forward_config),
-               STRUCT(additive_config),  STRUCT(additive_args),  STRUCT(synthesizer_config),
-               STRUCT(synthesizer_args), STRUCT(block_config),   STRUCT(block_args),
-               STRUCT(embedding),        STRUCT(pooling),        STRUCT(sampling),
-               STRUCT(row_join)};
+} structs[] = {STRUCT(problem),
+               STRUCT(args),
+               STRUCT(options),
+               STRUCT(partial),
+               STRUCT(mha_problem),
+               STRUCT(mha_weights),
+               STRUCT(mha_options),
+               STRUCT(mha_args),
+               STRUCT(product_weights),
+               STRUCT(product_args),
+               STRUCT(regression),
+               STRUCT(rope_config),
+               STRUCT(rope_args),
+               STRUCT(kv_append_args),
+               STRUCT(kv_pool_shape),
+               STRUCT(kv_cache_args),
+               STRUCT(kv_cache_shape),
+               STRUCT(feed_forward_config),
+               STRUCT(additive_config),
+               STRUCT(additive_args),
+               STRUCT(synthesizer_config),
+               STRUCT(synthesizer_args),
+               STRUCT(block_config),
+               STRUCT(block_args),
+               STRUCT(embedding),
+               STRUCT(pooling),
+               STRUCT(sampling),
+               STRUCT(row_join),
+               STRUCT(dense),
+               STRUCT(norm_grad),
+               STRUCT(dropout),
+               STRUCT(cross_entropy),
+               STRUCT(adamw),
+               STRUCT(sgd)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
@@ -322,6 +382,6 @@ static int count_untried(const char *header) {
 }
 
 TEST(every_struct_with_a_size_is_tried) {
-  static const char *const headers[] = {"attn.h", "mha.h", "kv.h", "nn.h", "product.h", "rows.h"};
+  static const char *const headers[] = {"attn.h", "mha.h", "kv.h", "nn.h", "product.h", "rows.h", "train.h"};
   for (size_t i = 0; i < COUNT(headers); i++) assert_int_equal(count_untried(headers[i]), 0);
 }
