@@ -107,6 +107,48 @@ typedef struct attn_dropout {
 ATTN_API attn_status attn_dropout_rows(const attn_dropout *dropout, int64_t rows, int64_t width, const float *x, float *y,
                                        const attn_options *options);
 
+/* ---- Attention -----------------------------------------------------------------------------------------------------------
+ */
+
+/** Where the gradients of a map go; NULL = not wanted. */
+typedef struct attn_linear_grad {
+  float *weight; /**< Lies like the weight. */
+  float *bias;   /**< [out] */
+} attn_linear_grad;
+
+/** Multi-head self-attention with its projections (attn/mha.h has the formula), and its gradients. With Q, K and V the
+ * columns of x W_in + b_in, those of Q first, head after head, and O the heads' outputs,
+ *
+ *     y = O W_out + b_out,   d_O = d_y W_out^T,   d_Q, d_K, d_V by ATTN_BACKWARD,   d_x = (d_Q d_K d_V) W_in^T */
+typedef struct attn_self_attention {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  /** Batch, heads, seq_q = seq_k, dims, scale, causality, window, softcap, dropout. Strides are not read, types are f32, and
+   * of uses there is none but ATTN_USE_LSE, which counts as set. */
+  const attn_problem *attention;
+  int64_t width;          /**< Elements of a row of x and of y, >= 1. */
+  attn_linear in;         /**< width -> heads_q dim_qk + heads_kv (dim_qk + dim_v) */
+  attn_linear out;        /**< heads_q dim_v -> width */
+  uint64_t seed;          /**< With dropout: see attn_args. */
+  uint64_t offset;        /**< Likewise; different in each step and layer. */
+  const float *x;         /**< [batch][seq][width] */
+  float *y;               /**< [batch][seq][width], of attn_self_attention_run(). */
+  float *kept;            /**< Q, K, V, O and lse: attn_self_attention_kept() floats, for attn_self_attention_grad(). */
+  const float *d_y;       /**< [batch][seq][width], of attn_self_attention_grad(). */
+  float *d_x;             /**< Output [batch][seq][width]; may be d_y; or NULL. */
+  attn_linear_grad d_in;  /**< Outputs: gradients of `in`. */
+  attn_linear_grad d_out; /**< Outputs: gradients of `out`. */
+  bool accumulate;        /**< d_in and d_out are added to what stands there. */
+} attn_self_attention;
+
+/** Floats of `kept`; -1, with the sentence set, for a layer that is wrong. */
+ATTN_API int64_t attn_self_attention_kept(const attn_self_attention *layer);
+
+/** Computes y and kept. Plans and allocates. Also returns ATTN_UNSUPPORTED. options->kernel is not read. */
+ATTN_API attn_status attn_self_attention_run(const attn_self_attention *layer, const attn_options *options);
+
+/** Computes d_x, d_in and d_out. Plans and allocates, rows times the columns of Q, K, V and O among others. */
+ATTN_API attn_status attn_self_attention_grad(const attn_self_attention *layer, const attn_options *options);
+
 /* ---- Tokens and losses ---------------------------------------------------------------------------------------------------
  */
 

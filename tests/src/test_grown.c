@@ -289,6 +289,13 @@ static attn_status give_dropout(int64_t added) {
   return attn_dropout_rows(&grown.known, SEQ, WIDTH, in, out, NULL);
 }
 
+static attn_status give_self_attention(int64_t added) {
+  const attn_problem problem = a_problem();
+  GROW(attn_self_attention,
+       {.attention = &problem, .width = WIDTH, .in.weight = in, .out.weight = in, .x = in, .y = out, .kept = more_out});
+  return attn_self_attention_run(&grown.known, NULL);
+}
+
 static attn_status give_cross_entropy(int64_t added) {
   const int32_t targets[SEQ] = {0};
   double loss;
@@ -347,7 +354,8 @@ static const struct {
                STRUCT(dropout),
                STRUCT(cross_entropy),
                STRUCT(adamw),
-               STRUCT(sgd)};
+               STRUCT(sgd),
+               STRUCT(self_attention)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
