@@ -150,6 +150,11 @@ static void similarity_tile(const backward_step *s, int64_t tile_row, int64_t ke
   }
   block.keys.k = panel - (s->key + key) * k_dimensions(p); /* key 0: other_panel counts from there */
   block.score_stride = SCORE_STRIDE;
+  if (k_dimensions(p)) { /* the last rows of a block are a copy: no row lies behind them */
+    const float_rows q = tile_of(&s->q, tile_row);
+    block.q = (float *)(uintptr_t)q.at - tile_row * q.stride;
+    block.q_stride = q.stride;
+  }
   other_panel(&block, tile_row, s->key + key, score);
 }
 
