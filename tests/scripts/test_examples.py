@@ -25,6 +25,18 @@ def assert_drawn(path, least_colours):
     assert len(colours) >= least_colours, f"{path}: {len(colours)} colours"
 
 
+def test_train_gpt(tmp_path):
+    """The loss falls, and a run that stops and goes on ends with the bits of one that does not, on any number of threads."""
+    shape = ["batch=4", "seq=24", "width=32", "layers=2", "dropout=0.1", "sample=0", EXAMPLES / "README.md"]
+    program, files = BINARIES / "example_train_gpt", [tmp_path / name for name in ("whole", "parts")]
+    output = run(program, "steps=40", f"save={files[0]}", *shape)
+    losses = [float(line.split()[3]) for line in output.splitlines() if line.startswith("step")]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.1
+    run(program, "steps=13", "threads=1", f"save={files[1]}", *shape)
+    run(program, "steps=40", "threads=2", f"save={files[1]}", *shape)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_kernel_regression(tmp_path):
     assert "bandwidth 0." in run(BINARIES / "example_kernel_regression", tmp_path)
     run(sys.executable, EXAMPLES / "kernel_regression" / "plot.py", tmp_path)
