@@ -24,8 +24,8 @@
 
 const attn_operation_info attn_operations[] = {
     [ATTN_FORWARD] = {"forward", "attention", INPUTS, BIT(O) | BIT(LSE), .linear_in = ATTN_OPERAND_V, .linear = BIT(O)},
-    [ATTN_BACKWARD] = {"backward", "gradients", INPUTS, BIT(D_Q)},
-    [NORM] = {"norm", "norms of scores", INPUTS & ~(BIT(V) | BIT(SINKS)), BIT(LSE)},
+    [ATTN_BACKWARD] = {.name = "backward", .what = "gradients", .inputs = INPUTS, .outputs = BIT(D_Q)},
+    [NORM] = {.name = "norm", .what = "norms of scores", .inputs = INPUTS & ~(BIT(V) | BIT(SINKS)), .outputs = BIT(LSE)},
 };
 
 const int attn_operation_count = COUNT(attn_operations);
