@@ -6,7 +6,7 @@
 
 void record(uintptr_t at); /* not static: headers of the compiler have it in inline functions */
 #define __builtin_prefetch(at, ...) record((uintptr_t)(at)) /* NOLINT: this is what the test looks at */
-#include "kernels/portable/decode_portable.c"               /* in place of the library's */
+#include "kernels/portable/decode_portable.c" /* NOLINT(bugprone-suspicious-include): in place of the library's */
 #include "tests/support/support.h"
 
 enum { KEYS = 32, BLOCKS = 24, SETTLED = 6, MOST_LINES = BLOCKS * KEYS * 32 };
