@@ -5,8 +5,8 @@
  *     example_train_gpt [option=value]... TEXT...
  *
  * Options: steps, batch, seq, width, heads, layers, rate, dropout, seed, threads, every (steps between lines), save (a
- * checkpoint, read at the start where it exists, written at the end and on SIGINT), sample (characters at the end). A run
- * that was interrupted and goes on has the bits of one that was not. Parameters lie in one array, their gradients in a
+ * checkpoint, read at the start where it exists, written at the end and on SIGINT), sample (characters at the end). After
+ * an interruption a run goes on to the same bits. Parameters lie in one array, their gradients in a
  * second, the moments of AdamW in two more: so clipping, a step and a checkpoint are one call each. */
 #define _POSIX_C_SOURCE 200809L
 #include <attn/train.h>

@@ -300,17 +300,11 @@ static void spread_gradient(attn_problem *p, attn_operand_id which) {
 
 /* The problem's gradients. What writes LSE becomes what depends on it. */
 static void build_gradients(bench_case *bench) {
-  static const struct {
-    uint32_t of, gradient;
-  } more[] = {{ATTN_USE_BIAS, ATTN_USE_D_BIAS},
-              {ATTN_USE_ALIBI, ATTN_USE_D_ALIBI},
-              {ATTN_USE_SINKS, ATTN_USE_D_SINKS},
-              {ATTN_USE_SCORE_WEIGHT, ATTN_USE_D_SCORE_WEIGHT}};
   attn_problem *p = &bench->problem;
   if (!is(bench, AXIS_PASS, "backward")) return;
   if (attn_uses(p, ATTN_USE_LSE)) p->uses |= ATTN_USE_D_LSE;
-  for (size_t i = 0; i < sizeof more / sizeof *more && is(bench, AXIS_GRADIENTS, "all"); i++)
-    if (attn_uses(p, more[i].of)) p->uses |= more[i].gradient;
+  for (int i = 0; i < ATTN_GRADIENT_USES && is(bench, AXIS_GRADIENTS, "all"); i++)
+    if (attn_uses(p, attn_gradient_uses[i].of)) p->uses |= attn_gradient_uses[i].gradient;
   attn_problem_set_backward(p);
   for (int which = ATTN_OPERAND_D_Q; which <= ATTN_OPERAND_D_V; which++) spread_gradient(p, (attn_operand_id)which);
 }

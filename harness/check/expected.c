@@ -296,7 +296,7 @@ typedef struct chosen {
 
 /* Goes through the rows of an output to check, stores them where expected->row has room, and counts them. share 0: all rows.
  * Else one candidate in `share`; each head starts at another place of its list, so that the heads together cover the list.
- * Of gradients that are no rows of queries or keys all rows are checked. */
+ * Gradients that are no rows of queries or keys are checked in all rows. */
 static void choose_of(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share, bench_tensor output,
                       chosen *all) {
   const attn_problem *p = &expected->problem;

@@ -50,9 +50,9 @@ typedef struct attn_dense {
 /** Computes y. options are those of attn_product_create(), whose kernel names the product. Allocates the packed W. */
 ATTN_API attn_status attn_dense_run(const attn_dense *layer, const attn_options *options);
 
-/** Computes d_x, d_weight and d_bias, those that are not NULL. options likewise. An element of d_x is a chain over out, one
- * of d_weight a chain over rows; d_bias is summed in float64. Allocates the packed factors, and with accumulate a matrix as
- * large as W. */
+/** Computes d_x, d_weight and d_bias, those that are not NULL. options likewise. Each element of d_x is a chain over out,
+ * each of d_weight a chain over rows; d_bias is summed in float64. Allocates the packed factors, and with accumulate a
+ * matrix as large as W. */
 ATTN_API attn_status attn_dense_grad(const attn_dense *layer, const attn_options *options);
 
 /* ---- Norms, activations, dropout -----------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ ATTN_API attn_status attn_dense_grad(const attn_dense *layer, const attn_options
  *     d_s = r (g - mean(g) - n mean(g n)) + d_sum     (no mean(g) with ATTN_NORM_RMS)
  *     d_gain = sum over rows of d_y n,   d_bias = sum over rows of d_y
  *
- * As s = x + residual, d_s is the gradient of both. mean and r are computed again from s. */
+ * Since s = x + residual, d_s is the gradient of both. mean and r are computed again from s. */
 typedef struct attn_norm_grad {
   size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t rows;        /**< Rows, >= 0. */
@@ -213,8 +213,8 @@ typedef struct attn_sgd {
 ATTN_API attn_status attn_sgd_step(const attn_sgd *sgd, int64_t count, float *weights, const float *grads, float *momenta,
                                    const attn_options *options);
 
-/** Clips gradients to a norm (Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, section 3.2): where the root of the sum
- * of all squares exceeds `most`, all `count` gradients are multiplied by most / norm. The norm before that goes to *norm,
+/** Clips gradients to a norm (Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, section 3.2): where the root of the
+ * summed squares exceeds `most`, all `count` gradients are multiplied by most / norm. The norm before that goes to *norm,
  * unless it is NULL. most: above 0; INFINITY only measures. A norm that is not finite multiplies nothing. */
 ATTN_API attn_status attn_clip_grads(int64_t count, float *grads, float most, double *norm, const attn_options *options);
 

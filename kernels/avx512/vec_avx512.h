@@ -139,7 +139,7 @@ static inline vec vec_load_first_nibbles(const uint8_t *p, int64_t n, int shift,
 /* Integers of 64 bits, and the products of their lower halves with a factor. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
 static inline __attribute__((always_inline)) vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
-#ifdef ATTN_EMULATED_IMMINTRIN_H /* whose vectors of integers are no registers */
+#ifdef ATTN_EMULATED_IMMINTRIN_H /* its vectors are structs, which have no casts */
   for (int n = 0; n < VEC_LANES / 2; n++) x[n] = (uint64_t)(uint32_t)x[n] * factor;
   return x;
 #else

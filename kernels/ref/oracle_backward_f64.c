@@ -123,8 +123,8 @@ static void start(const attn_oracle_gradient *g, int64_t dim) {
   for (int64_t d = 0; d < dim; d++) g->value[d] = g->m[d] = g->w[d] = g->proven[d] = g->sharp[d] = 0;
 }
 
-/* `proven`, `sharp`: errors of the weight. The factor of a score that is no dot product has an error of its own, up to 16 u
- * of `factor_size`. */
+/* `proven`, `sharp`: errors of the weight. The factor of a score that is no dot product has an error of its own: up to 16 u
+ * factor_size. */
 static void add_term(const attn_oracle_gradient *g, int64_t d, double value, double factor, double factor_size,
                      double proven, double sharp, attn_oracle_gradient_facts *facts) {
   const double term = value * factor, own = (fabs(value) + proven) * 16 * U * factor_size;

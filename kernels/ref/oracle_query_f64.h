@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* One query as the float64 oracles see it: where its elements are, which keys it sees, and its scores. Every function is
- * what docs/semantics.md says, in the most obvious loops. Oracles alone include this file. */
+/* One query as the float64 oracles see it: where its elements are, which keys it sees, and its scores. Every function
+ * follows docs/semantics.md in the most obvious loops. Oracles alone include this file. */
 #ifndef ATTN_ORACLE_QUERY_F64_H
 #define ATTN_ORACLE_QUERY_F64_H
 

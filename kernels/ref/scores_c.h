@@ -8,7 +8,6 @@
 
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
-#include "kernels/common/problem/philox.h"
 #include "kernels/common/problem/unroll.h"
 
 /* K, or a block of it, as float32: element (j, d) is at[j * key_step + d * dim_step]. */
@@ -44,8 +43,8 @@ static inline bool selected(const query_head *head, int64_t i, int64_t j) {
 static inline float kept(const query_head *head, int64_t i, int64_t j) {
   const attn_problem *p = head->problem;
   if (!(p->dropout > 0)) return 1.0f;
-  const philox_dropout dropout = philox_dropout_of(p->dropout, head->args->seed, head->args->offset);
-  return philox_factor(&dropout, (uint32_t)(head->b * p->heads_q + head->h), (uint32_t)i, j);
+  const philox_dropout dropout = attn_dropout_of(p, head->args);
+  return philox_factor(&dropout, attn_dropout_stream(p, head->b, head->h), (uint32_t)i, j);
 }
 
 /* y[i] += a x[i]: where the time goes. Inlined, its loop crossed a line of code or not as other code moved, which took a

@@ -229,13 +229,6 @@ static attn_status check_prefix(const attn_problem *p) {
 
 /* Needs and refusals of operations other than attention. */
 static attn_status check_operation(const attn_problem *p) {
-  const struct {
-    uint32_t gradient, of;
-    const char *name, *needs;
-  } pairs[] = {{ATTN_USE_D_BIAS, ATTN_USE_BIAS, "D_BIAS", "BIAS"},
-               {ATTN_USE_D_ALIBI, ATTN_USE_ALIBI, "D_ALIBI", "ALIBI"},
-               {ATTN_USE_D_SINKS, ATTN_USE_SINKS, "D_SINKS", "SINKS"},
-               {ATTN_USE_D_SCORE_WEIGHT, ATTN_USE_SCORE_WEIGHT, "D_SCORE_WEIGHT", "SCORE_WEIGHT"}};
   const attn_operation_info *operation = &attn_operations[p->operation];
   const uint32_t refused = p->uses & operation->refused;
   REQUIRE(!refused, "attn_problem.uses has bits 0x%x that operation '%s' does not take; they must not be set", refused,
@@ -245,9 +238,11 @@ static attn_status check_operation(const attn_problem *p) {
           "attn_problem.uses lacks ATTN_USE_LSE; gradients need the lse of the forward call: attn_problem_set_backward()");
   REQUIRE(attn_dtype_is_float(p->dtype_kv),
           "attn_problem.dtype_kv is %d with ATTN_BACKWARD; it must be " ATTN_FLOAT_CONSTANTS, (int)p->dtype_kv);
-  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-    REQUIRE(!(p->uses & pairs[i].gradient) || (p->uses & pairs[i].of),
-            "attn_problem.uses has ATTN_USE_%s without ATTN_USE_%s; it must have both", pairs[i].name, pairs[i].needs);
+  for (int i = 0; i < ATTN_GRADIENT_USES; i++) {
+    const attn_gradient_use *use = &attn_gradient_uses[i];
+    REQUIRE(!(p->uses & use->gradient) || (p->uses & use->of),
+            "attn_problem.uses has ATTN_USE_%s without ATTN_USE_%s; it must have both", use->name, use->of_name);
+  }
   return ATTN_OK;
 }
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Self-attention with its projections that learns: one product makes Q, K and V
- * side by side in rows, where attention takes them by strides and leaves their
- * gradients, so that one product each has the gradients of x and of all their
- * weights. */
+/* Self-attention with its projections that learns: one product makes Q, K and V side by side in rows, where attention takes
+ * them by strides and leaves their gradients, so that one product each has the gradients of x and of all their weights. */
 #include <inttypes.h>
 
 #include "kernels/common/memory/aligned.h"
@@ -16,8 +14,7 @@ typedef struct attention_run {
   attn_problem problem;
   int64_t rows, columns, heads_width; /* columns: Q, K and V side by side */
   float *qkv, *o, *lse;               /* in `kept` */
-  attn_options options;               /* the kernel is not the caller's: forward and backward
-                                         have different ones */
+  attn_options options;               /* without a kernel's name: forward and backward have different ones */
 } attention_run;
 
 static attn_status lay_out_problem(attention_run *r) {
@@ -26,8 +23,7 @@ static attn_status lay_out_problem(attention_run *r) {
   REQUIRE(p->seq_q == p->seq_k, "attention.seq_q is %" PRId64 " and seq_k %" PRId64 "; in self-attention they are equal",
           p->seq_q, p->seq_k);
   REQUIRE((p->uses & ~(unsigned)ATTN_USE_LSE) == 0 && p->score == ATTN_SCORE_DOT,
-          "attention.uses is %#x and score %d; the layer brings no other "
-          "arrays, and its score is ATTN_SCORE_DOT",
+          "attention.uses is %#x and score %d; the layer brings no other arrays, and its score is ATTN_SCORE_DOT",
           (unsigned)p->uses, (int)p->score);
   REQUIRE(p->dtype_q == ATTN_F32 && p->dtype_kv == ATTN_F32 && p->dtype_o == ATTN_F32,
           "attention has dtypes %d, %d and %d; all must be ATTN_F32", (int)p->dtype_q, (int)p->dtype_kv, (int)p->dtype_o);
@@ -53,9 +49,7 @@ static attn_status lay_out_problem(attention_run *r) {
 static attn_status begin(const attn_self_attention *layer, const attn_options *options, attention_run *r) {
   attn_status status = attn_nn_read(&layout, "layer", layer, &r->l);
   if (status != ATTN_OK) return status;
-  REQUIRE(r->l.attention,
-          "attn_self_attention.attention is NULL; it must "
-          "point to an attn_problem");
+  REQUIRE(r->l.attention, "attn_self_attention.attention is NULL; it must point to an attn_problem");
   status = attn_struct_read(&attn_problem_layout, r->l.attention, &r->problem);
   if (status == ATTN_OK) status = lay_out_problem(r);
   if (status == ATTN_OK) status = attn_options_read(options, &r->options);

@@ -51,13 +51,11 @@ attn_status attn_train_parts(const attn_options *options, int64_t count, attn_tr
 
 /* ---- Sums over rows ---- */
 
-enum { STRIP = 64 /* columns of a task: four lines, and sums on the stack */ };
-
 static void sum_strip(void *context, int64_t strip, int worker) {
   const attn_train_columns *c = context;
   (void)worker;
-  double sums[STRIP] = {0};
-  const int64_t first = strip * STRIP, count = min64(STRIP, c->width - first);
+  double sums[TRAIN_STRIP] = {0};
+  const int64_t first = strip * TRAIN_STRIP, count = min64(TRAIN_STRIP, c->width - first);
   for (int64_t r = 0; r < c->rows; r++) {
     const float *a = c->a + r * c->width + first;
     if (c->s) {
@@ -74,5 +72,5 @@ static void sum_strip(void *context, int64_t strip, int worker) {
 
 attn_status attn_train_sum_columns(const attn_options *options, const attn_train_columns *columns) {
   attn_train_columns c = *columns;
-  return attn_train_tasks(options, c.rows * c.width * (c.s ? 2 : 1), ceil_div(c.width, STRIP), sum_strip, &c);
+  return attn_train_tasks(options, c.rows * c.width * (c.s ? 2 : 1), ceil_div(c.width, TRAIN_STRIP), sum_strip, &c);
 }

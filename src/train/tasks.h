@@ -6,7 +6,10 @@
 #include "attn/train.h"
 #include "src/nn/check.h"
 
-enum { TRAIN_BLOCK = 4096 /* elements of a task */ };
+enum {
+  TRAIN_BLOCK = 4096, /* elements of a task */
+  TRAIN_STRIP = 64    /* columns of a task that goes down all rows: four lines, and sums on the stack */
+};
 
 /* task(context, i, worker) for each i below `tasks`, in the default floating-point mode. `elements` are read or written in
  * all: few take one thread, unless the caller has named a number. */

@@ -12,8 +12,6 @@
 
 static const attn_struct_layout embedding_layout = ATTN_LAYOUT_GROWN(attn_embedding, stride, dtype_rows);
 
-enum { STRIP = 64 /* columns of a task: rows of one token are added in order */ };
-
 typedef struct scatter {
   const attn_embedding *e;
   int64_t count;
@@ -22,10 +20,11 @@ typedef struct scatter {
   float *d_table;
 } scatter;
 
+/* Rows of one token are added in order. */
 static void scatter_strip(void *context, int64_t strip, int worker) {
   const scatter *s = context;
   (void)worker;
-  const int64_t first = strip * STRIP, count = min64(STRIP, s->e->width - first);
+  const int64_t first = strip * TRAIN_STRIP, count = min64(TRAIN_STRIP, s->e->width - first);
   const int64_t stride = s->e->stride ? s->e->stride : s->e->width;
   const float factor = s->e->factor != 0 ? s->e->factor : 1;
   for (int64_t i = 0; i < s->count; i++) {
@@ -51,7 +50,7 @@ attn_status attn_embed_grad(const attn_embedding *embedding, int64_t count, cons
     REQUIRE(tokens[i] >= 0 && tokens[i] < e.vocabulary, "tokens[%" PRId64 "] is %" PRId32 "; it must lie in 0..%" PRId64, i,
             tokens[i], e.vocabulary - 1);
   scatter s = {&e, count, tokens, d_rows, d_table};
-  return attn_train_tasks(options, 3 * count * e.width, ceil_div(e.width, STRIP), scatter_strip, &s);
+  return attn_train_tasks(options, 3 * count * e.width, ceil_div(e.width, TRAIN_STRIP), scatter_strip, &s);
 }
 
 /* ---- Cross-entropy ---- */

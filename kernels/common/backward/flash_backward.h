@@ -38,26 +38,25 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
   float *d_k = floats_at(t->scratch, t->at->d_k), *d_v = floats_at(t->scratch, t->at->d_v);
   backward_step s = {.p = floats_at(t->scratch, t->at->p),
                      .d_s = floats_at(t->scratch, t->at->d_s),
-                     .slope = p->softcap > 0 ? floats_at(t->scratch, t->at->slope) : NULL,
-                     .adjusted = scores_adjusted(p),
-                     .simple = p->score == ATTN_SCORE_DOT};
+                     .slope = p->softcap > 0 ? floats_at(t->scratch, t->at->slope) : NULL};
+  const bool dots = p->score == ATTN_SCORE_DOT;
   bool fresh = true;
   load_keys(t, key, keys, &s);
-  if (!s.simple) memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
+  if (!dots) memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
   for (int64_t head = 0; head < attn_group(p); head++)
     for (int64_t row = 0; row < t->unit.seq.len_q; row += BACKWARD_ROWS) {
       const int64_t rows = min64(BACKWARD_ROWS, t->unit.seq.len_q - row);
       float *d_q = d_q_of(t, range, head, row);
       const size_t d_q_bytes = (size_t)(round_up(rows, TILE_ROWS) * t->at->qk_floats) * sizeof *d_q;
       const bool skip = sees_none(t, row, rows, &s);
-      if (first && (skip || !s.simple)) memset(d_q, 0, d_q_bytes);
+      if (first && (skip || !dots)) memset(d_q, 0, d_q_bytes);
       if (skip) continue;
       s.minus_lse = floats_at(t->memory, t->at->minus_lse) + head * t->at->rows + row;
       s.minus_delta = floats_at(t->memory, t->at->minus_delta) + head * t->at->rows + row;
       load_step(t, t->unit.head + head, row, rows, &s);
       fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
       key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
-      if (s.simple) {
+      if (dots) {
         key_gradient(&s, s.d_s, &s.q, d_k, t->at->qk_floats, fresh);
         query_gradient(&s, d_q, t->at->qk_floats, first);
       } else if (k_dimensions(p)) {

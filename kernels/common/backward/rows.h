@@ -132,7 +132,8 @@ static void load_step(const backward_task *t, int64_t h, int64_t row, int64_t ro
                          .q = (float *)(uintptr_t)s->q.rows.at,
                          .q_stride = s->q.rows.stride,
                          .range = (attn_key_range *)(void *)floats_at(t->scratch, at->range),
-                         .row_max = floats_at(t->scratch, at->max)};
+                         .row_max = floats_at(t->scratch, at->max),
+                         .adjusted = scores_adjusted(p)};
   s->block.alike = rows_see_alike(&s->block);
   start_ranges(&s->block, round_up(rows, TILE_ROWS));
 }

@@ -19,7 +19,7 @@ typedef struct score_sum {
 } score_sum;
 
 /* A gradient takes dS of one batch and head. */
-typedef void take_scores(void *context, const backward_step *s, int64_t d_q_floats);
+typedef void take_scores(void *context, const backward_step *s);
 
 /* dS of the pair of blocks for batch b and head h, handed to `take`. */
 static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *take, void *context) {
@@ -32,11 +32,11 @@ static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *
   backward_step s = {.p = floats_at(sum->scratch, t.at->p),
                      .d_s = floats_at(sum->scratch, t.at->d_s),
                      .slope = p->softcap > 0 && sum->of_sums ? floats_at(sum->scratch, t.at->slope) : NULL,
-                     .adjusted = scores_adjusted(p),
-                     .simple = p->score == ATTN_SCORE_DOT,
+                     .key = sum->key,
+                     .keys = keys,
                      .minus_lse = terms,
                      .minus_delta = terms + BACKWARD_ROWS + TILE_ROWS};
-  if (rows <= 0 || keys <= 0) return;
+  if (rows <= 0 || keys <= 0 || sees_none(&t, sum->row, rows, &s)) return;
   const head_terms of_rows = {
       .p = p,
       .args = sum->args,
@@ -48,10 +48,9 @@ static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *
   find_terms(&of_rows, sum->row, sum->row + rows);
   end_terms(&of_rows, sum->row + rows, sum->row + round_up(rows, TILE_ROWS));
   load_keys(&t, sum->key, keys, &s);
-  if (sees_none(&t, sum->row, rows, &s)) return;
   load_step(&t, h, sum->row, rows, &s);
   fill_scores(&s, p->dropout > 0 ? floats_at(sum->scratch, t.at->kept) : NULL);
-  take(context, &s, t.at->qk_floats);
+  take(context, &s);
 }
 
 static void each_score_step(const score_sum *sum, take_scores *take, void *context) {
@@ -61,9 +60,8 @@ static void each_score_step(const score_sum *sum, take_scores *take, void *conte
 }
 
 /* sums[i][j] += dS. */
-static void add_scores(void *context, const backward_step *s, int64_t d_q_floats) {
+static void add_scores(void *context, const backward_step *s) {
   float *sums = context;
-  (void)d_q_floats;
   for (int64_t i = 0; i < s->block.rows; i++) {
     const attn_key_range seen = s->seen[i / TILE_ROWS];
     for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++)
@@ -92,9 +90,8 @@ static void array_gradient(score_sum *sum, float *to, const attn_score_strides *
 }
 
 /* -sum of dS |i + offset - j| */
-static void add_distances(void *context, const backward_step *s, int64_t d_q_floats) {
+static void add_distances(void *context, const backward_step *s) {
   double *total = context;
-  (void)d_q_floats;
   for (int64_t i = 0; i < s->block.rows; i++) {
     const attn_key_range seen = s->seen[i / TILE_ROWS];
     const float position = (float)(s->block.first_row + i + s->block.seq->offset - s->key);
@@ -106,11 +103,11 @@ static void add_distances(void *context, const backward_step *s, int64_t d_q_flo
 }
 
 /* Sums of dS times the derivative of the score's sum by its weights: [dim_qk] doubles, in the place of d_k. */
-static void add_weight_gradients(void *context, const backward_step *s, int64_t d_q_floats) {
+static void add_weight_gradients(void *context, const backward_step *s) {
   const attn_problem *p = s->block.problem;
   const float *weight = s->block.args->score_weight + s->block.head * p->score_weight_stride_h;
   double *total = context;
-  for (int64_t d = 0; d < d_q_floats; d += VEC_LANES) {
+  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
     const vec w = vec_load_first(weight + d, min64(VEC_LANES, p->dim_qk - d));
     float lanes[VEC_LANES];
     for (int64_t i = 0; i < s->block.rows; i++) {

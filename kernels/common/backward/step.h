@@ -31,7 +31,6 @@ typedef struct backward_step {
   attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
                                                           TILE_ROWS keys */
   float *kept;                                         /* [TILE_ROWS][KEPT_STRIDE]: factors of dropout; NULL: none */
-  bool adjusted, simple;                               /* more than dot products; dot scores */
 } backward_step;
 
 static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float *start, const int vecs) {
@@ -106,8 +105,8 @@ static NO_INLINE void dropped_d_s_tile(const backward_step *s, int64_t tile_row,
  * first. */
 static void find_kept(backward_step *s, float *memory, int64_t tile_row, int64_t begin, int64_t end) {
   const attn_problem *p = s->block.problem;
-  const philox_dropout dropout = philox_dropout_of(p->dropout, s->block.args->seed, s->block.args->offset);
-  const uint32_t stream = (uint32_t)(s->block.b * p->heads_q + s->block.head);
+  const philox_dropout dropout = attn_dropout_of(p, s->block.args);
+  const uint32_t stream = attn_dropout_stream(p, s->block.b, s->block.head);
   const int64_t first = s->key / PHILOX_GROUP;
   for (int64_t i = 0; i < min64(TILE_ROWS, s->block.rows - tile_row); i++)
     for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++)
@@ -190,11 +189,11 @@ static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
 static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) {
   for (int64_t at = keys.first; at < keys.end; at += PANEL_KEYS) {
     const int64_t key = at - s->key;
-    const bool full = !s->adjusted && keys.all_begin <= at && at + PANEL_KEYS <= min64(keys.all_end, s->key + s->keys);
-    const int64_t vecs = s->adjusted ? TILE_VECS : ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
+    const bool full = !s->block.adjusted && keys.all_begin <= at && at + PANEL_KEYS <= min64(keys.all_end, s->key + s->keys);
+    const int64_t vecs = s->block.adjusted ? TILE_VECS : ceil_div(min64(keys.end - at, PANEL_KEYS), VEC_LANES);
     if (full)
       full_p_tile(s, tile_row, key);
-    else if (s->adjusted)
+    else if (s->block.adjusted)
       adjusted_p_tile(s, tile_row, key);
     else
       edge_p_tile(s, tile_row, key, vecs);
@@ -239,7 +238,7 @@ static void fill_scores(backward_step *s, float *kept) {
     attn_key_range *seen = &s->seen[row / TILE_ROWS], filled = {0, 0};
     *seen = filled;
     if (keys.class != TILE_SKIP) {
-      const int64_t width = s->adjusted ? PANEL_KEYS : VEC_LANES;
+      const int64_t width = s->block.adjusted ? PANEL_KEYS : VEC_LANES;
       *seen = (attn_key_range){keys.begin - s->key, keys.end - s->key};
       filled = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
       if (kept) find_kept(s, kept, row, keys.first, keys.end);

@@ -7,7 +7,6 @@
 
 #include "convert.h"
 #include "indexing.h"
-#include "kernels/common/problem/philox.h"
 
 typedef struct exact_row {
   const attn_problem *problem;
@@ -20,7 +19,7 @@ typedef struct exact_row {
 
 static inline exact_row exact_row_of(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
   exact_row row = {.problem = problem, .args = args, .b = b, .h = h, .i = i};
-  if (problem->dropout > 0) row.dropout = philox_dropout_of(problem->dropout, args->seed, args->offset);
+  if (problem->dropout > 0) row.dropout = attn_dropout_of(problem, args);
   row.seq = attn_sequence_of(problem, args, b);
   row.keys = attn_allowed_keys(problem, args, &row.seq, b, i);
   return row;
@@ -33,8 +32,8 @@ static inline bool selected(const exact_row *row, int64_t j) {
 
 /* The factor of key j's weight by dropout. */
 static inline double kept(const exact_row *row, int64_t j) {
-  const int64_t stream = row->b * row->problem->heads_q + row->h;
-  return row->problem->dropout > 0 ? philox_factor(&row->dropout, (uint32_t)stream, (uint32_t)row->i, j) : 1.0;
+  if (!(row->problem->dropout > 0)) return 1.0;
+  return philox_factor(&row->dropout, attn_dropout_stream(row->problem, row->b, row->h), (uint32_t)row->i, j);
 }
 
 static inline double weight_of(const exact_row *row, int64_t d) {

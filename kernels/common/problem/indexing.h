@@ -15,6 +15,7 @@
 
 #include "arithmetic.h"
 #include "attn/attn.h"
+#include "philox.h"
 
 /* One sequence of the batch: batch entry b, or with VARLEN the tokens between two cu_seqlens. */
 typedef struct attn_sequence {
@@ -140,6 +141,15 @@ static inline attn_key_range attn_keys_of_sequence(const attn_problem *problem, 
 
 /* Query heads that share a KV head. */
 static inline int64_t attn_group(const attn_problem *problem) { return problem->heads_q / problem->heads_kv; }
+
+/* Dropout of a call, and where the elements of a query head stand in it. */
+static inline philox_dropout attn_dropout_of(const attn_problem *problem, const attn_args *args) {
+  return philox_dropout_of(problem->dropout, args->seed, args->offset);
+}
+
+static inline uint32_t attn_dropout_stream(const attn_problem *problem, int64_t b, int64_t h) {
+  return (uint32_t)(b * problem->heads_q + h);
+}
 
 static inline int64_t attn_kv_head(const attn_problem *problem, int64_t h) { return h / attn_group(problem); }
 

@@ -54,6 +54,20 @@ typedef struct attn_operation_info {
 extern const attn_operation_info attn_operations[]; /* [attn_operation_count], by attn_operation */
 extern const int attn_operation_count;
 
+/* An option whose array has a gradient, the option that asks for it, and their names. */
+typedef struct attn_gradient_use {
+  uint32_t of, gradient;
+  const char *of_name, *name;
+} attn_gradient_use;
+
+enum { ATTN_GRADIENT_USES = 4 };
+static const attn_gradient_use attn_gradient_uses[ATTN_GRADIENT_USES] = {
+    {ATTN_USE_BIAS, ATTN_USE_D_BIAS, "BIAS", "D_BIAS"},
+    {ATTN_USE_ALIBI, ATTN_USE_D_ALIBI, "ALIBI", "D_ALIBI"},
+    {ATTN_USE_SINKS, ATTN_USE_D_SINKS, "SINKS", "D_SINKS"},
+    {ATTN_USE_SCORE_WEIGHT, ATTN_USE_D_SCORE_WEIGHT, "SCORE_WEIGHT", "D_SCORE_WEIGHT"},
+};
+
 static inline bool attn_operation_exists(attn_operation operation) {
   return (unsigned)operation < (unsigned)attn_operation_count;
 }

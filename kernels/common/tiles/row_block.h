@@ -10,7 +10,6 @@
 #include "kernels/common/memory/memory.h"
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/indexing.h"
-#include "kernels/common/problem/philox.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
 

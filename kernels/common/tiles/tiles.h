@@ -154,7 +154,7 @@ static NO_INLINE void drop_tile(const row_block *block, int64_t tile_row, int64_
   float factors[PHILOX_GROUP];
   for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
     const problem_row row = problem_row_of(block, tile_row + i);
-    const uint32_t stream = (uint32_t)(block->b * block->problem->heads_q + row.head);
+    const uint32_t stream = attn_dropout_stream(block->problem, block->b, row.head);
     for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++) {
       const int64_t first = group * PHILOX_GROUP, last = min64(first + PHILOX_GROUP, end);
       float *of_row = p + i * block->score_stride - begin;

@@ -67,7 +67,7 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.alike = rows_see_alike(&block);
   block.first_try = true;
   block.direct = algorithm->direct;
-  const philox_dropout dropout = philox_dropout_of(p->dropout, args->seed, args->offset);
+  const philox_dropout dropout = attn_dropout_of(p, args);
   if (p->dropout > 0) block.dropout = &dropout;
   start_rows(&block, capacity);
   load_states(&block);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Dropout of attention: which elements go is a matter of seed, offset and place alone (docs/semantics.md), in every kernel
- * that takes it. */
+ * with dropout. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
