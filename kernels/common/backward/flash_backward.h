@@ -76,9 +76,10 @@ static void differentiate_range(const attn_schedule *schedule, const attn_args *
                                 void *scratch) {
   const backward_task t = task_of(schedule, args, task, memory, scratch);
   const int64_t len_k = t.unit.seq.len_k, size = range_keys(len_k), begin = task.item * size;
+  const int64_t end = min64(begin + size, len_k), block = even_part(size, BACKWARD_KEYS);
   if (task.item == 0) finish_padding(&t);
-  for (int64_t key = begin; key < min64(begin + size, len_k); key += BACKWARD_KEYS)
-    differentiate_block(&t, task.item, key, min64(BACKWARD_KEYS, min64(begin + size, len_k) - key), key == begin);
+  for (int64_t key = begin; key < end; key += block)
+    differentiate_block(&t, task.item, key, min64(block, end - key), key == begin);
 }
 
 /* rows[0] += the same rows of the other ranges, in order. */

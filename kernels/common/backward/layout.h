@@ -13,8 +13,8 @@ enum {
   BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
   SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
   FINISH_ROWS = 256,                              /* dQ is added up by tasks of so many rows */
-  LEAST_RANGE = 2 * BACKWARD_KEYS,                /* keys of a range: a dQ of its own must pay */
   KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
+  PAIR_KEYS = 128,                                /* two ranges from 4 times as many keys on, four from 16 times */
   MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
 };
 _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
@@ -31,9 +31,15 @@ _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own hol
 
 static const backward_layout *backward_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
 
-/* Keys of a range of a sequence of len_k keys. */
+/* The fewest equal parts of at most `most` keys, in whole panels. */
+static int64_t even_part(int64_t keys, int64_t most) { return round_up(ceil_div(keys, ceil_div(keys, most)), PANEL_KEYS); }
+
+/* Keys of a range of a sequence of len_k keys. Ranges are a power of 2, because threads mostly are; their number grows by
+ * the root of the length, because each has a dQ of its own, which takes memory and is added up. */
 static int64_t range_keys(int64_t len_k) {
-  return round_up(max64(ceil_div(len_k, MOST_RANGES), LEAST_RANGE), BACKWARD_KEYS);
+  int64_t ranges = 1;
+  while (ranges < MOST_RANGES && 4 * ranges * ranges * PAIR_KEYS <= len_k) ranges *= 2;
+  return even_part(max64(len_k, 1), ceil_div(max64(len_k, 1), ranges));
 }
 
 /* Gradients of what is added to scores, or of all scores: they take a phase of their own. */
