@@ -5,6 +5,7 @@
 #ifndef ATTN_COMMON_BACKWARD_ROWS_H
 #define ATTN_COMMON_BACKWARD_ROWS_H
 
+#include "kernels/common/memory/lanes.h"
 #include "kernels/common/problem/exact_row.h"
 #include "step.h"
 
@@ -203,28 +204,52 @@ static bool is_finite(const gradient_rows *to, const float *row) {
   return !vec_any_nan(poison);
 }
 
-/* Stores factor * row for rows of floats that lie side by side. False if some row is not finite. */
-static bool store_dense_rows(const gradient_rows *to, const float *rows, int64_t count) {
+/* The first n lanes of x, from element `at` on. */
+static ALWAYS_INLINE void store_first_lanes(const gradient_rows *to, int64_t at, vec x, int64_t n, const attn_dtype dtype) {
+  float padded[VEC_LANES];
+  if (dtype == ATTN_F32) {
+    vec_store_first((float *)to->data + at, x, n);
+    return;
+  }
+  store_lanes(padded, 0, dtype, x);
+  memcpy((uint16_t *)to->data + at, padded, (size_t)n * sizeof(uint16_t));
+}
+
+/* Stores factor * row for rows whose elements lie side by side. False if some row is not finite. */
+static ALWAYS_INLINE bool store_dense_rows(const gradient_rows *to, const float *rows, int64_t count,
+                                           const attn_dtype dtype) {
   const vec factor = vec_set1(to->factor);
-  const int64_t columns = to->columns, whole = round_down(columns, VEC_LANES), stride = to->row_stride;
-  float *o = (float *)to->data + to->at;
+  const int64_t columns = to->columns, whole = round_down(columns, VEC_LANES);
   vec poison = vec_zero();
-  for (int64_t i = 0; i < count; i++, rows += to->row_floats, o += stride) {
+  for (int64_t i = 0; i < count; i++, rows += to->row_floats) {
+    const int64_t at = to->at + i * to->row_stride;
     vec of_row = vec_zero();
     UNROLL_4
     for (int64_t d = 0; d < whole; d += VEC_LANES) {
       const vec x = vec_mul(vec_load(rows + d), factor);
-      vec_store(o + d, x);
+      store_lanes(to->data, at + d, dtype, x);
       of_row = vec_fma(x, vec_zero(), of_row);
     }
     if (whole < columns) {
       const vec x = vec_mul(vec_load(rows + whole), factor);
-      vec_store_first(o + whole, x, columns - whole);
+      store_first_lanes(to, at + whole, x, columns - whole, dtype);
       of_row = vec_fma(x, vec_zero(), of_row);
     }
     poison = vec_add(poison, of_row);
   }
   return !vec_any_nan(poison);
+}
+
+static bool store_all_rows(const gradient_rows *to, const float *rows, int64_t count) {
+  switch (to->dtype) { /* a copy of the code for each type */
+#define DTYPE(constant, ...) \
+  case ATTN_##constant:      \
+    return store_dense_rows(to, rows, count, ATTN_##constant);
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+    default: assert(false);
+  }
+  return false;
 }
 
 /* Stores factor * row, or adds it to what is there, where the row is finite. */
@@ -245,8 +270,8 @@ static bool store_any_rows(const gradient_rows *to, const float *rows, int64_t c
 /* False if some row is not finite: the caller computes it otherwise. Nothing has been added to its gradient. */
 static bool store_rows(const gradient_rows *to, const float *rows, int64_t count) {
   if (!to->data || to->columns == 0) return true;
-  const bool dense = to->dtype == ATTN_F32 && to->column_stride == 1 && !attn_uses(to->p, ATTN_USE_ACCUMULATE);
-  return (dense ? store_dense_rows : store_any_rows)(to, rows, count);
+  const bool dense = to->column_stride == 1 && !attn_uses(to->p, ATTN_USE_ACCUMULATE);
+  return (dense ? store_all_rows : store_any_rows)(to, rows, count);
 }
 
 static void finish_keys(const backward_task *t, int64_t key, int64_t keys, float *d_k, float *d_v) {

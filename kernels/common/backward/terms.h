@@ -5,6 +5,7 @@
 #ifndef ATTN_COMMON_BACKWARD_TERMS_H
 #define ATTN_COMMON_BACKWARD_TERMS_H
 
+#include "kernels/common/memory/lanes.h"
 #include "layout.h"
 
 /* A row of o or d_o as floats that lie side by side, in place or in `copy`. */
@@ -57,17 +58,17 @@ static void row_terms_of(const head_terms *t, int64_t i) {
 }
 
 /* VEC_LANES rows from i on whose o and d_o can be read in place, without sinks and gradients of lse. */
-static void terms_of_lanes(const head_terms *t, int64_t i) {
+static ALWAYS_INLINE void terms_of_lanes(const head_terms *t, int64_t i, const attn_dtype dtype) {
   const attn_problem *p = t->p;
-  const float *o = (const float *)t->args->o + value_row_at(t, &p->o_stride, i);
-  const float *d_o = (const float *)t->args->d_o + value_row_at(t, &p->d_o_stride, i);
+  const int64_t o = value_row_at(t, &p->o_stride, i), d_o = value_row_at(t, &p->d_o_stride, i);
   const vec lse = vec_load(t->args->lse + value_row_at(t, &p->lse_stride, i));
   vec sum[VEC_LANES];
   UNROLL
   for (int n = 0; n < VEC_LANES; n++) {
     sum[n] = vec_zero();
     for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
-      sum[n] = vec_fma(vec_load(o + n * p->o_stride.s + d), vec_load(d_o + n * p->d_o_stride.s + d), sum[n]);
+      sum[n] = vec_fma(load_lanes(t->args->o, o + n * p->o_stride.s + d, dtype),
+                       load_lanes(t->args->d_o, d_o + n * p->d_o_stride.s + d, dtype), sum[n]);
   }
   vec_store(t->minus_lse + i, vec_unless_masked(vec_mul(lse, vec_set1(-LOG2_E)), lse));
   vec_store(t->minus_delta + i, vec_sub(vec_zero(), vec_sum_each(sum)));
@@ -75,14 +76,26 @@ static void terms_of_lanes(const head_terms *t, int64_t i) {
     if (t->minus_lse[i + n] == -INFINITY) t->minus_delta[i + n] = 0.0f; /* its o and d_o may hold anything */
 }
 
+/* Whole vectors of the rows [begin, end). Returns the first row that is left. */
+static int64_t terms_in_lanes(const head_terms *t, int64_t begin, int64_t end) {
+  for (; begin + VEC_LANES <= end; begin += VEC_LANES) switch (t->p->dtype_o) { /* a copy of the code for each type */
+#define DTYPE(constant, ...)                   \
+  case ATTN_##constant:                        \
+    terms_of_lanes(t, begin, ATTN_##constant); \
+    break;
+#include "kernels/common/problem/floats.def"
+#undef DTYPE
+      default: assert(false);
+    }
+  return begin;
+}
+
 /* Rows [begin, end) of a query head. Rows without keys get -lse = -inf: their P is 0. */
 static void find_terms(const head_terms *t, int64_t begin, int64_t end) {
   const attn_problem *p = t->p;
-  const bool quick = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE) && p->dtype_o == ATTN_F32 && p->dim_v % VEC_LANES == 0 &&
-                     p->o_stride.d == 1 && p->d_o_stride.d == 1 && p->lse_stride.s == 1;
-  int64_t i = begin;
-  for (; quick && i + VEC_LANES <= end; i += VEC_LANES) terms_of_lanes(t, i);
-  for (; i < end; i++) row_terms_of(t, i);
+  const bool quick = !attn_uses(p, ATTN_USE_SINKS | ATTN_USE_D_LSE) && p->dim_v % VEC_LANES == 0 && p->o_stride.d == 1 &&
+                     p->d_o_stride.d == 1 && p->lse_stride.s == 1;
+  for (int64_t i = quick ? terms_in_lanes(t, begin, end) : begin; i < end; i++) row_terms_of(t, i);
 }
 
 /* Tiles of rows may end behind the last. */
