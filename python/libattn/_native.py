@@ -195,9 +195,10 @@ def allocate(like, shape, dtype):
 
 
 def _allocate_memoryview(shape, dtype):
-    if dtype != "float32":
+    if dtype not in ("float32", "bool"):
         raise TypeError(f"a memoryview cannot hold {dtype}; give `out`, or install NumPy")
-    return memoryview(bytearray(max(math.prod(shape), 1) * 4))[:math.prod(shape) * 4].cast("f", shape)
+    kind, size = ("f", 4) if dtype == "float32" else ("?", 1)
+    return memoryview(bytearray(max(math.prod(shape), 1) * size))[:math.prod(shape) * size].cast(kind, shape)
 
 
 def load_functions(sdpa_doc):

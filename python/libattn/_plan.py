@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, Sequence
 
 from ._blocks import BYTES, VALUES, check_format
-from ._native import C, F, S, check, dense_strides
+from ._native import C, F, S, allocate, check, dense_strides
 from ._sdpa import FUNCTIONS
 
 
@@ -200,6 +201,36 @@ def new_state(q: Any, v: Any, *, layout: str = "bhsd", kv_format: str | None = N
     problem.uses = C.ATTN_USE_STATE
     check(F.attn_state_start(ctypes.byref(problem), read_dense(state, "state")[0]))
     return state
+
+
+def dropout_mask(shape: Sequence[int], dropout: float, seed: int, offset: int = 0, *, out: Any = None) -> Any:
+    """The weights that sdpa(..., dropout=dropout, seed=seed, offset=offset) keeps: a NumPy array of bool, [batch, heads,
+    queries, keys], or `out`, dense bool or uint8 of the shape. Tokens of packed sequences count within each.
+
+    It depends on these numbers alone: docs/semantics.md has the rule (Philox 4x32-10, Salmon et al. 2011,
+    https://doi.org/10.1145/2063384.2063405). What is kept is divided by 1 - dropout, a multiple of 2^-16.
+    Raises ValueError or TypeError.
+    """
+    shape = tuple(shape)
+    if len(shape) != 4:
+        raise ValueError(f"shape is {shape}; it must be (batch, heads, queries, keys)")
+    out = allocate(None, shape, "bool") if out is None else out
+    address, _, _, given = read_dense(out, "out", ("bool", "uint8"), written=True)
+    if given != shape:
+        raise ValueError(f"out has shape {given}; it must have {shape}")
+    problem = S.attn_problem()
+    F.attn_problem_init(ctypes.byref(problem), *shape[:2], shape[1], *shape[2:], 1, 1)
+    problem.dropout = dropout
+    check(F.attn_dropout_mask(ctypes.byref(problem), *(_bits(seed=seed, offset=offset)), address))
+    return out
+
+
+def _bits(**numbers):
+    """Integers of 64 bits, with a sign or without one, as without."""
+    for name, number in numbers.items():
+        if not -2**63 <= operator.index(number) < 2**64:
+            raise TypeError(f"{name} is {number}; it must be an integer of 64 bits")
+    return [operator.index(number) % 2**64 for number in numbers.values()]
 
 
 def read_dense(array, name, dtypes=("float32",), written=False):

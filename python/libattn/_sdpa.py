@@ -20,7 +20,7 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
          window: int | tuple[int | None, int | None] | None = None, window_first: int | None = None,
          keys: tuple[int | None, int | None] | None = None, mask_keys: int | None = None,
          shared_prefix: int | None = None,
-         scale: float | None = None, softcap: float = 0,
+         scale: float | None = None, softcap: float = 0, dropout: float = 0, seed: int | None = None, offset: int = 0,
          alibi: Numbers | None = None, sinks: Numbers | None = None, kv_len: Integers | None = None,
          q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
          cu_seqlens_k: Integers | None = None, page_table: Array | None = None, max_seqlen_q: int | None = None,
@@ -62,6 +62,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
     scale: of the dot products, default 1/sqrt(dim). softcap: c > 0 turns a score s into c tanh(s / c).
     alibi: a slope for each head: minus slope times distance (Press et al. 2022). sinks: a logit for each head that joins
         the denominator (Xiao et al. 2024).
+    dropout: the probability, below 1, with which a weight is dropped, as in training (Vaswani et al. 2017, section 5.4); the
+        others are divided by 1 - dropout. seed says which, offset too: integers of 64 bits. dropout_mask() shows them.
     kv_len, q_len: keys and queries that each sequence really has, [batch]. row_len: keys of each query, [batch, queries].
     cu_seqlens_q, cu_seqlens_k: packed sequences: q is [tokens, heads, dim], and sequence i has the tokens from cu_seqlens[i]
         to cu_seqlens[i + 1] - 1. max_seqlen_q and max_seqlen_k spare the search for the longest one.

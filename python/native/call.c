@@ -144,6 +144,22 @@ static bool read_float(PyObject *number, const char *name, float *out) {
   return true;
 }
 
+/* 64 bits, as a number with a sign or without one. */
+static bool read_bits(PyObject *number, const char *name, uint64_t *out) {
+  PyObject *index = PyNumber_Index(number);
+  const long long value = index ? PyLong_AsLongLong(index) : -1;
+  *out = (uint64_t)value;
+  if (index && value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    *out = PyLong_AsUnsignedLongLong(index);
+  }
+  if (index) Py_DecRef(index);
+  if (!PyErr_Occurred()) return true;
+  PyErr_Clear();
+  PyErr_Format(PyExc_TypeError, "%s is %R; it must be an integer of 64 bits", name, number);
+  return false;
+}
+
 /* Which of the words the text is; -1 with an exception. */
 static int read_word(PyObject *text, const char *name, const char *const *words, int count, const char *list) {
   const char *given = PyUnicode_AsUTF8AndSize(text, NULL);
@@ -272,6 +288,7 @@ static bool read_setting(call *c, int key, PyObject *given) {
     case KEY_shared_prefix: return read_int(given, "shared_prefix", 0, INT64_MAX, &s->shared_prefix);
     case KEY_scale: s->default_scale = false; return read_float(given, "scale", &s->scale);
     case KEY_softcap: return read_float(given, "softcap", &s->softcap);
+    case KEY_dropout: return read_float(given, "dropout", &s->dropout);
     case KEY_layout: return (s->layout = read_word(given, "layout", layouts, 4, "'bhsd', 'bshd', 'thd', 'htd'")) >= 0;
     case KEY_score:
       word = read_word(given, "score", scores, 4, "'dot', 'additive', 'gaussian', 'precomputed'");
@@ -664,6 +681,7 @@ static void fill_problem(call *c, const tensor t[3], const view v[3]) {
   p->score = s->score;
   p->scale = s->default_scale ? 0 : s->scale;
   p->softcap = s->softcap;
+  p->dropout = s->dropout;
   p->align = c->given[KEY_offsets] ? ATTN_ALIGN_OFFSET : s->align;
   p->window_left = s->window_left;
   p->window_right = s->window_right;
@@ -897,6 +915,14 @@ static bool take_key_blocks(call *c) {
   if (!counts) return !PyErr_Occurred();
   indices = attribute_of(c, "full_kv_indices", false);
   return indices && take_kind(c, true, counts, indices);
+}
+
+/* A plan has the probability alone: `now` is false where nothing is computed. */
+static bool take_dropout(call *c, bool now) {
+  if (c->given[KEY_seed] && !read_bits(c->given[KEY_seed], "seed", &c->args.seed)) return false;
+  if (c->given[KEY_offset] && !read_bits(c->given[KEY_offset], "offset", &c->args.offset)) return false;
+  return !now || c->set.dropout == 0 || c->given[KEY_seed] ||
+         refuse(PyExc_ValueError, "seed is missing; dropout needs an integer that says which elements are dropped");
 }
 
 static bool take_options(call *c) {
@@ -1234,7 +1260,8 @@ bool call_build(call *c, bool make_outputs) {
   const row_shape rows = rows_of(c, t, v);
   make_outputs = make_outputs && !c->no_out;
   const view o = {.b = v[0].b, .h = v[0].h, .s = v[0].s, .d = v[2].d};
-  return take_options(c) && take_o(c, layout, t, &o, make_outputs) && take_lse(c, rows, &t[0], make_outputs) &&
+  return take_options(c) && take_dropout(c, !c->held.take_specs) && take_o(c, layout, t, &o, make_outputs) &&
+         take_lse(c, rows, &t[0], make_outputs) &&
          (c->backward ? take_gradients(c, layout, t, &o, rows) : take_state(c, rows));
 }
 

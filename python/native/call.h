@@ -12,8 +12,8 @@
 #define ATTN_KEYWORDS(K) \
   K(mask) K(bias) K(alibi) K(sinks) K(kv_len) K(q_len) K(row_len) \
   K(cu_seqlens_q) K(cu_seqlens_k) K(page_table) K(offsets) K(scores) K(score_weight) K(k_scale) K(v_scale) \
-  K(key_blocks) K(state) K(out) K(lse) \
-  K(causal) K(align) K(window) K(window_first) K(keys) K(mask_keys) K(shared_prefix) K(scale) K(softcap) \
+  K(key_blocks) K(state) K(seed) K(offset) K(out) K(lse) \
+  K(causal) K(align) K(window) K(window_first) K(keys) K(mask_keys) K(shared_prefix) K(scale) K(softcap) K(dropout) \
   K(layout) K(score) \
   K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(steady) K(out_dtype) K(kv_format) \
   K(return_lse)
@@ -50,7 +50,7 @@ typedef struct settings {
   attn_align align;
   int64_t window_left, window_right, window_first;
   int64_t key_begin, key_end, mask_keys, shared_prefix;
-  float scale, softcap;
+  float scale, softcap, dropout;
   bool default_scale;
   int layout; /* an index into the layouts; -1 = the usual one */
   int64_t max_seqlen[2];

@@ -103,6 +103,7 @@ PyObject *PyLong_FromLongLong(long long value);
 PyObject *PyLong_FromVoidPtr(void *pointer);
 void *PyLong_AsVoidPtr(PyObject *number);
 long long PyLong_AsLongLong(PyObject *number);
+unsigned long long PyLong_AsUnsignedLongLong(PyObject *number);
 double PyFloat_AsDouble(PyObject *number);
 PyObject *PyBool_FromLong(long value);
 

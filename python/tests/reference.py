@@ -42,14 +42,38 @@ def raw_scores(q, k, score, scale, score_weight):
     return -0.5 * ((weight * (q[:, :, :, None] - k[:, :, None])) ** 2).sum(-1)
 
 
+def philox(counter, key):
+    """The four words of Philox 4x32-10 for four arrays of counters and two numbers (Salmon et al. 2011, table 2)."""
+    words, key = [np.asarray(x, np.uint64) for x in counter], list(key)
+    for _ in range(10):
+        a, b = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+        words = [b >> shift ^ words[1] ^ np.uint64(key[0]), b & low, a >> shift ^ words[3] ^ np.uint64(key[1]), a & low]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return words
+
+
+def dropout_factors(shape, dropout, seed=0, offset=0):
+    """[batch, heads, queries, keys]: 0 where a weight is dropped, else what it is multiplied by."""
+    seed, offset = seed % 2**64, offset % 2**64
+    stream = np.arange(shape[0])[:, None, None, None] * shape[1] + np.arange(shape[1])[:, None, None]
+    row, j = np.arange(shape[2])[:, None], np.arange(shape[3])
+    counter = np.broadcast_arrays(16 * (j // 128) + j % 16, row, stream, offset % 2**32)
+    words = np.stack(philox(counter, (seed % 2**32, seed >> 32 ^ offset >> 32)))
+    r = np.broadcast_to(j // 16 % 8, shape)
+    halves = np.take_along_axis(words, (r // 2)[None], 0)[0] >> (16 * (r % 2)).astype(np.uint64) & np.uint64(0xFFFF)
+    threshold = min(int(65536 * dropout + 0.5), 65535)
+    return (halves >= threshold) / (1 - threshold / 65536)
+
+
 def attention(*arguments, **options):
     """(o, lse) of dense [batch, heads, tokens, dim]."""
     return attention_and_weights(*arguments, **options)[:2]
 
 
 def attention_and_weights(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=None, score="dot", score_weight=None,
-                          scores=None, **masks):
-    """(o, lse, probabilities)"""
+                          scores=None, dropout=0, seed=0, offset=0, **masks):
+    """(o, lse, probabilities before dropout)"""
     v = np.asarray(v, float)
     if score == "precomputed":
         s = np.asarray(scores, float)
@@ -75,19 +99,20 @@ def attention_and_weights(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=N
     if sinks is not None:
         total = total + np.exp(np.asarray(sinks, float).reshape(-1, 1) - top)
     p = e / np.where(allowed.any(-1), total, 1)[..., None]
-    return np.einsum("bhij,bhjd->bhid", p, v), lse, p
+    return np.einsum("bhij,bhjd->bhid", p * dropout_factors(p.shape, dropout, seed, offset), v), lse, p
 
 
 def gradients(do, q, k, v, *, d_lse=None, scale=None, softcap=0, alibi=None, sinks=None, score="dot", score_weight=None,
-              scores=None, **masks):
+              scores=None, dropout=0, seed=0, offset=0, **masks):
     """{"dq": ..., "dbias": [batch, heads, queries, keys], ...}: of sum(do * o), and of sum(d_lse * lse)."""
     options = {"scale": scale, "softcap": softcap, "alibi": alibi, "sinks": sinks, "score": score,
-               "score_weight": score_weight, "scores": scores}
+               "score_weight": score_weight, "scores": scores, "dropout": dropout, "seed": seed, "offset": offset}
     o, _, p = attention_and_weights(q, k, v, **options, **masks)
     heads, kv_heads = p.shape[1], np.asarray(v).shape[1]
     do, values = np.asarray(do, float), np.repeat(np.asarray(v, float), heads // kv_heads, 1)
     delta, share = (do * o).sum(-1), p.sum(-1)
-    ds = p * (np.einsum("bhid,bhjd->bhij", do, values) - delta[..., None])
+    factors = dropout_factors(p.shape, dropout, seed, offset)
+    ds = p * (factors * np.einsum("bhid,bhjd->bhij", do, values) - delta[..., None])
     if d_lse is not None:
         ds += np.asarray(d_lse, float)[..., None] * p / np.where(share > 0, share, 1)[..., None]
     position = allowed_keys(p.shape, **masks)[1]
@@ -95,7 +120,7 @@ def gradients(do, q, k, v, *, d_lse=None, scale=None, softcap=0, alibi=None, sin
     def share_heads(x):
         return x.reshape(x.shape[0], kv_heads, -1, *x.shape[2:]).sum(2)
 
-    found = {"dv": share_heads(np.einsum("bhij,bhid->bhjd", p, do)), "dbias": ds,
+    found = {"dv": share_heads(np.einsum("bhij,bhid->bhjd", p * factors, do)), "dbias": ds,
              "dsinks": -(np.where(share > 0, 1 - share, 0) * delta).sum((0, 2)),
              "dalibi_slopes": -(ds * np.abs(position - np.arange(p.shape[3]))).sum((0, 2, 3))}
     if score == "precomputed":

@@ -10,7 +10,7 @@ np = pytest.importorskip("numpy")
 import libattn  # noqa: E402
 from libattn import _native, _sdpa  # noqa: E402
 from limits import gradient_limits  # noqa: E402
-from reference import attention, gradients  # noqa: E402
+from reference import attention, dropout_factors, gradients  # noqa: E402
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 9, 13, 24, 16
 
@@ -51,6 +51,9 @@ OPTIONS = {
     "additive": {"score": "additive", "score_weight": R.standard_normal(D).astype(np.float32)},
     "gaussian": {"score": "gaussian", "score_weight": R.standard_normal((H, D)).astype(np.float32)},
     "gaussian plain": {"score": "gaussian"},
+    "dropout": {"dropout": 0.4, "seed": 5},
+    "dropout by 64 bits": {"dropout": 0.7, "seed": 2**64 - 3, "offset": 2**40 + 1, "causal": True, "align": "bottom_right"},
+    "dropout, negative seed": {"dropout": 0.1, "seed": -3, "offset": -1, "sinks": [0, 1, 2, 3], "softcap": 2.0},
     "all": {"mask": MASK, "bias": BIAS, "causal": True, "align": "bottom_right", "softcap": 2.0, "alibi": [1, 0.5, 0.2, 0],
             "sinks": [0, 1, 2, 3], "kv_len": [SK, 12], "window": (9, None)},
 }
@@ -88,7 +91,7 @@ def test_option(name):
 def test_plan_gives_the_bits_of_sdpa(name):
     q, k, v = draw()
     arrays = {key: value for key, value in OPTIONS[name].items()
-              if key in ("mask", "bias", "alibi", "sinks", "kv_len", "q_len", "row_len", "score_weight")}
+              if key in ("mask", "bias", "alibi", "sinks", "kv_len", "q_len", "row_len", "score_weight", "seed", "offset")}
     if isinstance(OPTIONS[name].get("align"), np.ndarray):
         arrays["offsets"] = OPTIONS[name]["align"]
     plan = libattn.Plan(q, k, v, **OPTIONS[name])
@@ -148,6 +151,55 @@ def test_gradients(name):
     assert np.array_equal(one.dv, found.dv)
 
 
+def test_dropout_mask():
+    """Which weights are dropped, against the rule; they are those of a call, also of packed sequences and of a plan."""
+    for shape, how in (((2, 3, 5, 300), (0.3, 7, 9)), ((1, 2, 1, 17), (0.5, -1)), ((1, 1, 4, 4), (0, 3)),
+                       ((0, 2, 3, 4), (0.1, 0))):
+        kept = libattn.dropout_mask(shape, *how)
+        assert kept.dtype == bool
+        assert np.array_equal(kept, dropout_factors(shape, *how) > 0)
+        assert np.array_equal(libattn.dropout_mask(shape, *how, out=np.full(shape, 7, np.uint8)), kept)
+    assert 0.45 < libattn.dropout_mask((4, 4, 64, 64), 0.5, 1).mean() < 0.55
+    q, k, _ = draw()
+    weights = {"dropout": 0.5, "seed": 3, "offset": 4}
+    values = np.broadcast_to(np.eye(SK, dtype=np.float32), (B, HKV, SK, SK)).copy()
+    out = libattn.sdpa(q, k, values, **weights)
+    assert np.array_equal(out != 0, libattn.dropout_mask((B, H, SQ, SK), 0.5, 3, 4))
+    tokens = [x.swapaxes(1, 2).reshape(-1, *x.shape[1::2]) for x in (q, k, values)]
+    borders = {"cu_seqlens_q": [0, SQ, 2 * SQ], "cu_seqlens_k": [0, SK, 2 * SK]}
+    packed = libattn.sdpa(*tokens, **borders, **weights)
+    assert np.array_equal(packed.reshape(B, SQ, H, SK).swapaxes(1, 2) != 0, out != 0)
+    plan = libattn.Plan(q, k, values, dropout=0.5)
+    for seed in 3, 4:
+        assert np.array_equal(plan.run(q, k, values, seed=seed), libattn.sdpa(q, k, values, dropout=0.5, seed=seed))
+
+
+def test_dropout_refuses_in_words():
+    q, k, v = draw()
+    for error, sentence, options in (
+            (ValueError, "seed is missing; dropout needs an integer that says which", {"dropout": 0.5}),
+            (ValueError, "dropout is 1; it must be at least 0", {"dropout": 1, "seed": 1}),
+            (TypeError, "dropout is 'half'; it must be a number", {"dropout": "half", "seed": 1}),
+            (TypeError, "seed is 1.5; it must be an integer of 64 bits", {"dropout": 0.5, "seed": 1.5}),
+            (TypeError, f"seed is {2**64}; it must be an integer of 64 bits", {"dropout": 0.5, "seed": 2**64}),
+            (TypeError, "offset is 'one'; it must be an integer", {"dropout": 0.5, "seed": 1, "offset": "one"}),
+            (ValueError, "dropout is 0.5 with ATTN_USE_STATE",
+             {"dropout": 0.5, "seed": 1, "state": libattn.new_state(q, v)})):
+        with pytest.raises(error, match=sentence):
+            libattn.sdpa(q, k, v, **options)
+    with pytest.raises(ValueError, match="seed is missing"):
+        libattn.Plan(q, k, v, dropout=0.5).run(q, k, v)
+    for error, sentence, arguments, options in (
+            (ValueError, r"shape is \(2, 3\); it must be \(batch, heads, queries, keys\)", ((2, 3), 0.5, 1), {}),
+            (ValueError, "dropout is -1; it must be at least 0", ((1, 1, 2, 2), -1, 1), {}),
+            (TypeError, "offset is -9223372036854775809; it must be", ((1, 1, 2, 2), 0.5, 1, -2**63 - 1), {}),
+            (ValueError, r"out has shape \(3,\); it must have \(1, 1, 2, 2\)", ((1, 1, 2, 2), 0.5, 1),
+             {"out": np.zeros(3, bool)}),
+            (TypeError, "out is float32; it must be bool or uint8", ((1, 1, 2, 2), 0.5, 1), {"out": q})):
+        with pytest.raises(error, match=sentence):
+            libattn.dropout_mask(*arguments, **options)
+
+
 def test_gradients_of_precomputed_scores():
     _, _, v = draw()
     r = np.random.default_rng(3)
@@ -159,7 +211,7 @@ def test_gradients_of_precomputed_scores():
     assert found.dscores.shape == scores.shape
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "additive", "gaussian", "sinks"])
+@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "additive", "gaussian", "sinks", "dropout"])
 def test_gradients_are_central_differences(name):
     """A second check, by libattn.sdpa itself, which knows no formula."""
     q, k, v = draw(d=8, dv=8)
