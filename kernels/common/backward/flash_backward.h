@@ -92,31 +92,16 @@ static void add_ranges(const backward_task *t, int64_t ranges, int64_t head, int
   }
 }
 
-/* dQ of FINISH_ROWS rows. Rows beyond the sequence's, and those without keys, are zeros. */
+/* dQ of FINISH_ROWS rows. */
 static void finish_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
                            void *scratch) {
   const backward_task t = task_of(schedule, args, task, memory, scratch);
-  const attn_problem *p = t.p;
   const attn_sequence *seq = &t.unit.seq;
-  const int64_t group = attn_group(p), head = task.item % group, first = task.item / group * FINISH_ROWS;
-  const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k)), floats = t.at->qk_floats;
-  const int64_t end = min64(first + FINISH_ROWS, attn_rows(p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
-  const gradient_rows all = d_q_rows(&t, head, 0);
-  gradient_rows to = all;
-  if (first < full) {
-    const float *rows = d_q_of(&t, 0, head, first);
-    add_ranges(&t, ranges, head, first, full - first);
-    to.at = all.at + first * to.row_stride;
-    const bool finite = store_rows(&to, rows, full - first);
-    for (int64_t i = first; !finite && i < full; i++)
-      if (!is_finite(&to, rows + (i - first) * floats)) attn_exact_query_gradient(p, args, t.unit.b, t.unit.head + head, i);
-  }
-  float *zeros = floats_at(scratch, t.at->d_k);
-  memset(zeros, 0, (size_t)floats * sizeof *zeros);
-  for (int64_t i = max64(first, full); i < end; i++) {
-    to.at = all.at + i * to.row_stride;
-    store_rows(&to, zeros, 1);
-  }
+  const int64_t group = attn_group(t.p), head = task.item % group, first = task.item / group * FINISH_ROWS;
+  const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k));
+  const int64_t end = min64(first + FINISH_ROWS, attn_rows(t.p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
+  if (first < full) add_ranges(&t, ranges, head, first, full - first);
+  finish_query_rows(&t, head, first, full, end, d_q_of(&t, 0, head, first), floats_at(scratch, t.at->d_k));
 }
 
 /* ---- The contract of kernel.h ------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
 #ifndef ATTN_COMMON_BACKWARD_SCORE_GRADIENTS_H
 #define ATTN_COMMON_BACKWARD_SCORE_GRADIENTS_H
 
-#include "rows.h"
+#include "load.h"
 #include "terms.h"
 
 /* A pair of blocks of all batches and heads that one gradient sums over, at the place of a head of a batch. */
