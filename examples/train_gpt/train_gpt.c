@@ -146,6 +146,7 @@ static struct {
   int64_t batch, seq, rows, width, heads;
   int layers;
   attn_problem attention;
+  attn_args arrays;
   attn_options run;
   attn_dropout drop;
   int32_t *input, *target, *position;
@@ -212,13 +213,14 @@ static void backward_map(const linear_at *l, const float *x, const float *d_y, f
   check(attn_dense_grad(&d, &g.run));
 }
 
-static attn_self_attention attention_at(int layer) {
+static attn_multi_head attention_at(int layer) {
   const block_at *b = &at.block[layer];
-  return ATTN_STRUCT(attn_self_attention, .attention = &g.attention, .width = g.width,
+  g.arrays = ATTN_STRUCT(attn_args, .seed = g.drop.seed + (uint64_t)layer, .offset = g.drop.offset);
+  return ATTN_STRUCT(attn_multi_head, .attention = &g.attention, .arrays = &g.arrays, .width = g.width,
                      .in = {.weight = weights + b->qkv.weight, .bias = weights + b->qkv.bias},
                      .out = {.weight = weights + b->projection.weight, .bias = weights + b->projection.bias},
-                     .seed = g.drop.seed + (uint64_t)layer, .offset = g.drop.offset, .x = g.n1[layer], .y = g.made,
-                     .kept = g.kept[layer], .d_in = {grads + b->qkv.weight, grads + b->qkv.bias},
+                     .x = g.n1[layer], .y = g.made, .kept = g.kept[layer],
+                     .d_in = {grads + b->qkv.weight, grads + b->qkv.bias},
                      .d_out = {grads + b->projection.weight, grads + b->projection.bias});
 }
 
@@ -241,8 +243,8 @@ static void forward(void) {
   join(g.s1[0], NULL, norm_at(at.block[0].gain1, at.block[0].bias1), NULL, g.n1[0]);
   for (int l = 0; l < g.layers; l++) {
     const block_at *b = &at.block[l];
-    const attn_self_attention a = attention_at(l);
-    check(attn_self_attention_run(&a, &g.run));
+    const attn_multi_head a = attention_at(l);
+    check(attn_multi_head_run(&a, &g.run));
     drop(2 * l + 1, g.made, g.made);
     join(g.s1[l], g.made, norm_at(b->gain2, b->bias2), g.s2[l], g.n2[l]);
     forward_map(&b->up, g.n2[l], g.up[l]);
@@ -272,9 +274,9 @@ static double backward(void) {
     backward_map(&b->up, g.n2[l], g.d_wide, g.d_rows);
     unjoin(g.s2[l], b->gain2, b->bias2, g.d_rows, g.d_stream);
     drop(2 * l + 1, g.d_stream, g.d_rows);
-    attn_self_attention a = attention_at(l);
+    attn_multi_head a = attention_at(l);
     a.d_y = g.d_rows, a.d_x = g.made;
-    check(attn_self_attention_grad(&a, &g.run));
+    check(attn_multi_head_grad(&a, &g.run));
     unjoin(g.s1[l], b->gain1, b->bias1, g.made, g.d_stream);
   }
   drop(0, g.d_stream, g.d_stream);

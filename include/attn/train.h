@@ -116,38 +116,55 @@ typedef struct attn_linear_grad {
   float *bias;   /**< [out] */
 } attn_linear_grad;
 
-/** Multi-head self-attention with its projections (attn/mha.h has the formula), and its gradients. With Q, K and V the
- * columns of x W_in + b_in, those of Q first, head after head, and O the heads' outputs,
+/** Multi-head attention with its projections (attn/mha.h has the formula), and its gradients:
  *
- *     y = O W_out + b_out,   d_O = d_y W_out^T,   d_Q, d_K, d_V by ATTN_BACKWARD,   d_x = (d_Q d_K d_V) W_in^T */
-typedef struct attn_self_attention {
+ *     Q = x W_Q + b_Q,   K = m W_K + b_K,   V = m W_V + b_V,   y = concat_h(O_h) W_out + b_out
+ *     d_O = d_y W_out^T,   d_Q, d_K and d_V by ATTN_BACKWARD,   d_x = d_Q W_Q^T,   d_m = d_K W_K^T + d_V W_V^T
+ *
+ * In self-attention, without a memory, m is x, and d_x has both. Heads stand side by side in columns, those of Q before
+ * those of K, and those of K before those of V. Any score function, mask or length of attn.h is possible, so that
+ *
+ *     additive attention (Bahdanau et al. 2015)   is ATTN_SCORE_ADDITIVE with one head, plain_values and no `out`;
+ *     a Synthesizer (Tay et al. 2021)             is ATTN_SCORE_PRECOMPUTED: `in` has the columns of V alone, and
+ *                                                 arrays->scores are learnt, or made by dense layers of the program. */
+typedef struct attn_multi_head {
   size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
-  /** Batch, heads, seq_q = seq_k, dims, scale, causality, window, softcap, dropout. Strides are not read, types are f32, and
-   * of uses there is none but ATTN_USE_LSE, which counts as set. */
+  /** Shape and semantics. Strides of q, k, v, o and lse are not read, types are f32. uses: not those of pages, states,
+   * scales and lists of key blocks; ATTN_USE_LSE counts as set; those of gradients (ATTN_USE_D_SCORE_WEIGHT) are for
+   * attn_multi_head_grad(). Packed sequences have rows [total_q] and [total_k] in place of [batch][seq]. */
   const attn_problem *attention;
-  int64_t width;          /**< Elements of a row of x and of y, >= 1. */
-  attn_linear in;         /**< width -> heads_q dim_qk + heads_kv (dim_qk + dim_v) */
-  attn_linear out;        /**< heads_q dim_v -> width */
-  uint64_t seed;          /**< With dropout: see attn_args. */
-  uint64_t offset;        /**< Likewise; different in each step and layer. */
-  const float *x;         /**< [batch][seq][width] */
-  float *y;               /**< [batch][seq][width], of attn_self_attention_run(). */
-  float *kept;            /**< Q, K, V, O and lse: attn_self_attention_kept() floats, for attn_self_attention_grad(). */
-  const float *d_y;       /**< [batch][seq][width], of attn_self_attention_grad(). */
-  float *d_x;             /**< Output [batch][seq][width]; may be d_y; or NULL. */
-  attn_linear_grad d_in;  /**< Outputs: gradients of `in`. */
-  attn_linear_grad d_out; /**< Outputs: gradients of `out`. */
-  bool accumulate;        /**< d_in and d_out are added to what stands there. */
-} attn_self_attention;
+  /** Arrays that `uses` asks for, scores, their gradients, seed and offset, which differs in each step and layer. q, k, v,
+   * o, lse and their gradients are not read. NULL = nothing. */
+  const attn_args *arrays;
+  int64_t width;                /**< Elements of a row of x, and of y, >= 1. */
+  int64_t width_memory;         /**< Elements of a row of the memory; 0 = none: self-attention, seq_k = seq_q. */
+  attn_linear in;               /**< width -> columns of Q, K and V; with a memory of Q alone. */
+  attn_linear in_memory;        /**< With a memory: width_memory -> columns of K and V. */
+  attn_linear out;              /**< heads_q dim_v -> width. Without a weight: y, and d_y, are as wide as the heads' outputs,
+                                   and attn_multi_head_grad() reads y. */
+  const float *x;               /**< [batch][seq_q][width] */
+  const float *memory;          /**< [batch][seq_k][width_memory] */
+  float *y;                     /**< Output [batch][seq_q][width]. */
+  float *kept;                  /**< Q, K, V, lse and O: attn_multi_head_kept() floats, for attn_multi_head_grad(). */
+  const float *d_y;             /**< [batch][seq_q][width], of attn_multi_head_grad(). */
+  float *d_x;                   /**< Output [batch][seq_q][width]; may be d_y; or NULL. */
+  float *d_memory;              /**< Output [batch][seq_k][width_memory]; or NULL. */
+  attn_linear_grad d_in;        /**< Outputs: gradients of `in`. */
+  attn_linear_grad d_in_memory; /**< Outputs: gradients of `in_memory`. */
+  attn_linear_grad d_out;       /**< Outputs: gradients of `out`. */
+  bool plain_values;            /**< V is m itself, whose rows have heads_kv dim_v elements: no map has columns of V. */
+  bool accumulate;              /**< Gradients of weights and of `arrays` are added to what stands there. */
+} attn_multi_head;
 
 /** Floats of `kept`; -1, with the sentence set, for a layer that is wrong. */
-ATTN_API int64_t attn_self_attention_kept(const attn_self_attention *layer);
+ATTN_API int64_t attn_multi_head_kept(const attn_multi_head *layer);
 
 /** Computes y and kept. Plans and allocates. Also returns ATTN_UNSUPPORTED. options->kernel is not read. */
-ATTN_API attn_status attn_self_attention_run(const attn_self_attention *layer, const attn_options *options);
+ATTN_API attn_status attn_multi_head_run(const attn_multi_head *layer, const attn_options *options);
 
-/** Computes d_x, d_in and d_out. Plans and allocates, rows times the columns of Q, K, V and O among others. */
-ATTN_API attn_status attn_self_attention_grad(const attn_self_attention *layer, const attn_options *options);
+/** Computes all gradients that have a place to go. Plans and allocates, rows times the columns of Q, K, V and O among
+ * others. */
+ATTN_API attn_status attn_multi_head_grad(const attn_multi_head *layer, const attn_options *options);
 
 /* ---- Tokens and losses ---------------------------------------------------------------------------------------------------
  */

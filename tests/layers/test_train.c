@@ -8,50 +8,10 @@
 #include <string.h>
 
 #include "kernels/common/problem/philox.h"
+#include "tests/support/differences.h"
 #include "tests/support/nn_support.h"
 
 static const attn_options three = {.struct_size = sizeof three, .threads = 3};
-
-/* ---- Central differences ---- */
-
-/* A function of `count` numbers; shapes are the test's. */
-typedef double (*scalar)(const double *p);
-
-/* d f / d p[i] for i = first .. first + count - 1, by differences of fourth order; their error is about 1e-11. */
-static void differences(scalar f, double *p, int64_t first, int64_t count, double *slopes) {
-  const double h = 1e-3;
-  for (int64_t i = first; i < first + count; i++) {
-    const double at = p[i], steps[] = {2 * h, h, -h, -2 * h}, factors[] = {-1, 8, -8, 1};
-    double sum = 0;
-    for (int s = 0; s < 4; s++) {
-      p[i] = at + steps[s];
-      sum += factors[s] * f(p);
-    }
-    p[i] = at;
-    slopes[i - first] = sum / (12 * h);
-  }
-}
-
-/* Within 16 units of the largest gradient: a dozen roundings, each of a value no larger. */
-static double worst_of(const double *slopes, const float *got, int64_t count) {
-  double most = 0, worst = 0;
-  for (int64_t i = 0; i < count; i++) most = fmax(most, fabs(slopes[i]));
-  for (int64_t i = 0; i < count; i++) {
-    const double miss = fabs((double)got[i] - slopes[i]) / (16 * 0x1p-24 * most + 1e-9);
-    worst = miss <= worst ? worst : miss; /* NaN counts */
-  }
-  return worst;
-}
-
-static void passes(const double *slopes, const float *got, int64_t count) {
-  const double worst = worst_of(slopes, got, count);
-  if (!(worst <= 1)) fail_msg("%.3g times the limit", worst);
-}
-
-static void fill_both(float *floats, double *doubles, int64_t count, unsigned seed) {
-  test_fill(floats, (size_t)count, seed);
-  for (int64_t i = 0; i < count; i++) doubles[i] = (double)floats[i];
-}
 
 /* ---- Dense layers ---- */
 
@@ -243,101 +203,6 @@ TEST(dropout_follows_its_rule) {
   const attn_dropout none = ATTN_STRUCT(attn_dropout, .seed = 77);
   test_ok(attn_dropout_rows(&none, DROP_ROWS, DROP_WIDTH, in, out, NULL));
   assert_memory_equal(in, out, sizeof out);
-}
-
-/* ---- Attention ---- */
-
-enum { BATCH = 2, HEADS = 4, HEADS_KV = 2, SEQ = 5, DIM = 3, MODEL = 7, COLUMNS = (HEADS + 2 * HEADS_KV) * DIM };
-enum { AT_IN = BATCH * SEQ * MODEL, AT_OUT = AT_IN + (MODEL + 1) * COLUMNS, NUMBERS = AT_OUT + (HEADS * DIM + 1) * MODEL };
-static float d_attended[BATCH * SEQ * MODEL];
-static uint8_t keeps[BATCH * HEADS * SEQ * SEQ]; /* dropout: 1 = kept */
-static double kept_factor;
-
-/* One row of a head: o += P V, causal. q: rows of Q, K and V side by side. */
-static void attend(const double *qkv, int head, int row, const uint8_t *keep, double *o) {
-  const double *q = qkv + row * COLUMNS + head * DIM;
-  double p[SEQ], total = 0;
-  for (int j = 0; j <= row; j++) {
-    const double *k = qkv + j * COLUMNS + (HEADS + head / (HEADS / HEADS_KV)) * DIM;
-    double score = 0;
-    for (int i = 0; i < DIM; i++) score += q[i] * k[i];
-    total += p[j] = exp(score / sqrt(DIM));
-  }
-  for (int j = 0; j <= row; j++)
-    for (int i = 0; i < DIM; i++)
-      o[i] += (keep[j] ? kept_factor : 0) * p[j] / total *
-              qkv[j * COLUMNS + (HEADS + HEADS_KV + head / (HEADS / HEADS_KV)) * DIM + i];
-}
-
-/* y = x W + b for one row; b stands behind W. */
-static void map_row(const double *from, int in, int out, const double *w, double *to) {
-  for (int c = 0; c < out; c++) {
-    to[c] = w[in * out + c];
-    for (int i = 0; i < in; i++) to[c] += from[i] * w[i * out + c];
-  }
-}
-
-/* sum of d_y y; p: x, W_in, b_in, W_out, b_out. */
-static double attended(const double *p) {
-  double sum = 0;
-  for (int b = 0; b < BATCH; b++) {
-    double qkv[SEQ * COLUMNS], made[MODEL];
-    for (int t = 0; t < SEQ; t++) map_row(p + (b * SEQ + t) * MODEL, MODEL, COLUMNS, p + AT_IN, qkv + t * COLUMNS);
-    for (int t = 0; t < SEQ; t++) {
-      double o[HEADS * DIM] = {0};
-      for (int h = 0; h < HEADS; h++) attend(qkv, h, t, keeps + ((b * HEADS + h) * SEQ + t) * SEQ, o + h * DIM);
-      map_row(o, HEADS * DIM, MODEL, p + AT_OUT, made);
-      for (int c = 0; c < MODEL; c++) sum += (double)d_attended[(b * SEQ + t) * MODEL + c] * made[c];
-    }
-  }
-  return sum;
-}
-
-TEST(self_attention_gradients_are_differences) {
-  static double p[NUMBERS], slopes[NUMBERS];
-  static float numbers[NUMBERS], got[NUMBERS], again[NUMBERS], kept[4000], made[BATCH * SEQ * MODEL];
-  attn_problem problem;
-  attn_problem_init(&problem, BATCH, HEADS, HEADS_KV, SEQ, SEQ, DIM, DIM);
-  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
-  for (int drops = 0; drops < 2; drops++) {
-    problem.dropout = drops ? 0.25f : 0;
-    kept_factor = drops ? 1 / 0.75 : 1;
-    test_ok(attn_dropout_mask(&problem, 9, 8, keeps));
-    fill_both(numbers, p, NUMBERS, 50);
-    test_fill(d_attended, BATCH * SEQ * MODEL, 51);
-    attn_self_attention l = ATTN_STRUCT(attn_self_attention, .attention = &problem, .width = MODEL,
-                                        .in = {.weight = numbers + AT_IN, .bias = numbers + AT_IN + MODEL * COLUMNS},
-                                        .out = {.weight = numbers + AT_OUT, .bias = numbers + AT_OUT + HEADS * DIM * MODEL},
-                                        .seed = 9, .offset = 8, .x = numbers, .y = made, .kept = kept, .d_y = d_attended,
-                                        .d_x = got, .d_in = {.weight = got + AT_IN, .bias = got + AT_IN + MODEL * COLUMNS},
-                                        .d_out = {.weight = got + AT_OUT, .bias = got + AT_OUT + HEADS * DIM * MODEL});
-    assert_true(attn_self_attention_kept(&l) == BATCH * SEQ * (COLUMNS + HEADS * DIM + HEADS));
-    test_ok(attn_self_attention_run(&l, NULL));
-    double sum = 0;
-    for (int i = 0; i < BATCH * SEQ * MODEL; i++) sum += (double)made[i] * (double)d_attended[i];
-    assert_true(fabs(sum - attended(p)) <= 1e-5);
-    test_ok(attn_self_attention_grad(&l, NULL));
-    differences(attended, p, 0, NUMBERS, slopes);
-    passes(slopes, got, AT_IN);
-    passes(slopes + AT_IN, got + AT_IN, AT_OUT - AT_IN);
-    passes(slopes + AT_OUT, got + AT_OUT, NUMBERS - AT_OUT);
-    memcpy(again, got, sizeof got);
-    test_ok(attn_self_attention_run(&l, &three));
-    test_ok(attn_self_attention_grad(&l, &three));
-    assert_memory_equal(again, got, sizeof got);
-    keeps[0] ^= 1;
-    differences(attended, p, 0, AT_IN, slopes);
-    assert_true(worst_of(slopes, got, AT_IN) > 4);
-    if (drops) continue;
-    l.width = 0;
-    test_invalid(attn_self_attention_run(&l, NULL), "attn_self_attention.width is 0");
-    l.width = MODEL;
-    l.kept = NULL;
-    test_invalid(attn_self_attention_run(&l, NULL), "attn_self_attention.kept is NULL");
-    l.attention = NULL;
-    test_invalid(attn_self_attention_grad(&l, NULL), "attention is NULL");
-    assert_true(attn_self_attention_kept(&l) == -1);
-  }
 }
 
 /* ---- Tokens ---- */

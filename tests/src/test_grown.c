@@ -289,11 +289,11 @@ static attn_status give_dropout(int64_t added) {
   return attn_dropout_rows(&grown.known, SEQ, WIDTH, in, out, NULL);
 }
 
-static attn_status give_self_attention(int64_t added) {
+static attn_status give_multi_head(int64_t added) {
   const attn_problem problem = a_problem();
-  GROW(attn_self_attention,
+  GROW(attn_multi_head,
        {.attention = &problem, .width = WIDTH, .in.weight = in, .out.weight = in, .x = in, .y = out, .kept = more_out});
-  return attn_self_attention_run(&grown.known, NULL);
+  return attn_multi_head_run(&grown.known, NULL);
 }
 
 static attn_status give_cross_entropy(int64_t added) {
@@ -355,7 +355,7 @@ static const struct {
                STRUCT(cross_entropy),
                STRUCT(adamw),
                STRUCT(sgd),
-               STRUCT(self_attention)};
+               STRUCT(multi_head)};
 
 TEST(new_fields_of_zeros_are_accepted) {
   for (size_t i = 0; i < COUNT(structs); i++) test_ok(structs[i].give(0));
