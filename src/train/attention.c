@@ -241,7 +241,7 @@ static attn_status grad_attention(attention_run *r, const grad_memory *m) {
   a->d_k = d.k;
   a->d_v = m->values_count ? m->values : d.v;
   attn_problem_set_backward(&r->problem);
-  if (r->l.accumulate) r->problem.uses |= ATTN_USE_ACCUMULATE; /* of the arrays' gradients; the others begin as 0 */
+  if (r->l.accumulate) r->problem.uses |= ATTN_USE_ACCUMULATE; /* gradients of rows begin as 0 */
   return attn_nn_run_once(&r->problem, a, &r->options);
 }
 
