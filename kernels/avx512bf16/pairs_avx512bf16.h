@@ -47,6 +47,13 @@ static inline vec pair_lanes(vec even, vec odd) {
   return _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(odd)));
 }
 
+/* Lane by lane, the nearest bf16 values of both as a pair. */
+static inline vec join_lanes(vec even, vec odd) {
+  const __m512i low = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                                        0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(low, _mm512_castps_si512(narrow(even, odd))));
+}
+
 /* P of rows side by side, key by key, rounded to bf16, to pairs of each row: of the keys of `low`, then of `high`. */
 static inline vec pair_rows_of_2(vec low, vec high) {
   const __m512i first = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);

@@ -38,6 +38,12 @@ static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   pairs[1] = vreinterpretq_f32_u16(vzip2q_u16(first, second));
 }
 
+/* Lane by lane, the nearest bf16 values of both as a pair. */
+static inline vec join_lanes(vec even, vec odd) {
+  const uint16x8_t values = vreinterpretq_u16_f32(narrow(even, odd));
+  return vreinterpretq_f32_u16(vzip1q_u16(values, vextq_u16(values, values, 4)));
+}
+
 /* Undoes the order of zip_pairs() for columns. Nothing is to be done: they already lie in order. */
 static inline void unzip_columns(vec low, vec high, vec columns[2]) {
   columns[0] = low;

@@ -36,9 +36,7 @@ static float *d_q_of(const backward_task *t, int64_t range, int64_t head, int64_
 static void differentiate_block(const backward_task *t, int64_t range, int64_t key, int64_t keys, bool first) {
   const attn_problem *p = t->p;
   float *d_k = floats_at(t->scratch, t->at->d_k), *d_v = floats_at(t->scratch, t->at->d_v);
-  backward_step s = {.p = floats_at(t->scratch, t->at->p),
-                     .d_s = floats_at(t->scratch, t->at->d_s),
-                     .slope = p->softcap > 0 ? floats_at(t->scratch, t->at->slope) : NULL};
+  backward_step s = step_in(t);
   const bool dots = p->score == ATTN_SCORE_DOT;
   bool fresh = true;
   load_keys(t, key, keys, &s);
@@ -55,9 +53,9 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
       s.minus_delta = floats_at(t->memory, t->at->minus_delta) + head * t->at->rows + row;
       load_step(t, t->unit.head + head, row, rows, &s);
       fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
-      key_gradient(&s, s.p, &s.d_o, d_v, t->at->v_floats, fresh);
+      key_gradient(&s, &s.p_down, &s.d_o.down, d_v, t->at->v_floats, fresh);
       if (dots) {
-        key_gradient(&s, s.d_s, &s.q, d_k, t->at->qk_floats, fresh);
+        key_gradient(&s, &s.d_s_down, &s.q.down, d_k, t->at->qk_floats, fresh);
         query_gradient(&s, d_q, t->at->qk_floats, first);
       } else if (k_dimensions(p)) {
         other_gradients(&s, d_q, d_k, t->at->qk_floats);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_backward: sizes of its blocks and ranges, and what lies where in the memory of a unit and of a thread.
  *
- * Parameters: those of tiles.h. */
+ * Parameters: those of tiles.h, and
+ *   PAIR_OPERANDS  optional: products are of pairs of bf16 values, two neighbours along the sum (pair_operands.h); default:
+ *                  of floats (float_operands.h); tested: set (avx512bf16), not set (the others) */
 #ifndef ATTN_COMMON_BACKWARD_LAYOUT_H
 #define ATTN_COMMON_BACKWARD_LAYOUT_H
 
@@ -17,19 +19,28 @@ enum {
   PAIR_KEYS = 128,                                /* two ranges from 4 times as many keys on, four from 16 times */
   MOST_RANGES = 8                                 /* so memory grows by the length, not its square */
 };
+#ifdef PAIR_OPERANDS
+enum { OPERAND_VALUES = 2, SCORE_ROWS = TILE_ROWS }; /* floats of P and dS are those of a tile of rows */
+#else
+enum { OPERAND_VALUES = 1, SCORE_ROWS = BACKWARD_ROWS };
+#endif
+enum { KEY_PAIR_STRIDE = BACKWARD_KEYS / 2 + 16 };
 _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
                "blocks are whole panels and tiles");
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
 typedef struct backward_layout {
   int64_t minus_lse, minus_delta, d_q, unit_bytes; /* a unit */
-  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms,
-      scratch_bytes; /* a thread */
+  int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms;
+  int64_t q_pairs, d_o_pairs, p_pairs, d_s_pairs, d_s_key_pairs, scratch_bytes; /* a thread */
   int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 static const backward_layout *backward_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
+
+/* Elements of an operand that hold so many values. */
+static int64_t elements_of(int64_t values) { return ceil_div(values, OPERAND_VALUES); }
 
 /* The fewest equal parts of at most `most` keys, in whole panels. */
 static int64_t even_part(int64_t keys, int64_t most) { return round_up(ceil_div(keys, ceil_div(keys, most)), PANEL_KEYS); }
@@ -49,7 +60,8 @@ static bool wants_score_gradients(const attn_problem *p) {
 }
 
 static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
-  const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = rows * SCORE_STRIDE;
+  const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = SCORE_ROWS * SCORE_STRIDE;
+  const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0;
   *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),
                           .qk_floats = round_up(dim_qk, VEC_LANES),
                           .v_floats = round_up(p->dim_v, VEC_LANES),
@@ -58,9 +70,9 @@ static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
   const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
                               {&at->minus_delta, heads * at->rows + TILE_ROWS, float_bytes(1)},
                               {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)}};
-  const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(dim_qk)},
-                                 {&at->v_panels, keys, float_bytes(p->dim_v)},
-                                 {&at->k_rows, keys, float_bytes(at->qk_floats)},
+  const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(elements_of(dim_qk))},
+                                 {&at->v_panels, keys, float_bytes(elements_of(p->dim_v))},
+                                 {&at->k_rows, elements_of(keys), float_bytes(at->qk_floats)},
                                  {&at->q, rows, float_bytes(at->qk_floats)},
                                  {&at->d_o, rows, float_bytes(at->v_floats)},
                                  {&at->p, scores, float_bytes(1)},
@@ -68,10 +80,15 @@ static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
                                  {&at->slope, p->softcap > 0 ? scores : 0, float_bytes(1)},
                                  {&at->d_k, keys, float_bytes(at->qk_floats)},
                                  {&at->d_v, keys, float_bytes(at->v_floats)},
+                                 {&at->q_pairs, row_pairs, float_bytes(at->qk_floats)},
+                                 {&at->d_o_pairs, row_pairs, float_bytes(at->v_floats)},
+                                 {&at->p_pairs, row_pairs, float_bytes(SCORE_STRIDE)},
+                                 {&at->d_s_pairs, row_pairs, float_bytes(SCORE_STRIDE)},
+                                 {&at->d_s_key_pairs, 2 * row_pairs, float_bytes(KEY_PAIR_STRIDE)},
                                  {&at->range, rows, sizeof(attn_key_range)},
                                  {&at->max, rows, float_bytes(1)},
                                  {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)},
-                                 {&at->sums, wants_score_gradients(p) ? scores : 0, float_bytes(1)},
+                                 {&at->sums, wants_score_gradients(p) ? rows * SCORE_STRIDE : 0, float_bytes(1)},
                                  {&at->terms, wants_score_gradients(p) ? 2 * (rows + TILE_ROWS) : 0, float_bytes(1)}};
   return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
 }

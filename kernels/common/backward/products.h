@@ -41,15 +41,22 @@ static void add_tile(float *acc, int64_t acc_stride, float_rows weights, bool of
   }
 }
 
+/* Row `row` of an operand that is read down its rows, where an element holds it. */
+static float_rows rows_from(const float_rows *rows, int64_t row) {
+  return (float_rows){rows->at + row / OPERAND_VALUES * rows->stride, rows->stride};
+}
+
 /* acc[key] += weights^T rows for all keys of the block: dV from P and dO, dK from dS and Q. */
-static void key_gradient(const backward_step *s, const float *weights, const tile_source *rows, float *acc,
+static void key_gradient(const backward_step *s, const float_rows *weights, const float_rows *rows, float *acc,
                          int64_t acc_stride, bool fresh) {
   for (int64_t key = 0; key < s->keys; key += TILE_ROWS) {
     const attn_key_range tiles = s->row_tiles[key / TILE_ROWS];
     const int64_t row = tiles.begin * TILE_ROWS, end = min64(tiles.end * TILE_ROWS, s->block.rows);
     if (row >= end && !fresh) continue;
-    add_tile(acc + key * acc_stride, acc_stride, (float_rows){weights + row * SCORE_STRIDE + key, SCORE_STRIDE}, true,
-             (float_rows){rows->rows.at + row * rows->rows.stride, rows->rows.stride}, max64(end - row, 0), fresh);
+    float_rows of_key = rows_from(weights, row);
+    of_key.at += key;
+    add_tile(acc + key * acc_stride, acc_stride, of_key, true, rows_from(rows, row), elements_of(max64(end - row, 0)),
+             fresh);
   }
 }
 
@@ -57,10 +64,11 @@ static void key_gradient(const backward_step *s, const float *weights, const til
 static void query_gradient(const backward_step *s, float *d_q, int64_t d_q_stride, bool fresh) {
   for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
     const attn_key_range seen = s->seen[row / TILE_ROWS];
-    const int64_t end = min64(seen.end, s->keys);
-    if (seen.begin >= end && !fresh) continue;
-    add_tile(d_q + row * d_q_stride, d_q_stride, (float_rows){s->d_s + row * SCORE_STRIDE + seen.begin, SCORE_STRIDE}, false,
-             (float_rows){s->k.at + seen.begin * s->k.stride, s->k.stride}, max64(end - seen.begin, 0), fresh);
+    const int64_t begin = round_down(seen.begin, OPERAND_VALUES), end = min64(seen.end, s->keys);
+    if (begin >= end && !fresh) continue;
+    const float_rows d_s = {s->d_s_along.at + row * s->d_s_along.stride + begin / OPERAND_VALUES, s->d_s_along.stride};
+    add_tile(d_q + row * d_q_stride, d_q_stride, d_s, false, rows_from(&s->k, begin), elements_of(max64(end - begin, 0)),
+             fresh);
   }
 }
 
@@ -74,7 +82,7 @@ static void other_gradients(const backward_step *s, float *d_q, float *d_k, int6
     const vec w = weight ? vec_load_first(weight + d, count) : vec_set1(1.0f);
     for (int64_t i = 0; i < s->block.rows; i++) {
       const attn_key_range seen = s->seen[i / TILE_ROWS];
-      const vec q = vec_load(s->q.rows.at + i * s->q.rows.stride + d);
+      const vec q = vec_load(s->q.down.at + i * s->q.down.stride + d);
       vec of_q = vec_load(d_q + i * stride + d);
       for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++) {
         const float d_s = s->d_s[i * SCORE_STRIDE + j];

@@ -29,13 +29,12 @@ static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *
   const int64_t rows = min64(BACKWARD_ROWS, t.unit.seq.len_q - sum->row);
   const int64_t keys = min64(BACKWARD_KEYS, t.unit.seq.len_k - sum->key);
   float *terms = floats_at(sum->scratch, t.at->terms);
-  backward_step s = {.p = floats_at(sum->scratch, t.at->p),
-                     .d_s = floats_at(sum->scratch, t.at->d_s),
-                     .slope = p->softcap > 0 && sum->of_sums ? floats_at(sum->scratch, t.at->slope) : NULL,
-                     .key = sum->key,
-                     .keys = keys,
-                     .minus_lse = terms,
-                     .minus_delta = terms + BACKWARD_ROWS + TILE_ROWS};
+  backward_step s = step_in(&t);
+  s.key = sum->key;
+  s.keys = keys;
+  s.minus_lse = terms;
+  s.minus_delta = terms + BACKWARD_ROWS + TILE_ROWS;
+  if (!sum->of_sums) s.slope = NULL;
   if (rows <= 0 || keys <= 0 || sees_none(&t, sum->row, rows, &s)) return;
   const head_terms of_rows = {
       .p = p,
@@ -112,7 +111,7 @@ static void add_weight_gradients(void *context, const backward_step *s) {
     float lanes[VEC_LANES];
     for (int64_t i = 0; i < s->block.rows; i++) {
       const attn_key_range seen = s->seen[i / TILE_ROWS];
-      const vec q = vec_load(s->q.rows.at + i * s->q.rows.stride + d);
+      const vec q = vec_load(s->q.down.at + i * s->q.down.stride + d);
       vec sum = vec_zero();
       for (int64_t j = seen.begin; j < min64(seen.end, s->keys); j++) {
         if (s->d_s[i * SCORE_STRIDE + j] == 0.0f) continue; /* a masked key may hold anything */

@@ -5,33 +5,11 @@
 #ifndef ATTN_COMMON_BACKWARD_STEP_H
 #define ATTN_COMMON_BACKWARD_STEP_H
 
-#include "layout.h"
-
-/* Rows of floats, of which tiles may read whole ones: the last tile's are copied where they end within it. */
-typedef struct tile_source {
-  float_rows rows;
-  float_rows last; /* the tile that has fewer than TILE_ROWS rows */
-  int64_t last_row;
-} tile_source;
-
-static ALWAYS_INLINE float_rows tile_of(const tile_source *from, int64_t tile_row) {
-  return tile_row == from->last_row ? from->last
-                                    : (float_rows){from->rows.at + tile_row * from->rows.stride, from->rows.stride};
-}
-
-/* Queries [row, row + rows) of a head and keys [key, key + keys). */
-typedef struct backward_step {
-  row_block block; /* the rows as scores.h sees them */
-  int64_t key, keys;
-  tile_source q, d_o;
-  float_rows k; /* row 0 is the block's first key */
-  const float *k_panels, *v_panels, *minus_lse, *minus_delta;
-  float *p, *d_s, *slope;              /* [BACKWARD_ROWS][SCORE_STRIDE]; slope: of the softcap */
-  attn_key_range seen[BACKWARD_TILES]; /* keys of the block, counted from its first, that each tile of rows sees */
-  attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
-                                                          TILE_ROWS keys */
-  float *kept;                                         /* [TILE_ROWS][KEPT_STRIDE]: factors of dropout; NULL: none */
-} backward_step;
+#ifdef PAIR_OPERANDS
+#include "pair_operands.h"
+#else
+#include "float_operands.h"
+#endif
 
 static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float *start, const int vecs) {
   UNROLL
@@ -41,15 +19,30 @@ static ALWAYS_INLINE void start_tile(vec sum[TILE_ROWS][TILE_VECS], const float 
   }
 }
 
+/* Sums begin with -lse where K has the factor of scores already, else scores get both behind the product. */
+static ALWAYS_INLINE void start_scores(const backward_step *s, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
+                                       const int vecs) {
+  static const float zeros[TILE_ROWS] = {0};
+  start_tile(sum, K_HAS_FACTOR ? s->minus_lse + tile_row : zeros, vecs);
+}
+
+static ALWAYS_INLINE void finish_scores(const backward_step *s, int64_t row, vec *sum, const int vecs) {
+  if (K_HAS_FACTOR) return;
+  const vec factor = vec_set1(s->block.problem->scale * LOG2_E), minus_lse = vec_set1(s->minus_lse[row]);
+  UNROLL
+  for (int v = 0; v < vecs; v++) sum[v] = vec_fma(sum[v], factor, minus_lse);
+}
+
 /* P of a panel's first `vecs` vectors; `key` counts from the block's first. `edge`: not every row sees all of them. */
 static ALWAYS_INLINE void p_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
-  const int64_t dim = s->block.problem->dim_qk;
+  const int64_t depth = elements_of(s->block.problem->dim_qk);
   vec sum[TILE_ROWS][TILE_VECS];
-  start_tile(sum, s->minus_lse + tile_row, vecs);
-  product(sum, tile_of(&s->q, tile_row), (float_rows){s->k_panels + key * dim, PANEL_KEYS}, dim, vecs);
-  float *p = s->p + tile_row * SCORE_STRIDE + key;
+  start_scores(s, tile_row, sum, vecs);
+  product(sum, tile_of(&s->q.along, tile_row), (float_rows){s->k_panels + key * depth, PANEL_KEYS}, depth, vecs);
+  float *p = s->p + scores_of_tile(tile_row) + key;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
+    finish_scores(s, tile_row + i, sum[i], vecs);
     if (edge) select_allowed_vecs(s->block.range[tile_row + i], s->key + key, sum[i], vecs);
     UNROLL
     for (int v = 0; v < vecs; v++) vec_store(p + i * SCORE_STRIDE + v * VEC_LANES, vec_exp2(sum[i][v]));
@@ -58,11 +51,11 @@ static ALWAYS_INLINE void p_tile(const backward_step *s, int64_t tile_row, int64
 
 /* dS of the same. `edge`: P of masked keys is 0, whatever their V. */
 static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge, const int vecs) {
-  const int64_t dim = s->block.problem->dim_v;
+  const int64_t depth = elements_of(s->block.problem->dim_v);
   vec sum[TILE_ROWS][TILE_VECS];
   start_tile(sum, s->minus_delta + tile_row, vecs);
-  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
-  const int64_t at = tile_row * SCORE_STRIDE + key;
+  product(sum, tile_of(&s->d_o.along, tile_row), (float_rows){s->v_panels + key * depth, PANEL_KEYS}, depth, vecs);
+  const int64_t at = scores_of_tile(tile_row) + key;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
@@ -76,20 +69,20 @@ static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int
 
 /* dS where P has dropout, which is a factor of dP here; P takes it for the product with dO. */
 static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, const int vecs) {
-  const int64_t dim = s->block.problem->dim_v;
+  const int64_t depth = elements_of(s->block.problem->dim_v), at = scores_of_tile(tile_row) + key;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
   }
-  product(sum, tile_of(&s->d_o, tile_row), (float_rows){s->v_panels + key * dim, PANEL_KEYS}, dim, vecs);
+  product(sum, tile_of(&s->d_o.along, tile_row), (float_rows){s->v_panels + key * depth, PANEL_KEYS}, depth, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     const vec minus_delta = vec_set1(s->minus_delta[tile_row + i]);
     UNROLL
     for (int v = 0; v < vecs; v++) {
-      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      const int64_t place = at + i * SCORE_STRIDE + v * VEC_LANES;
       const vec p = vec_load(s->p + place), factor = vec_load(s->kept + i * KEPT_STRIDE + key + v * VEC_LANES);
       vec_store(s->d_s + place, vec_unless_zero(vec_mul(p, vec_fma(factor, sum[i][v], minus_delta)), p));
       vec_store(s->p + place, vec_mul(p, factor));
@@ -136,21 +129,24 @@ static NO_INLINE void edge_d_s_tile(const backward_step *s, int64_t tile_row, in
 static void similarity_tile(const backward_step *s, int64_t tile_row, int64_t key) {
   const attn_problem *p = s->block.problem;
   row_block block = s->block;
-  const int64_t dim = p->dim_qk;
-  const float *panel = s->k_panels + key * k_dimensions(p);
-  float *score = s->p + tile_row * SCORE_STRIDE + key;
+  const int64_t depth = elements_of(p->dim_qk);
+  const float *panel = s->k_panels + key * elements_of(k_dimensions(p));
+  float *score = s->p + scores_of_tile(tile_row) + key;
   if (p->score == ATTN_SCORE_DOT) {
     vec sum[TILE_ROWS][TILE_VECS];
     for (int i = 0; i < TILE_ROWS; i++)
       for (int v = 0; v < TILE_VECS; v++) sum[i][v] = vec_zero();
-    product(sum, tile_of(&s->q, tile_row), (float_rows){panel, PANEL_KEYS}, dim, TILE_VECS);
+    product(sum, tile_of(&s->q.along, tile_row), (float_rows){panel, PANEL_KEYS}, depth, TILE_VECS);
+    const vec factor = vec_set1(p->scale * LOG2_E);
+    for (int i = 0; !K_HAS_FACTOR && i < TILE_ROWS; i++)
+      for (int v = 0; v < TILE_VECS; v++) sum[i][v] = vec_mul(sum[i][v], factor);
     store_tile(sum, score, SCORE_STRIDE, TILE_VECS);
     return;
   }
   block.keys.k = panel - (s->key + key) * k_dimensions(p); /* key 0: other_panel counts from there */
   block.score_stride = SCORE_STRIDE;
   if (k_dimensions(p)) { /* the last rows of a block are a copy: no row lies behind them */
-    const float_rows q = tile_of(&s->q, tile_row);
+    const float_rows q = tile_of(&s->q.along, tile_row);
     block.q = (float *)(uintptr_t)q.at - tile_row * q.stride;
     block.q_stride = q.stride;
   }
@@ -163,7 +159,7 @@ static NO_INLINE void adjusted_p_tile(const backward_step *s, int64_t tile_row, 
   similarity_tile(s, tile_row, key);
   for (int i = 0; i < TILE_ROWS; i++)
     for (int v = 0; v < TILE_VECS; v++) {
-      const int64_t row = tile_row + i, place = row * SCORE_STRIDE + key + v * VEC_LANES;
+      const int64_t row = tile_row + i, place = scores_of_tile(tile_row) + i * SCORE_STRIDE + key + v * VEC_LANES;
       const int64_t at = s->key + key + v * VEC_LANES;
       vec score = vec_load(s->p + place);
       if (p->softcap > 0) {
@@ -179,7 +175,7 @@ static NO_INLINE void adjusted_p_tile(const backward_step *s, int64_t tile_row, 
 static void apply_slope(const backward_step *s, int64_t tile_row, int64_t key) {
   for (int i = 0; i < TILE_ROWS; i++)
     for (int v = 0; v < TILE_VECS; v++) {
-      const int64_t place = (tile_row + i) * SCORE_STRIDE + key + v * VEC_LANES;
+      const int64_t place = scores_of_tile(tile_row) + i * SCORE_STRIDE + key + v * VEC_LANES;
       const vec d_s = vec_load(s->d_s + place);
       vec_store(s->d_s + place, vec_unless_zero(vec_mul(d_s, vec_load(s->slope + place)), d_s));
     }
@@ -209,8 +205,9 @@ static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) 
 
 /* Zeros in the columns [begin, end) of a tile of P and dS. */
 static void clear_columns(const backward_step *s, int64_t tile_row, int64_t begin, int64_t end) {
-  for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
-    for (int64_t at = i * SCORE_STRIDE + begin; at < i * SCORE_STRIDE + end; at += VEC_LANES) {
+  const int64_t first = scores_of_tile(tile_row);
+  for (int64_t row = first; row < first + TILE_ROWS * SCORE_STRIDE; row += SCORE_STRIDE)
+    for (int64_t at = row + begin; at < row + end; at += VEC_LANES) {
       vec_store(s->p + at, vec_zero());
       vec_store(s->d_s + at, vec_zero());
     }
@@ -246,8 +243,10 @@ static void fill_scores(backward_step *s, float *kept) {
     }
     const int64_t beside = in_order ? round_up(TILE_ROWS, VEC_LANES) : columns;
     if (keys.class == TILE_SKIP && in_order) continue;
-    clear_columns(s, row, max64(0, filled.begin - beside), filled.begin);
-    clear_columns(s, row, filled.end, min64(columns, filled.end + beside));
+    const attn_key_range kept_keys = {max64(0, filled.begin - beside), min64(columns, filled.end + beside)};
+    clear_columns(s, row, kept_keys.begin, filled.begin);
+    clear_columns(s, row, filled.end, kept_keys.end);
+    keep_tile(s, row, kept_keys);
   }
   find_row_tiles(s);
 }

@@ -29,6 +29,14 @@ static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t
   return NULL;
 }
 
+/* Gradients by such products, without those of what is added to scores. */
+static inline const char *backward_takes_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  const uint32_t sums = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
+  if (p->dtype_o != ATTN_BF16) return "its products need bf16 values of d_o: dtype_o must be ATTN_BF16";
+  if (attn_uses(p, sums)) return "it has no gradients of what is added to scores: only d_q, d_k and d_v";
+  return takes_bf16(p, buffer, buffer_bytes);
+}
+
 static inline const char *takes_bf16_at_once(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   const char *reason = takes_bf16(p, buffer, buffer_bytes);
   return reason ? reason : takes_no_state(p, buffer, buffer_bytes);
