@@ -242,4 +242,25 @@ static inline __attribute__((always_inline)) void vec_transpose(vec r[16]) {
   }
 }
 
+/* r[e] lane i = from[i * stride + e] for e < 4. Rows that are 4 apart share a vector, so that transposing 4 x 4 inside its
+ * quarters is all that is left: 2 shuffles a vector, where vec_transpose() takes 4. */
+#define VEC_LOADS_TRANSPOSED
+static inline __attribute__((always_inline)) void vec_load_transposed(const float *from, int64_t stride, vec r[4]) {
+  for (int i = 0; i < 4; i++) {
+    const float *row = from + i * stride;
+    r[i] = _mm512_castps128_ps512(_mm_loadu_ps(row));
+    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0x00f0, _mm_loadu_ps(row + 4 * stride));
+    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0x0f00, _mm_loadu_ps(row + 8 * stride));
+    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0xf000, _mm_loadu_ps(row + 12 * stride));
+  }
+  const __m512d low_01 = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+  const __m512d low_23 = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+  const __m512d high_01 = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+  const __m512d high_23 = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+  r[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low_01, low_23));
+  r[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low_01, low_23));
+  r[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high_01, high_23));
+  r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high_01, high_23));
+}
+
 #endif

@@ -33,10 +33,16 @@ static void pack_panels(const row_source *from, int64_t keys, attn_key_range use
   const int64_t dim = from->columns;
   const attn_problem as_k = {
       .dim_qk = dim, .dtype_kv = from->from.dtype, .k_stride = {.s = from->row_stride, .d = from->column_stride}};
+  const bool quick = LOADS_TRANSPOSED && from->from.dtype == ATTN_F32 && from->column_stride == 1 && dim % 4 == 0;
   for (int64_t key = 0; key < keys; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * dim + key % PANEL_KEYS;
+    const int64_t offset = from->offset + key * from->row_stride;
+    if (quick && used.begin <= key && key + VEC_LANES <= used.end) {
+      (void)transpose_floats((const float *)from->from.data + offset, from->row_stride, dim, factor, panel);
+      continue;
+    }
     const int64_t count = min64(used.end - key, VEC_LANES), skip = min64(used.begin - key, VEC_LANES);
-    pack_lanes(&as_k, from->from, from->offset + key * from->row_stride, max64(count, 0), panel);
+    pack_lanes(&as_k, from->from, offset, max64(count, 0), panel);
     for (int64_t d = 0; factor != 1.0f && d < dim; d++)
       vec_store(panel + d * PANEL_KEYS, vec_mul(vec_load(panel + d * PANEL_KEYS), vec_set1(factor)));
     for (int64_t d = 0; skip > 0 && d < dim; d++)
