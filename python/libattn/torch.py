@@ -6,13 +6,15 @@
     with libattn.torch.replace_sdpa():                      # whatever calls F.scaled_dot_product_attention
         model(x)
 
-Gradients are libattn's own (libattn.sdpa_grad), without scores in memory. Those of gradients, and of calls with lists of key
-blocks, scales, shared_prefix, window_first or keys of 8 bits, come from PyTorch's operations in float32, which compute the
-scores again, in time and memory proportional to queries times keys. stats() counts them, and calls that are passed on to
-PyTorch's function.
+Gradients are libattn's own (libattn.sdpa_grad), without scores in memory. Those of gradients, forward-mode derivatives, and
+gradients of calls with lists of key blocks, scales, shared_prefix, window_first or keys of 8 bits, come from PyTorch's
+operations in float32. These compute the scores again, in time and memory proportional to queries times keys. stats() counts
+them, and calls that are passed on to PyTorch's function. Dropout drops other weights than PyTorch's function does, by a seed
+from PyTorch's generator.
 
 torch.ops.libattn.sdpa, sdpa_lse and sdpa_grad are operators of PyTorch's: they work under torch.compile and torch.export,
-and follow autocast. They refuse vmap, jvp and the transforms of torch.func; sdpa() takes torch.func.grad, vjp and jacrev.
+and follow autocast. torch.func differentiates them by PyTorch's operations; grad, vjp and jacrev of sdpa() are libattn's.
+vmap is refused, and jvp of the function that vjp returned.
 sdpa_state goes on from libattn.new_state(), in place, over a piece of the keys; it has no gradients.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
@@ -32,6 +34,7 @@ from torch.autograd import forward_ad
 
 from ._blocks import VALUES
 from ._key_blocks import KeyBlocks
+from ._plan import dropout_mask
 from ._sdpa import FUNCTIONS
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa",
@@ -40,7 +43,10 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _compute, _differentiate = FUNCTIONS["sdpa_without_gradients"], FUNCTIONS["sdpa_grad_of_tensors"]
-_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False)
+_functorch = getattr(torch._C, "_functorch", None)
+_is_wrapped = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
+_interpreters = getattr(_functorch, "peek_interpreter_stack", lambda: 1)
+_stack = getattr(_functorch, "get_interpreter_stack", lambda: ())
 
 # ---- The operators ---------------------------------------------------------------------------------------------------
 
@@ -51,28 +57,50 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? page_table=None, Tensor? offsets=None, int window_first=0, int key_begin=0, int key_end=0, "
               "int shared_prefix=0, Tensor? k_scale=None, Tensor? v_scale=None, str kv_format='', "
               "Tensor? kv_num_blocks=None, Tensor? kv_indices=None, Tensor? full_kv_num_blocks=None, "
-              "Tensor? full_kv_indices=None, int block_queries=128, int block_keys=128, int mask_keys=0)")
+              "Tensor? full_kv_indices=None, int block_queries=128, int block_keys=128, int mask_keys=0, "
+              "float dropout=0., Tensor? seed=None, int offset=0)")
 
 
-def _refuse_tangents(*tensors):
-    """They would be lost without a word: forward-mode derivatives (torch.func.jvp)."""
-    if forward_ad._current_level < 0:
-        return
-    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError("libattn has no forward-mode derivatives (jvp); backward() has gradients")
+def _have_tangents(*tensors):
+    """Whether forward-mode derivatives are wanted, which kernels would lose without a word, or gradients of gradients by
+    torch.func."""
+    if forward_ad._current_level < 0 and _interpreters() is None:
+        return False
+    tensors = [x for x in tensors if isinstance(x, Tensor)]
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    kinds = {each.level(): each.key().name for each in _stack() or ()}
+    levels = set().union(*map(_levels, tensors))
+    return (sum(kinds.get(level) == "Grad" for level in levels) > 1
+            or any(kinds.get(level) == "Jvp" for level in levels - {max(kinds, default=0)}))
 
 
-def _refuse_transforms(*tensors):
-    """Calls that PyTorch would refuse with advice to whoever wrote the operator: torch.func.grad."""
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad and _is_wrapped(x) for x in tensors):
-        raise NotImplementedError("libattn has no gradients by torch.func (grad, vjp, jacrev); backward() and "
-                                  "torch.autograd.grad() have them")
+def _levels(x):
+    """The transforms of torch.func that a tensor belongs to. PyTorch gives that of the latest one to all of a call."""
+    found = set()
+    while _is_wrapped(x):
+        found.add(_functorch.maybe_get_level(x))
+        x = _functorch.get_unwrapped(x)
+    return found
+
+
+def _are_transformed(*tensors):
+    """Whether torch.func differentiates a call of an operator, where PyTorch takes no autograd.Function."""
+    return _have_tangents(*tensors) or torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad and _is_wrapped(x) for x in tensors)
+
+
+def _refuse_derivatives(*tensors, **options):
+    raise NotImplementedError("libattn::sdpa_state has no derivatives, and sdpa_grad none by torch.func (grad, vjp, jvp); "
+                              "sdpa and sdpa_lse have them")
 
 
 _library = torch.library.Library("libattn", "DEF")
 _library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_state" + _ARGUMENTS.replace("Tensor v,", "Tensor v, Tensor(a!) state,") + " -> Tensor",
+                tags=torch.Tag.pt2_compliant_tag)
+_library.define("dropout_mask(Tensor seed, int offset, float dropout, SymInt[] shape) -> Tensor",
                 tags=torch.Tag.pt2_compliant_tag)
 _library.define("sdpa_grad(Tensor do, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? d_lse, "
                 "bool[6] wanted, " + _ARGUMENTS.partition("Tensor v, ")[2] + " -> Tensor[]",
@@ -83,7 +111,8 @@ def _keywords(mask=None, bias=None, causal=False, align="top_left", window_left=
               softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
               max_seqlen_k=0, layout="bhsd", page_table=None, offsets=None, window_first=0, key_begin=0, key_end=0,
               shared_prefix=0, k_scale=None, v_scale=None, kv_format="", kv_num_blocks=None, kv_indices=None,
-              full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, mask_keys=0):
+              full_kv_num_blocks=None, full_kv_indices=None, block_queries=128, block_keys=128, mask_keys=0, dropout=0.0,
+              seed=None, offset=0):
     """The operators' options as libattn.sdpa() has them."""
     lists = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
     blocks = None if all(x is None for x in lists) else KeyBlocks(*lists, (block_queries, block_keys))
@@ -93,11 +122,10 @@ def _keywords(mask=None, bias=None, causal=False, align="top_left", window_left=
             "max_seqlen_k": max_seqlen_k or None, "layout": layout, "page_table": page_table, "offsets": offsets,
             "window_first": window_first, "keys": (key_begin, key_end or None), "shared_prefix": shared_prefix,
             "k_scale": k_scale, "v_scale": v_scale, "kv_format": kv_format or None, "key_blocks": blocks,
-            "mask_keys": mask_keys or None}
+            "mask_keys": mask_keys or None, "dropout": dropout, "seed": seed, "offset": offset}
 
 
 def _run(q, k, v, *args, lse=False, state=None, **options):
-    _refuse_tangents(q, k, v, *args, *options.values())
     return _compute(q, k, v, **_keywords(*args, **options), return_lse=lse, state=state)
 
 
@@ -107,6 +135,10 @@ def _run_lse(*args, **options):
 
 def _run_state(q, k, v, state, *args, **options):
     return _run(q, k, v, *args, **options, state=state)
+
+
+def _run_mask(seed, offset, dropout, shape):
+    return dropout_mask(shape, dropout, int(seed), offset, out=torch.empty(shape, dtype=torch.bool))
 
 
 def _run_grad(do, q, k, v, out, lse, d_lse, wanted, *args, **options):
@@ -132,11 +164,15 @@ def _fake_state(q, k, v, state, *args, **options):
     return _fake(q, k, v, *args, **options)
 
 
+def _shapes(q, v, layout):
+    """Those of out and lse."""
+    rows = q.shape[:-1]
+    return (*rows, v.shape[-1]), (*rows[:-2], rows[-1], rows[-2]) if layout in ("bshd", "thd") and len(rows) > 1 else rows
+
+
 def _fake_lse(q, k, v, *args, **options):
     values = dict(zip(_NAMES, args), **options)
-    layout = values.get("layout", "bhsd")
-    order = {"bhsd": q.shape[:-1], "htd": q.shape[:-1], "thd": (q.shape[1], q.shape[0])}
-    shape = order[layout] if layout in order else (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    shape = _shapes(q, v, values.get("layout", "bhsd"))[1]
     return _fake(q, k, v, **values), q.new_empty(shape, dtype=torch.float32)
 
 
@@ -144,9 +180,9 @@ _GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi_slopes")
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout", "page_table", "offsets", "window_first",
           "key_begin", "key_end", "shared_prefix", "k_scale", "v_scale", "kv_format", "kv_num_blocks", "kv_indices",
-          "full_kv_num_blocks", "full_kv_indices", "block_queries", "block_keys", "mask_keys")
+          "full_kv_num_blocks", "full_kv_indices", "block_queries", "block_keys", "mask_keys", "dropout", "seed", "offset")
 _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1, "block_queries": 128, "block_keys": 128,
-          **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix", "mask_keys"), 0)}
+          **dict.fromkeys(("window_first", "key_begin", "key_end", "shared_prefix", "mask_keys", "dropout", "offset"), 0)}
 
 
 # ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
@@ -235,6 +271,9 @@ def _reference(q, k, v, o, with_lse=False):
     if o["sinks"] is not None:
         s = torch.cat([s, o["sinks"].view(1, -1, 1, 1).expand(*s.shape[:3], 1)], -1)
     p = torch.softmax(s.masked_fill(empty, 0), -1)[..., :k.shape[-2]].masked_fill(empty, 0)
+    if o["dropout"]:
+        kept = torch.ops.libattn.dropout_mask(o["seed"], o["offset"], o["dropout"], p.shape)
+        p = p * kept / (1 - min(math.floor(o["dropout"] * 65536 + 0.5), 65535) / 65536)
     return (p @ v).to(dtype), lse if with_lse else p.to(dtype)
 
 
@@ -259,6 +298,16 @@ def _by_reference(do, d_lse, inputs, o, again):
              (lse, d_lse if d_lse is None else d_lse.reshape(lse.shape))]
     outs, gradients = zip(*((result, gradient) for result, gradient in pairs if gradient is not None))
     return torch.autograd.grad(outs, inputs, gradients, allow_unused=True, create_graph=again)
+
+
+def _by_operations(q, k, v, *args, **options):
+    """(out, lse) by PyTorch's operations, which have all derivatives."""
+    _count("scores")
+    o = {**_USUAL, **dict(zip(_NAMES, args)), **options, "q": q, "k": k, "v": v}
+    _check_reference(o)
+    out, lse = _reference(*(_to_bhsd(o[name], o["layout"]) for name in "qkv"), o, with_lse=True)
+    shapes = _shapes(q, v, o["layout"])
+    return (out.transpose(1, 2) if o["layout"] == "bshd" else out).reshape(shapes[0]), lse.reshape(shapes[1])
 
 
 def _leaves(o, names, again):
@@ -327,6 +376,9 @@ class _Attention(torch.autograd.Function):
 
 def _gradients(do, d_lse, out, lse, o, needed):
     """{name: gradient} of the named ones."""
+    if _have_tangents(do, d_lse):
+        raise NotImplementedError("libattn has no forward-mode derivatives (jvp) of the function that vjp() returned; those "
+                                  "of torch.func.grad() it has")
     by_libattn = [name for name in needed if name in _NATIVE] if _has_gradients(o) else []
     rest, again, found = [name for name in needed if name not in by_libattn], torch.is_grad_enabled(), {}
     if by_libattn:
@@ -410,12 +462,12 @@ def _no_vmap(info, in_dims, *args, **options):
     raise NotImplementedError("libattn::sdpa cannot be mapped by vmap: put the mapped dimension into batch or heads")
 
 
-def _autograd(operator, function):
+def _autograd(operator, function, transformed):
     """The kernel that comes before all others: only there are the tangents and wrappers of torch.func to be seen."""
     def differentiable(keyset, *args, **options):
         tensors = *args, *options.values()
-        _refuse_tangents(*tensors)
-        _refuse_transforms(*tensors)
+        if _are_transformed(*tensors):
+            return transformed(*args, **options)
         if _need_gradients(*(x for x in tensors if isinstance(x, Tensor))):
             return function(*args, **options)
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
@@ -433,23 +485,30 @@ def _sdpa(*args, **options):
     return _sdpa_lse(*args, **options)[0]
 
 
+def _out_by_operations(*args, **options):
+    return _by_operations(*args, **options)[0]
+
+
 def _sdpa_grad(do, q, k, v, out, lse, d_lse, wanted, *args, **options):
     o = {"q": q, "k": k, "v": v, **_given(**dict(zip(_NAMES, args), **options))}
     return list(_Gradient.apply(*_sorted(o), tuple(wanted), do, d_lse, out, lse, *_tensors(o)))
 
 
 def _register():
-    for name, run, fake, differentiable in (("sdpa", _run, _fake, _sdpa), ("sdpa_lse", _run_lse, _fake_lse, _sdpa_lse),
-                                            ("sdpa_grad", _run_grad, _fake_grad, _sdpa_grad)):
+    for name, run, fake, *differentiable in (("sdpa", _run, _fake, _sdpa, _out_by_operations),
+                                             ("sdpa_lse", _run_lse, _fake_lse, _sdpa_lse, _by_operations),
+                                             ("sdpa_grad", _run_grad, _fake_grad, _sdpa_grad, _refuse_derivatives),
+                                             ("sdpa_state", _run_state, _fake_state, *2 * [_refuse_derivatives])):
         _library.impl(name, run, "CPU")
-        first = _autograd(getattr(torch.ops.libattn, name).default, differentiable)
+        first = _autograd(getattr(torch.ops.libattn, name).default, *differentiable)
         _library.impl(name, first, "Autograd", with_keyset=True)
         torch.library.register_fake(f"libattn::{name}", fake, lib=_library)
         torch.library.register_vmap(f"libattn::{name}", _no_vmap, lib=_library)
     for name in ("sdpa", "sdpa_lse"):
         _library.impl(name, _autocast(name), "AutocastCPU")
-    _library.impl("sdpa_state", _run_state, "CPU")
-    torch.library.register_fake("libattn::sdpa_state", _fake_state, lib=_library)
+    _library.impl("dropout_mask", _run_mask, "CPU")
+    torch.library.register_fake("libattn::dropout_mask", lambda seed, offset, dropout, shape: seed.new_empty(
+        shape, dtype=torch.bool), lib=_library)
 
 
 _register()
@@ -461,10 +520,10 @@ from . import torch_kv  # noqa: E402, F401  the operators kv_append and rope
 
 _original = F.scaled_dot_product_attention
 _BY_PYTORCH = "PyTorch's own function computes such calls"
-_KINDS = {"scores": "libattn has no gradients of gradients, nor of lists of key blocks, scales and keys of 8 bits: these "
-                    "come from PyTorch's operations, which hold all scores in memory",
+_KINDS = {"scores": "libattn has no gradients of gradients, no forward-mode derivatives, and none with lists of key blocks, "
+                    "scales and keys of 8 bits: these come from PyTorch's operations, which hold all scores in memory",
           "weights": "libattn gives no weights: PyTorch's operations compute calls that want them (output_attentions)",
-          "dropout": f"libattn has no dropout: {_BY_PYTORCH}",
+          "dropout": f"libattn drops with probabilities below 1: {_BY_PYTORCH}",
           "dtypes": f"libattn takes float32, float16 and bfloat16, one for query, key and value: {_BY_PYTORCH}",
           "devices": f"libattn computes on the CPU: {_BY_PYTORCH}",
           "tensors": f"libattn takes no nested or sparse tensors, subclasses or transforms of torch.func: {_BY_PYTORCH}",
@@ -478,10 +537,9 @@ _lock = threading.Lock()
 def stats(reset: bool = False) -> dict[str, int]:
     """How many calls something else than libattn computed, by kind; kinds without calls are left out.
 
-    "dropout", "dtypes", "devices", "tensors" (nested, sparse, subclasses, torch.func), "shapes" (batches that broadcast) and
-    "masks" (attn_mask with is_causal) went to PyTorch's own function; "scores" (backward passes of backward passes, or
-    with options that libattn's gradients lack) and "weights" (output_attentions of transformers) to its operations, which
-    hold scores.
+    "dropout" (of 1), "dtypes", "devices", "tensors" (nested, sparse, subclasses, torch.func), "shapes" (batches that
+    broadcast) and "masks" (attn_mask with is_causal) went to PyTorch's own function; "scores" (derivatives that libattn
+    lacks) and "weights" (output_attentions of transformers) to its operations, which hold scores.
     The first call of each kind in a process warns. reset: counts begin anew after this. Compiled graphs are not counted.
     """
     with _lock:
@@ -514,9 +572,6 @@ def _need_gradients(*tensors):
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
-_interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
-
-
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
 
 
@@ -530,8 +585,7 @@ def _is_eager():
 def _plain(*tensors):
     """Whether nothing but numbers is wanted of plain tensors: then the dispatcher can be left out, which takes as long as a
     small call."""
-    _refuse_tangents(*tensors)
-    if not _is_eager() or _interpreters() is not None or _any_autocast():
+    if not _is_eager() or _interpreters() is not None or _any_autocast() or _have_tangents(*tensors):
         return False
     return all(type(x) in _USUAL_TYPES for x in tensors) and not _need_gradients(*tensors)
 
@@ -551,6 +605,9 @@ def _attend(q, k, v, lse=False, **options):
         if lse:
             options["return_lse"] = True
         return _compute(q, k, v, **options)
+    if not torch.compiler.is_compiling() and _have_tangents(*tensors):
+        result = _by_operations(q, k, v, **options)
+        return result if lse else result[0]
     if _is_eager() and _need_gradients(*tensors) and all(type(x) in _USUAL_TYPES for x in tensors):
         if torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
@@ -573,32 +630,39 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
 
     query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16; what
     stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Has gradients.
-    Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
+    dropout_p, below 1, drops weights as libattn.sdpa() does: other ones than PyTorch's function does, by a seed from
+    PyTorch's generator, so that torch.manual_seed() repeats them. Raises what libattn.sdpa() raises.
     """
-    if dropout_p > 0:
-        raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask is given and is_causal is true; only one of them may be")
     if not enable_gqa and query.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
         raise ValueError(f"query has {query.shape[-3]} heads and key has {key.shape[-3]}; grouped queries need "
                          "enable_gqa=True")
+    dropped = _draw_seed(dropout_p)
     if attn_mask is None and query.ndim <= 4 and _plain(query, key, value):
         try:
-            return _compute(query, key, value, causal=is_causal, scale=scale)
+            return _compute(query, key, value, causal=is_causal, scale=scale, **dropped)
         except ValueError:
             if _one_batch(query, key, value):
                 raise
     mask, bias = _split_mask(attn_mask)
     if query.ndim > 4 or not _one_batch(query, key, value):
-        return _flattened(query, key, value, mask, bias, is_causal, scale)
-    return _attend(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale)
+        return _flattened(query, key, value, mask, bias, causal=is_causal, scale=scale, **dropped)
+    return _attend(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale, **dropped)
 
 
 def _one_batch(query, key, value):
     return query.shape[:-3] == key.shape[:-3] == value.shape[:-3]
 
 
-def _flattened(query, key, value, mask, bias, causal, scale):
+def _draw_seed(dropout):
+    """Options of a call with this dropout; PyTorch's generator goes on."""
+    if not dropout:
+        return {}
+    return {"dropout": dropout, "seed": torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")}
+
+
+def _flattened(query, key, value, mask, bias, **options):
     """All dimensions before the heads, broadcast, become the batch."""
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
 
@@ -606,7 +670,7 @@ def _flattened(query, key, value, mask, bias, causal, scale):
         return x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
     mask, bias = (x if x is None or x.ndim <= 3 else flatten(x) for x in (mask, bias))
-    out = _attend(*map(flatten, (query, key, value)), mask=mask, bias=bias, causal=causal, scale=scale)
+    out = _attend(*map(flatten, (query, key, value)), mask=mask, bias=bias, **options)
     return out.reshape(*batch, *out.shape[1:])
 
 
@@ -626,7 +690,7 @@ def _is_plain(*tensors):
 def _why_not(query, key, value, attn_mask, dropout_p, is_causal):
     """The kind of a call that goes to PyTorch's function; None if libattn computes it."""
     inputs = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    if dropout_p > 0:
+    if dropout_p >= 1:
         return "dropout"
     if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return "devices"
@@ -651,8 +715,8 @@ def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fal
 
 
 def install() -> None:
-    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (dropout, other devices
-    or dtypes) still go to PyTorch's own; stats() counts them. Modules that have imported the function by name keep
+    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (other devices or dtypes)
+    still go to PyTorch's own; stats() counts them. Modules that have imported the function by name keep
     what they have."""
     F.scaled_dot_product_attention = _replacement
 
@@ -673,11 +737,9 @@ def replace_sdpa() -> Iterator[None]:
 
 def _flash_options(dropout_p, softmax_scale, causal, window_size, softcap):
     """Causal masks and windows are aligned bottom-right, as flash-attn does from version 2.1 on."""
-    if dropout_p > 0:
-        raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
     left, right = map(int, window_size)
-    return {"scale": softmax_scale, "causal": causal, "align": "bottom_right", "window_left": left, "window_right": right,
-            "softcap": softcap}
+    return {**_draw_seed(dropout_p), "scale": softmax_scale, "causal": causal, "align": "bottom_right", "window_left": left,
+            "window_right": right, "softcap": softcap}
 
 
 def _attend_by_slopes(slopes, batch, attend):
@@ -705,7 +767,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, sof
     options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap)
 
     def attend(rows, alibi):
-        return _attend(q[rows], k[rows], v[rows], lse=return_attn_probs, layout="bshd", alibi=alibi, **options)
+        return _attend(q[rows], k[rows], v[rows], lse=return_attn_probs, layout="bshd", alibi=alibi, offset=rows.start,
+                       **options)
 
     result = _attend_by_slopes(alibi_slopes, q.shape[0], attend)
     return (*result, None) if return_attn_probs else result
@@ -738,7 +801,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
             keys, values = k.transpose(1, 2), v.transpose(1, 2)
             options.update(kv_len=cu_seqlens_k.diff()[rows], page_table=block_table[rows])
         return _attend(queries, keys, values, lse=return_attn_probs, layout="thd", alibi=alibi, cu_seqlens_q=borders,
-                       max_seqlen_q=max_seqlen_q, **options)
+                       max_seqlen_q=max_seqlen_q, offset=rows.start, **options)
 
     result = _attend_by_slopes(alibi_slopes, batch, attend)
     return (*result, None) if return_attn_probs else result

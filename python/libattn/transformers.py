@@ -5,9 +5,9 @@
     model = AutoModel.from_pretrained(name, attn_implementation="libattn")
 
 It takes the masks that "sdpa" takes, and besides what that does not: logit softcapping (Gemma 2), sinks (gpt-oss),
-position biases beside a boolean mask (T5). It trains, without scores in memory. Dropout goes to
-"sdpa"; output_attentions=True gives the weights, computed by PyTorch's operations (libattn.torch.stats() counts these).
-Outputs are written in the order that models want, without a copy.
+position biases beside a boolean mask (T5). It trains, with dropout (libattn.torch.sdpa) and without scores in memory;
+output_attentions=True gives the weights, computed by PyTorch's operations (libattn.torch.stats() counts these). Outputs are
+written in the order that models want, without a copy.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .torch import _USUAL, _attend, _count, _reference
+from .torch import _USUAL, _attend, _count, _draw_seed, _reference
 
 
 def _masks(attention_mask, position_bias, keys):
@@ -40,18 +39,12 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       softcap: float | None = None, s_aux: torch.Tensor | None = None, **kwargs: Any):
     """Attention of query [batch, heads, queries, dim] to key and value [batch, kv_heads, keys, dim], as transformers calls
     it. Returns ([batch, queries, heads, dim], None), or with output_attentions the weights [batch, heads, queries, keys] in
-    place of None. Raises ValueError for dropout with softcap or sinks."""
-    if dropout > 0:
-        if softcap or s_aux is not None:
-            raise ValueError(f"dropout is {dropout} in a model with softcap or sinks, which only 'eager' attention has")
-        _count("dropout")
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-                                      is_causal=is_causal, position_bias=position_bias, **kwargs)
+    place of None."""
     mask, bias = _masks(attention_mask, position_bias, key.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     options = {"mask": mask, "bias": bias, "causal": causal, "scale": scaling, "softcap": softcap or 0.0,
-               "sinks": None if s_aux is None else s_aux.float()}
+               "sinks": None if s_aux is None else s_aux.float(), **_draw_seed(dropout)}
     if kwargs.get("output_attentions"):
         _count("weights")
         out, weights = _reference(query, key, value, {**_USUAL, **options})

@@ -53,9 +53,10 @@ def proven_limit(o, q, k, v, arithmetic, *, dtype="float32", scale=None, softcap
     return e + u_o * (abs(o) + e) + step / 2
 
 
-def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False):
+def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False, factors=1.0):
     """The largest errors that dq, dk and dv may have, of dense dot-product attention; all arrays as float64, of any
-    dimensions in front that broadcast. `out` and `lse` are rounded before they are used, and scores are computed twice."""
+    dimensions in front that broadcast. `out` and `lse` are rounded before they are used, and scores are computed twice.
+    factors: those of dropout, which multiply P and dP."""
     dim, dim_v, keys = q.shape[-1], v.shape[-1], k.shape[-2]
     scale, (u_o, step) = 1 / np.sqrt(dim), ROUNDING[dtype]
 
@@ -66,18 +67,19 @@ def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False)
     s = np.where(seen, scale * (q @ turn(k)), -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
-    o, dp = p @ v, do @ turn(v)
-    delta, terms = (do * o).sum(-1, keepdims=True), (abs(do) @ turn(abs(v)))
+    kept = p * factors
+    o, dp = kept @ v, factors * (do @ turn(v))
+    delta, terms = (do * o).sum(-1, keepdims=True), factors * (abs(do) @ turn(abs(v)))
     largest = scale * np.where(seen, abs(q) @ turn(abs(k)), 0).max(-1, keepdims=True)
     u_p = 0 if dtype == "float32" else u_o  # kernels of 16 bits round P
-    e_p = 2 * (UNIT * ((dim + 16) * largest + keys + 16) + eps)
-    e_o = (e_p + u_p) * (p @ abs(v)) + u_o * abs(o)
+    e_p = 2 * (UNIT * ((dim + 16) * largest + keys + 18) + eps)
+    e_o = (e_p + u_p) * (kept @ abs(v)) + u_o * abs(o) + step / 2
     e_delta = (abs(do) * e_o).sum(-1, keepdims=True) + UNIT * (dim_v + 4) * (abs(do) * abs(o)).sum(-1, keepdims=True)
     ds = p * (dp - delta)
     e_ds = p * (e_p * (abs(dp) + abs(delta)) + UNIT * (dim_v + 4) * terms + e_delta) + 4 * UNIT * abs(ds)
     errors = (scale * ((e_ds + UNIT * (keys + 4) * abs(ds)) @ abs(k)),
               scale * (turn(e_ds + UNIT * (q.shape[-2] + 4) * abs(ds)) @ abs(q)),
-              turn((e_p + UNIT * (q.shape[-2] + 4)) * p) @ abs(do))
-    results = scale * (ds @ k), scale * (turn(ds) @ q), turn(p) @ do
+              turn((e_p + UNIT * (q.shape[-2] + 4)) * kept) @ abs(do))
+    results = scale * (ds @ k), scale * (turn(ds) @ q), turn(kept) @ do
     lost = 2.0**-120 * (1 + abs(do).max(initial=0)) * max(keys, q.shape[-2])  # P that is too small for float32
     return [2 * e + u_o * (abs(x) + 2 * e) + step + lost for e, x in zip(errors, results)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """libattn.torch against PyTorch's own function: eager, compiled, exported, with gradients, under autocast."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -76,8 +77,9 @@ def test_grouped_queries_and_dimensions():
 
 def test_refusals():
     q, k, v = qkv()
-    with pytest.raises(ValueError, match="no dropout"):
-        lt.sdpa(q, k, v, dropout_p=0.1)
+    for wrong in 1, -0.1:
+        with pytest.raises(ValueError, match=f"dropout is {wrong}; it must be at least 0"):
+            lt.sdpa(q, k, v, dropout_p=wrong)
     with pytest.raises(ValueError, match="only one of them"):
         lt.sdpa(q, k, v, torch.ones(9, 13, dtype=torch.bool), is_causal=True)
     with pytest.raises(TypeError, match="q is float64"):
@@ -86,40 +88,63 @@ def test_refusals():
         libattn.sdpa(q.requires_grad_(), k, v)
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.vmap(lt.sdpa)(*qkv())
-    q = q.detach()
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(q, q)
-        for function in (lt.sdpa, torch.ops.libattn.sdpa):
-            with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
-                function(dual, k, v)
-        assert lt.sdpa(q, k, v).shape == q.shape
+    q, state = q.detach(), libattn.new_state(q.detach(), v)
+    out, lse = torch.ops.libattn.sdpa_lse(q, k, v)
+    for call in (lambda q: torch.ops.libattn.sdpa_state(q, k, v, state),
+                 lambda q: torch.ops.libattn.sdpa_grad(q, q, k, v, out, lse, None, [True] + 5 * [False])[0]):
+        with pytest.raises(NotImplementedError, match="sdpa_state has no derivatives, and sdpa_grad none by torch.func"):
+            torch.func.jvp(call, (q,), (q,))
+    with pytest.raises(NotImplementedError, match="sdpa_state has no derivatives"):
+        torch.ops.libattn.sdpa_state(q.clone().requires_grad_(), k, v, state)
+    with pytest.raises(NotImplementedError, match=r"\(jvp\) of the function that vjp\(\) returned"):
+        torch.func.jvp(lambda do: torch.func.vjp(lambda q: lt.sdpa(q, k, v), q)[1](do)[0], (out,), (out,))
 
 
-@pytest.mark.parametrize("function", [lt.sdpa, torch.ops.libattn.sdpa, torch.ops.libattn.sdpa_lse], ids=str)
-def test_transforms_of_torch_func_are_refused(function):
-    q, k, v = qkv()
+def textbook(q, k, v, bias=0.0):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + bias, -1) @ v
 
-    def first(q, bias=None):
+
+@pytest.mark.parametrize("function", [lt.sdpa, torch.ops.libattn.sdpa, torch.ops.libattn.sdpa_lse, lt.flash_attn_func],
+                         ids=lambda function: getattr(function, "__name__", str(function)))
+def test_transforms_of_torch_func(function):
+    """Those of one gradient of sdpa() by libattn; the others by PyTorch's operations, which stats() counts."""
+    q, k, v = draw((1, 2, 3, 8), (1, 2, 5, 8), (1, 2, 5, 8))
+
+    def ours(x, bias=None):
         options = {} if bias is None else {"attn_mask" if function is lt.sdpa else "bias": bias}
-        out = function(q, k, v, **options)
-        return out[0] if isinstance(out, tuple) else out
+        flash = function is lt.flash_attn_func
+        out = function(*((y.transpose(1, 2) for y in (x, k, v)) if flash else (x, k, v)), **options)
+        out = out[0] if isinstance(out, tuple) else out
+        return out.transpose(1, 2) if flash else out
 
-    for f, x in ((first, q), (lambda bias: first(q, bias), torch.zeros(9, 13))):
-        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
-            torch.func.jvp(f, (x,), (x,))
-    for transform in (torch.func.jacfwd, lambda f: torch.func.linearize(f, q)):
-        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
-            transform(first)(q)
-    for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda x: torch.func.vjp(f, x)[1](torch.tensor(1.0))[0]):
-        if function is lt.sdpa:
-            close(transform(lambda x: first(x).sum())(q), torch.func.grad(lambda x: ORIGINAL(x, k, v).sum())(q))
-            continue
-        with pytest.raises(NotImplementedError, match="no gradients by torch.func"):
-            transform(lambda x: first(x).sum())(q)
-    with pytest.raises(NotImplementedError):
-        torch.func.hessian(lambda x: first(x).sum())(q)
-    other = torch.func.jvp(lambda x: x * first(q), (q,), (q,))[1]  # no derivative of ours is wanted
-    close(other, q * first(q))
+    def right(x, bias=0.0):
+        return textbook(x, k, v, bias)
+
+    def turned(transform):
+        return transform(ours)(q), transform(right)(q)
+
+    def of_a_number(f):
+        return lambda x: f(x).square().sum()
+
+    F = torch.func
+    for slow, transform in (
+            (0, lambda f: F.grad(of_a_number(f))), (0, F.jacrev), (0, lambda f: lambda x: F.vjp(f, x)[1](x + 1)[0]),
+            (1, F.jacfwd), (1, lambda f: lambda x: F.jvp(f, (x,), (x,))[1]),
+            (1, lambda f: lambda x: F.linearize(f, x)[1](x)),
+            (1, lambda f: F.hessian(of_a_number(f))), (1, lambda f: F.jacrev(F.grad(of_a_number(f)))),
+            (1, lambda f: F.jacrev(F.jacfwd(f)))):
+        counted, _, (a, b) = kinds(turned, transform)
+        assert ("scores" in counted) == bool(slow or function not in (lt.sdpa, lt.flash_attn_func))
+        close(a, b)
+    if function is not lt.flash_attn_func:
+        bias = draw((3, 5))[0]
+        close(*(F.jvp(f, (q, bias), (torch.zeros_like(q), bias + 1))[1] for f in (ours, right)))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q + 1)
+        close(*(torch.autograd.forward_ad.unpack_dual(f(dual)).tangent for f in (ours, right)))
+    counted, _, other = kinds(F.jvp, lambda x: x * ours(q), (q,), (q,))  # no derivative of ours is wanted
+    close(other[1], q * right(q))
+    assert counted == {}
 
 
 def test_opcheck(long):
@@ -133,13 +158,16 @@ def test_opcheck(long):
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, (q, k, v), {"softcap": 2.0})
         torch.library.opcheck(torch.ops.libattn.sdpa_lse.default,
                               tuple(x.detach().transpose(1, 2).contiguous() for x in (q, k, v)), {"layout": "bshd"})
+        dropped = {"dropout": P, "seed": torch.tensor(7), "offset": 2}
+        torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, (q, k, v), dropped)
+        torch.library.opcheck(torch.ops.libattn.dropout_mask.default, (torch.tensor(7), 2, P, (2, 4, 9, 13)))
         sinks = torch.rand(4, requires_grad=True)
         out, lse = torch.ops.libattn.sdpa_lse(*(x.detach() for x in (q, k, v)), sinks=sinks.detach(), causal=True)
         for do, d_lse, wanted in ((out + 1, None, [True, True, True, False, True, False]),
                                   (out, lse, [True, False, True, False, False, False])):
             torch.library.opcheck(torch.ops.libattn.sdpa_grad.default,
                                   (do.clone().requires_grad_(), q, k, v, out, lse, d_lse, wanted),
-                                  {"sinks": sinks, "causal": True})
+                                  {"sinks": sinks, "causal": True, **dropped})
 
 
 def kinds(function, *arguments, **options):
@@ -175,6 +203,73 @@ def test_gradients(function, options):
         for a, b in zip(ours, gradients(lambda *inputs, **options: ORIGINAL(
                 *(x.double() for x in inputs), **{key: x.double() if x is bias else x for key, x in options.items()}))):
             close(a, b)
+
+
+P = 0.3
+DROPPED = round(P * 65536) / 65536
+
+
+def seeded(function, *arguments, **options):
+    torch.manual_seed(5)
+    return function(*arguments, **options)
+
+
+def factors(*shape, offset=0):
+    """Weights are multiplied by these in the first call behind manual_seed(5)."""
+    seed = seeded(torch.randint, 2**63 - 1, ())
+    assert torch.equal(torch.ops.libattn.dropout_mask(seed, offset, P, shape),
+                       torch.from_numpy(libattn.dropout_mask(shape, P, int(seed), offset)))
+    return torch.ops.libattn.dropout_mask(seed, offset, P, shape) / (1 - DROPPED)
+
+
+def dropped_flash(q, k, v, slopes=None, packed=False):
+    options = {"dropout_p": P, "alibi_slopes": slopes}
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if not packed:
+        return lt.flash_attn_func(q, k, v, **options).transpose(1, 2)
+    borders = torch.tensor([0, 9, 18], dtype=torch.int32), torch.tensor([0, 13, 26], dtype=torch.int32)
+    return lt.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), *borders, 9, 13,
+                                     **options).unflatten(0, (2, 9)).transpose(1, 2)
+
+
+def test_dropout():
+    """Outputs and gradients against the formula with the weights that the generator's state says, in float64."""
+    inputs = qkv(hkv=2, grad=True)
+    bias, do = draw((9, 13), (2, 4, 9, 32), seed=1)
+    slopes, distance = draw((2, 4), seed=2)[0].abs(), (torch.arange(9)[:, None] - torch.arange(13) + 4).abs()
+    kept = factors(2, 4, 9, 13)
+
+    def right(q, k, v, bias=0.0, kept=kept):
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + bias, -1).mul(kept) @ v
+
+    def replaced(q, k, v):
+        with lt.replace_sdpa():
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=P, enable_gqa=True)
+
+    def flattened(q, k, v):
+        return lt.sdpa(q[None], k[None], v[None], dropout_p=P, enable_gqa=True)[0]
+
+    of_each = {"bias": -slopes[:, :, None, None] * distance,
+               "kept": torch.cat([factors(1, 4, 9, 13, offset=b) for b in range(2)])}
+    for function, options in (
+            (lambda *x: lt.sdpa(*x, dropout_p=P, enable_gqa=True), {}), (replaced, {}), (flattened, {}), (dropped_flash, {}),
+            (lambda *x: lt.sdpa(*x, attn_mask=bias, dropout_p=P, enable_gqa=True), {"bias": bias}),
+            (lambda *x: dropped_flash(*x, packed=True), {}), (lambda *x: dropped_flash(*x, slopes), of_each),
+            (lambda *x: dropped_flash(*x, slopes, packed=True), of_each)):
+        counted, _, out = kinds(seeded, function, *inputs)
+        assert counted == {}
+        wanted = right(*(x.double() for x in inputs), **options)
+        close(out, wanted.float())
+        for a, b in zip(*(torch.autograd.grad(x, inputs, do) for x in (out, wanted))):
+            close(a, b)
+        with torch.no_grad():
+            assert torch.equal(seeded(function, *inputs), out)
+            assert not torch.equal(function(*inputs), out)
+    again = [torch.autograd.grad(f(*inputs).square().sum(), inputs, create_graph=True) for f in (
+        lambda *x: seeded(lt.sdpa, *x, dropout_p=P, enable_gqa=True), right)]
+    for a, b in zip(*(torch.autograd.grad(sum(x.square().sum() for x in first), inputs) for first in again)):
+        close(a / b.abs().max(), b / b.abs().max())
 
 
 def test_gradients_that_hold_scores_say_so_once():
@@ -226,9 +321,6 @@ def test_gradients_of_options():
 
 def test_gradients_of_gradients():
     x = draw((1, 2, 5, 8), grad=True)[0]
-
-    def textbook(q, k, v):
-        return torch.softmax(q @ k.transpose(-1, -2) / 8 ** 0.5, -1) @ v
 
     def twice(function):
         first, = torch.autograd.grad(function(x, x, x).square().sum(), x, create_graph=True)
@@ -289,7 +381,7 @@ def replaced_calls():
     return [(None, (q, k, v), {}), (None, (q, k, v, mask), {}), (None, (q, k[:, :2], v[:, :2]), {"enable_gqa": True}),
             (None, (torch.nn.Parameter(q, requires_grad=False), k, v), {}), (None, (grad, k, v), {}),
             (None, (grad, k, v, mask), {"scale": 0.3}), (None, (torch.nn.Parameter(q), k, v), {}),
-            (None, (grad, k[:, :2], v[:, :2]), {"enable_gqa": True}), ("dropout", (q, k, v), {"dropout_p": 0.5}),
+            (None, (grad, k[:, :2], v[:, :2]), {"enable_gqa": True}), ("dropout", (q, k, v), {"dropout_p": 1.0}),
             ("dtypes", tuple(x.double() for x in (q, k, v)), {}), ("devices", tuple(x.to("meta") for x in (q, k, v)), {}),
             ("tensors", (subclass, k, v), {}), ("shapes", (q, k[:1], v[:1]), {}),
             ("tensors", (q.to_sparse(), k, v), {}), ("masks", (q, k, v, mask), {"is_causal": True})]
@@ -349,9 +441,9 @@ def test_gradients_take_little_memory():
 class Copier(torch.nn.Module):
     """Two layers of a causal encoder that learn to say the token before the last one."""
 
-    def __init__(self):
+    def __init__(self, dropout):
         super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True)
         self.embed, self.place = torch.nn.Embedding(16, 32), torch.nn.Embedding(24, 32)
         self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.say = torch.nn.Linear(32, 16)
@@ -362,14 +454,14 @@ class Copier(torch.nn.Module):
         return self.say(self.encoder(x, mask=mask, is_causal=True))
 
 
-def losses_of_training(steps, noise=0.0, autocast=False, checkpoint=False):
+def losses_of_training(steps, noise=0.0, autocast=False, checkpoint=False, dropout=0.0, wrap=lambda model: model):
     """noise: of the weights at the beginning, relative."""
     torch.manual_seed(0)
-    model, generator, losses = Copier().train(), torch.Generator().manual_seed(1), []
+    model, generator, losses = Copier(dropout).train(), torch.Generator().manual_seed(1), []
     with torch.no_grad():
         for x in model.parameters():
             x.mul_(1 + noise * torch.randn(x.shape))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer, model = torch.optim.AdamW(model.parameters(), lr=3e-3), wrap(model)
     for _ in range(steps):
         tokens = torch.randint(16, (8, 24), generator=generator)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -404,6 +496,47 @@ def test_training_is_that_of_pytorch(one_thread):
     assert right[-1] < 0.02 * right[0]
     close(checkpointed, ours[:5], 0)
     close(low, losses_of_training(20, autocast=True), 0.02)
+
+
+def by_operations(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """libattn.torch.sdpa in PyTorch's operations."""
+    return lt._out_by_operations(q, k, v, **lt._draw_seed(dropout_p), bias=attn_mask, causal=is_causal)
+
+
+def test_training_with_dropout(one_thread, monkeypatch):
+    """The losses are those of PyTorch's operations that drop the same weights; checkpoints, DDP and compiled graphs, too."""
+    with monkeypatch.context() as patched:
+        patched.setattr(F, "scaled_dot_product_attention", by_operations)
+        right, noisy = (losses_of_training(100, dropout=0.2, noise=noise) for noise in (0.0, 2.0**-24))
+    with lt.replace_sdpa():
+        lt.stats(reset=True)
+        ours = losses_of_training(100, dropout=0.2)
+        assert lt.stats() == {}
+        assert (ours - right).abs().max() <= (noisy - right).abs().max()
+        close(losses_of_training(5, dropout=0.2, checkpoint=True), ours[:5], 0)
+        compiled = losses_of_training(5, dropout=0.2, wrap=lambda model: torch.compile(model, backend="aot_eager"))
+        close(compiled, ours[:5], 1e-5)
+
+
+def test_data_parallel(one_thread, tmp_path):
+    """DDP of one process: gradients of two batches, the first without synchronising, are their sum."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = []
+        with lt.replace_sdpa():
+            for parallel in (False, True):
+                torch.manual_seed(0)
+                model = Copier(0.1)
+                called = torch.nn.parallel.DistributedDataParallel(model) if parallel else model
+                for step in range(2):
+                    tokens = torch.randint(16, (4, 24), generator=torch.Generator().manual_seed(step))
+                    with called.no_sync() if parallel and step == 0 else contextlib.nullcontext():
+                        called(tokens).square().mean().backward()
+                found.append([x.grad for x in model.parameters()])
+        assert all(map(torch.equal, *found))
+        assert sum(x.abs().sum() for x in found[0]) > 0
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def flash_reference(q, k, v, **options):
@@ -747,6 +880,10 @@ def test_compile_and_export(long):
         x = draw((2, 4, tokens, 32))[0]
         close(dynamic(x, x, x), model(x, x, x), 1e-6)
     close(torch.export.export(model, (q, k, v)).module()(q, k, v), model(q, k, v), 1e-6)
+    model.forward = lambda q, k, v: lt.sdpa(q, k, v, dropout_p=P)
+    exported = torch.export.export(model, (q, k, v)).module()
+    assert torch.equal(seeded(exported, q, k, v), seeded(lt.sdpa, q, k, v, dropout_p=P))
+    assert not torch.equal(exported(q, k, v), exported(q, k, v))
 
 
 def test_compiled_gradients(long):
@@ -763,6 +900,11 @@ def test_compiled_gradients(long):
 
     for a, b in zip(*(torch.autograd.grad(f(*inputs), inputs) for f in (of_lse, torch.compile(of_lse, fullgraph=True)))):
         close(a, b)
+    compiled = torch.compile(lambda *x: lt.sdpa(*x, dropout_p=P, enable_gqa=True), fullgraph=True)
+    outs = [compiled(*inputs) for _ in range(2)]
+    assert not torch.equal(*outs)
+    for out in outs:  # backward drops what forward has dropped: out is linear in v
+        torch.testing.assert_close((torch.autograd.grad(out, inputs, out)[2] * inputs[2]).sum(), out.square().sum())
     compiled = torch.compile(loss, fullgraph=True)
     ours, again = (torch.autograd.grad(compiled(*inputs), inputs) for _ in range(2))
     for a, b, c in zip(ours, again, torch.autograd.grad(loss(*inputs), inputs)):

@@ -107,14 +107,26 @@ def test_gradients_and_weights(models, kind):
         assert (a - b).abs().max() <= 1e-4 * b.abs().max() + 1e-7
 
 
-def test_dropout_beside_softcap_is_refused(models):
-    """sdpa would leave the softcap out."""
-    model = models.make("gemma2", "libattn").train()
-    model.config.attention_dropout = 0.1
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.1
-    with pytest.raises(ValueError, match="only 'eager'"):
-        models.outputs(model, "gemma2", models.inputs("gemma2"))
+def test_dropout_beside_softcap(models):
+    """Outputs and gradients are those of PyTorch's operations, by the weights that they drop for the same seed."""
+    import libattn.torch as lt
+
+    found, given = [], models.inputs("gemma2", padding=0)
+    for weights in (False, True):
+        model = models.make("gemma2", "libattn").train()
+        model.config.attention_dropout = 0.1
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.1
+        torch.manual_seed(1)
+        lt.stats(reset=True)
+        out = model(**given, output_attentions=weights)[0]
+        out.square().mean().backward()
+        assert lt.stats() == ({"weights": len(model.model.layers)} if weights else {})
+        found.append([out, *(x.grad for x in model.parameters() if x.grad is not None)])
+    plain = models.make("gemma2", "libattn")(**given)[0]
+    assert (found[0][0] - plain).abs().max() > 0.01 * plain.abs().max()
+    for a, b in zip(*found):
+        assert (a - b).abs().max() <= 1e-4 * b.abs().max() + 1e-7
 
 
 def generated(models, kind, implementation, **options):
