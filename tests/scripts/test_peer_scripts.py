@@ -327,7 +327,8 @@ def test_dense_layers_beside_pytorchs(tmp_path):
     done = run_script("torch_linear.py", *arguments, folder=tmp_path, library=(), modules={"torch": LINEAR_TORCH})
     assert done.returncode == 0, done.stderr
     assert "1 x 32 x 48" in done.stdout and "9 x 32 x 48" in done.stdout
-    assert "float32, 1 threads, 2 shapes: geometric mean" in done.stdout
+    assert "float32, 1 threads, 2 shapes, torch: geometric mean" in done.stdout
+    assert "2 shapes, openblas: geometric mean" in done.stdout and "onednn" not in done.stdout
     done = run_script("torch_linear.py", *arguments, folder=tmp_path, library=(), modules={"torch": LINEAR_TORCH},
                       FAKE_TORCH="wrong")
     assert done.returncode == 1 and "FAIL: differs from the baseline by" in done.stdout
