@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import matplotlib.image
+import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 BINARIES = pathlib.Path(os.environ["ATTN_TEST_EXAMPLES"])
@@ -35,6 +36,16 @@ def test_train_gpt(tmp_path):
     run(program, "steps=13", "threads=1", f"save={files[1]}", *shape)
     run(program, "steps=40", "threads=2", f"save={files[1]}", *shape)
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_train_translator():
+    """With additive scores it learns, too; one that has not learnt fails."""
+    shape = ["threads=1", "batch=48", "width=32", "layers=1", "clauses=1", "warmup=100", "dropout=0", "sentences=100",
+             "exact=95"]
+    output = run(BINARIES / "example_train_translator", "steps=300", "additive=1", *shape)
+    assert "1 beam: " in output and "4 beams: " in output
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
+        run(BINARIES / "example_train_translator", "steps=100", *shape)
 
 
 def test_kernel_regression(tmp_path):
