@@ -68,6 +68,12 @@ typedef struct attn_product_form {
   void (*pack_x)(const attn_product_block *block);
 } attn_product_form;
 
+/* An activation and its gradient: each element for itself. */
+typedef struct attn_activation_rows {
+  attn_row_function run;
+  attn_row_slope_function grad;
+} attn_activation_rows;
+
 enum { ATTN_PRODUCT_FEW_ROWS = 8 }; /* most rows of run_few() */
 
 typedef struct attn_product_kernel {
@@ -87,8 +93,8 @@ typedef struct attn_product_kernel {
    * multiple of panel_columns. NULL: W is widened when it is packed. */
   void (*narrow)(const float *line, attn_dtype weights, void *packed);
   void (*widen)(const void *packed, attn_dtype weights, int64_t count, float *to);
-  int64_t widened_depth;                /* in the place of depth_block: what was just widened stays in L1 */
-  const attn_row_function *activations; /* index: attn_activation; each element for itself; NULL: the tier's */
+  int64_t widened_depth;                   /* in the place of depth_block: what was just widened stays in L1 */
+  const attn_activation_rows *activations; /* index: attn_activation; NULL: the tier's */
 
   /* For products that stand on a library; 0 and NULL for our own. */
   bool rows_by_place; /* a row's bits depend on its place in its block: blocks then start with each sequence */

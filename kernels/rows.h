@@ -8,6 +8,7 @@
 
 typedef struct attn_rows_kernel {
   attn_row_join_function join;
+  attn_row_gradients gradients;
 } attn_rows_kernel;
 
 #endif

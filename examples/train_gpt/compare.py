@@ -41,7 +41,8 @@ from libattn.bench.harness import paired_ratio, summarise  # noqa: E402
 from libattn.bench.rounds import SPIN_PAUSE_S, schedule  # noqa: E402
 
 LIMIT, CHECKED, SAMPLED, SEED = 1e-4, 20, 12, 1
-WARMUP, RATE = 20, 1e-3  # as in train_gpt.c
+WARMUP, RATE = 20, 1e-3  # those of train_gpt.c
+SIZES = {"batch": 12, "seq": 64, "width": 128, "heads": 4, "layers": 4}
 MASK = 2 ** 64 - 1
 
 
@@ -50,7 +51,7 @@ MASK = 2 ** 64 - 1
 class Program:
     def __init__(self, options):
         self.words = [str(word) for word in (options.program, *options.text)]
-        self.words += [f"{name}={getattr(options, name)}" for name in ("batch", "seq", "width", "heads", "layers", "threads")]
+        self.words += [f"{name}={getattr(options, name)}" for name in (*SIZES, "threads")]
 
     def run(self, steps, every, *more):
         """[(loss, tokens per second)] of every so many steps"""
@@ -59,7 +60,7 @@ class Program:
         return [(float(loss), float(rate)) for loss, rate in re.findall(r"loss (\S+) .* (\d+) tokens/s", done.stdout)]
 
     def rate(self):
-        """Of its second half, when its memory is there."""
+        """The rate of its second half, when its memory is there."""
         return self.run(2 * SAMPLED, SAMPLED)[1][1]
 
     def weights(self):
@@ -197,7 +198,7 @@ def read_options():
     add = parser.add_argument
     add("program", type=pathlib.Path, help="the built example")
     add("text", type=pathlib.Path, nargs="+", help="files that it learns")
-    for name, value in (("batch", 12), ("seq", 64), ("width", 128), ("heads", 4), ("layers", 4), ("threads", 1)):
+    for name, value in (*SIZES.items(), ("threads", 1)):
         add(f"--{name}", type=at_least(1), default=value, help="default %(default)s")
     add("--rounds", type=at_least(11), default=LEAST_ROUNDS, metavar="N", help="default %(default)s, least 11")
     return parser.parse_args()

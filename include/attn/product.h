@@ -35,6 +35,12 @@ typedef void (*attn_row_function)(float *x, int64_t count);
  * is NULL, with the sentence set, if there is no such activation or tier. */
 ATTN_API attn_row_function attn_activation_function(attn_activation activation, const attn_options *options);
 
+/** d_x = d_y activation'(x), `count` elements, each for itself; d_x may be d_y or x. */
+typedef void (*attn_row_slope_function)(const float *x, const float *d_y, float *d_x, int64_t count);
+
+/** The same for an activation's gradient; at 0 the slope of ATTN_RELU is 0. */
+ATTN_API attn_row_slope_function attn_activation_slope(attn_activation activation, const attn_options *options);
+
 /** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own
  * workspace. */
 typedef struct attn_product attn_product;

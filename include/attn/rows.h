@@ -75,6 +75,29 @@ ATTN_API attn_row_join_function attn_row_join_choose(const attn_options *options
  * there is a norm. Allocates nothing. Returns ATTN_OK, ATTN_INVALID_ARGUMENT, or what is wrong with the options. */
 ATTN_API attn_status attn_row_join_run(const attn_row_join *join, const attn_options *options);
 
+struct attn_norm_grad;
+/** Rows first .. first + count - 1 of a gradient of norms: writes d_s, unless that is NULL; and, unless sums is NULL, the
+ * sums of d_y over these rows to sums[0] .. [width - 1], and those of d_y n to the next `width`. */
+typedef void (*attn_norm_grad_function)(const struct attn_norm_grad *grad, int64_t first, int64_t count, double *sums);
+/** sums[c] = the sum of x[r stride + c] over r = 0 .. rows - 1, in this order, for c < columns. */
+typedef void (*attn_sum_rows_function)(const float *x, int64_t stride, int64_t rows, int64_t columns, double *sums);
+struct attn_dropout;
+/** A row of dropout: y may be x. */
+typedef void (*attn_drop_row_function)(const struct attn_dropout *dropout, uint32_t row, int64_t width, const float *x,
+                                       float *y);
+
+/** Functions of rows for attn/train.h, in a tier's vectors: arguments have been checked. */
+typedef struct attn_row_gradients {
+  size_t struct_size;              /**< Bytes of this struct. */
+  attn_norm_grad_function norm;    /**< Norms. */
+  attn_sum_rows_function sum_rows; /**< Biases. */
+  attn_drop_row_function drop;     /**< Dropout. */
+} attn_row_gradients;
+
+/** Those of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result is
+ * NULL, with the sentence set, if there is no such tier. */
+ATTN_API const attn_row_gradients *attn_row_gradients_choose(const attn_options *options);
+
 #ifdef __cplusplus
 }
 #endif

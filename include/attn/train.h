@@ -80,15 +80,16 @@ typedef struct attn_norm_grad {
   bool accumulate;     /**< d_gain and d_bias are added to what stands there. */
 } attn_norm_grad;
 
-/** Computes d_s, d_gain and d_bias. Those of parameters are summed in float64, row by row. */
+/** Computes d_s, d_gain and d_bias. Those of parameters are summed in float64, in blocks of
+ * rows whose size the width alone decides, and over the blocks. */
 ATTN_API attn_status attn_norm_grad_run(const attn_norm_grad *grad, const attn_options *options);
 
 /** y = activation(x), `count` >= 0 elements each; y may be x. By the function of attn_activation_function(). */
 ATTN_API attn_status attn_activation_run(attn_activation activation, int64_t count, const float *x, float *y,
                                          const attn_options *options);
 
-/** d_x = d_y activation'(x), from x and y = activation(x); d_x may be d_y or y. At 0 the slope of ATTN_RELU is 0. Errors are
- * below 1e-6 |d_y|. */
+/** d_x = d_y activation'(x), from x; d_x may be d_y, x or y. y = activation(x) is not read. At 0 the slope of ATTN_RELU is
+ * 0. Errors are below 1e-6 |d_y|. */
 ATTN_API attn_status attn_activation_grad(attn_activation activation, int64_t count, const float *x, const float *y,
                                           const float *d_y, float *d_x, const attn_options *options);
 

@@ -58,6 +58,7 @@ enum {
   MOST_COLUMNS = 256,      /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
   FEW_DEPTH = 4096,        /* elements of few rows that are gathered at once: their part of X stays in L1 or L2 */
+  SQUARE = 16,             /* columns of W are packed in squares */
   PAD = 16                 /* floats that keep rows off each other's cache sets */
 };
 
@@ -184,16 +185,25 @@ static attn_status choose(const attn_options *options, const attn_product_weight
   return options->kernel ? choose_named(options->kernel, cap, w, kernel) : ATTN_OK;
 }
 
-attn_row_function attn_activation_function(attn_activation activation, const attn_options *options) {
+static attn_activation_rows activation_of(attn_activation activation, const attn_options *options) {
   attn_options own;
   const char *cap;
   if ((unsigned)activation > ATTN_GELU_TANH) {
     (void)attn_fail(ATTN_INVALID_ARGUMENT, "activation is %d; it must be ATTN_RELU, _GELU, _SILU or _GELU_TANH",
                     (int)activation);
-    return NULL;
+    return (attn_activation_rows){0};
   }
-  if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
+  if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK)
+    return (attn_activation_rows){0};
   return best_of_tiers(cap, &(attn_product_weights){.dtype = ATTN_F32})->activations[activation];
+}
+
+attn_row_function attn_activation_function(attn_activation activation, const attn_options *options) {
+  return activation_of(activation, options).run;
+}
+
+attn_row_slope_function attn_activation_slope(attn_activation activation, const attn_options *options) {
+  return activation_of(activation, options).grad;
 }
 
 /* ---- Packing ---- */
@@ -314,6 +324,21 @@ static void round_step(const attn_product *product, int64_t panel, int64_t depth
     }
 }
 
+/* A panel of float32 as it is: rows of W, or squares of its columns, so that lines of both stay in level 1. */
+static void copy_panel(const attn_product_weights *w, int64_t first, int64_t width, float *to) {
+  const int64_t count = min64(width, w->columns - first), down = w->stride_depth, across = w->stride_column;
+  const float *from = (const float *)w->weight + first * across;
+  for (int64_t begin = 0; begin < w->depth; begin += SQUARE) {
+    const int64_t end = min64(begin + SQUARE, w->depth);
+    for (int64_t k = begin; k < end; k++) {
+      if (across == 1) memcpy(to + k * width, from + k * down, (size_t)count * sizeof *to);
+      if (count < width) memset(to + k * width + count, 0, (size_t)(width - count) * sizeof *to);
+    }
+    for (int64_t c = 0; across != 1 && c < count; c++)
+      for (int64_t k = begin; k < end; k++) to[k * width + c] = from[k * down + c * across];
+  }
+}
+
 static void pack(const attn_product_weights *w, attn_product *product) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
@@ -321,6 +346,10 @@ static void pack(const attn_product_weights *w, attn_product *product) {
   float own[MOST_STEP_FLOATS];
   assert(depth * width <= MOST_STEP_FLOATS);
   for (int64_t p = 0; p < product->panels; p++) {
+    if (product->dtype == ATTN_F32 && !kernel->form) {
+      copy_panel(w, p * width, width, (float *)(void *)packed_at(product, p, 0));
+      continue;
+    }
     if (w->int8_weights) find_scales(w, product, p);
     for (int64_t step = 0; step < product->steps; step++) {
       char *to = packed_at(product, p, step);
@@ -427,9 +456,9 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   (*product)->rows = rows;
   const int64_t multiplied = only_int8(kernel) ? ceil_div(own.depth, depth_step(kernel)) : own.depth;
   if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, multiplied, own.columns);
-  const attn_row_function *activations = (kernel->activations ? kernel : best)->activations;
+  const attn_activation_rows *activations = (kernel->activations ? kernel : best)->activations;
   (*product)->calls_back = own.activate != NULL;
-  (*product)->activate = own.relu ? activations[ATTN_RELU] : own.gelu ? activations[ATTN_GELU] : own.activate;
+  (*product)->activate = own.relu ? activations[ATTN_RELU].run : own.gelu ? activations[ATTN_GELU].run : own.activate;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
   const uint64_t mode = attn_float_mode_enter(); /* scales are rounded, and the caller may have traps for that */

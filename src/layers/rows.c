@@ -90,11 +90,21 @@ static attn_status check(const attn_row_join *j) {
   return status == ATTN_OK ? check_places(j) : status;
 }
 
-attn_row_join_function attn_row_join_choose(const attn_options *options) {
+static const attn_rows_kernel *choose(const attn_options *options) {
   attn_options own;
   const char *cap;
   if (attn_options_read(options, &own) != ATTN_OK || attn_dispatch_cap(&own, &cap) != ATTN_OK) return NULL;
-  return attn_tier_parts_below(cap).rows->join;
+  return attn_tier_parts_below(cap).rows;
+}
+
+attn_row_join_function attn_row_join_choose(const attn_options *options) {
+  const attn_rows_kernel *kernel = choose(options);
+  return kernel ? kernel->join : NULL;
+}
+
+const attn_row_gradients *attn_row_gradients_choose(const attn_options *options) {
+  const attn_rows_kernel *kernel = choose(options);
+  return kernel ? &kernel->gradients : NULL;
 }
 
 typedef struct join_run {

@@ -122,5 +122,5 @@ attn_status attn_dense_grad(const attn_dense *layer, const attn_options *options
   if (status != ATTN_OK || !l.d_bias) return status;
   return attn_train_sum_columns(
       options,
-      &(attn_train_columns){.rows = l.rows, .width = l.out, .a = l.d_y, .sums = l.d_bias, .accumulate = l.accumulate});
+      &(attn_train_columns){.rows = l.rows, .width = l.out, .x = l.d_y, .to = l.d_bias, .accumulate = l.accumulate});
 }

@@ -1,110 +1,42 @@
 /* SPDX-License-Identifier: MIT */
-/* Gradients of norms. Mean and scale of each row are computed again from what was normed, as the forward computes them: the
- * mean is subtracted before squares are summed. They are kept for the second pass, which sums over rows. */
+/* Gradients of norms, by the tier's function of rows. Tasks are blocks of rows, each with sums of its own for the
+ * parameters, which are added in order at last. */
+#include <inttypes.h>
 #include <math.h>
 
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/arithmetic.h"
-#include "src/train/exponential.h"
 #include "src/train/tasks.h"
 
 static const attn_struct_layout layout = ATTN_LAYOUT(attn_norm_grad, d_s);
 
+enum { LEAST_ROWS = 32 /* in a block: its sums take an eighth of the memory of its rows */ };
+
 typedef struct norm_run {
   const attn_norm_grad *g;
-  int64_t rows;   /* in a task */
-  float *moments; /* [rows][2]: mean and scale */
+  const attn_row_gradients *functions;
+  int64_t rows, blocks; /* rows: in a block */
+  double *sums;         /* [blocks][2][width], or NULL */
 } norm_run;
-
-/* sum of s - shift, and of its square */
-static void sums_of(const float *s, int64_t width, float shift, double *sum, double *squares) {
-  float sums[TRAIN_LANES] = {0}, squared[TRAIN_LANES] = {0};
-  int64_t i = 0;
-  for (; i + TRAIN_LANES <= width; i += TRAIN_LANES)
-    for (int l = 0; l < TRAIN_LANES; l++) {
-      const float c = s[i + l] - shift;
-      sums[l] += c;
-      squared[l] += c * c;
-    }
-  for (int l = 0; i + l < width; l++) {
-    const float c = s[i + l] - shift;
-    sums[l] += c;
-    squared[l] += c * c;
-  }
-  *sum = train_add_lanes(sums);
-  *squares = train_add_lanes(squared);
-}
-
-static void find_moments(const attn_norm_grad *g, const float *s, float moments[2]) {
-  const double width = (double)g->width;
-  double sum, squares, rest = 0;
-  moments[0] = 0;
-  sums_of(s, g->width, 0, &sum, &squares);
-  if (g->kind == ATTN_NORM_LAYER) {
-    moments[0] = (float)(sum / width);
-    sums_of(s, g->width, moments[0], &sum, &squares);
-    rest = sum / width; /* rounding error of the float mean */
-  }
-  const double variance = squares / width - rest * rest;
-  moments[1] = (float)(1 / sqrt((variance < 0 ? 0 : variance) + (double)g->norm.epsilon));
-}
-
-/* mean(g) and mean(g n) of a row, g = gain d_y. */
-static void project(const attn_norm_grad *a, const float *s, const float *d_y, const float moments[2], float means[2]) {
-  float sums[TRAIN_LANES] = {0}, products[TRAIN_LANES] = {0};
-  for (int64_t first = 0; first < a->width; first += TRAIN_LANES) {
-    const int lanes = (int)min64(TRAIN_LANES, a->width - first);
-    float g[TRAIN_LANES];
-    for (int l = 0; l < lanes; l++) g[l] = a->norm.gain ? a->norm.gain[first + l] * d_y[first + l] : d_y[first + l];
-    for (int l = 0; l < lanes; l++) {
-      sums[l] += g[l];
-      products[l] += g[l] * ((s[first + l] - moments[0]) * moments[1]);
-    }
-  }
-  means[0] = a->kind == ATTN_NORM_LAYER ? (float)(train_add_lanes(sums) / (double)a->width) : 0;
-  means[1] = (float)(train_add_lanes(products) / (double)a->width);
-}
-
-static void grad_row(const attn_norm_grad *a, int64_t row, const float moments[2]) {
-  const int64_t at = row * a->width;
-  const float *s = a->s + at, *d_y = a->d_y + at, *d_sum = a->d_sum ? a->d_sum + at : NULL, *gain = a->norm.gain;
-  float *d_s = a->d_s + at, means[2];
-  project(a, s, d_y, moments, means);
-  for (int64_t i = 0; i < a->width; i++) {
-    const float g = gain ? gain[i] * d_y[i] : d_y[i], n = (s[i] - moments[0]) * moments[1];
-    const float made = moments[1] * ((g - means[0]) - n * means[1]);
-    d_s[i] = d_sum ? made + d_sum[i] : made;
-  }
-}
 
 static void run_rows(void *context, int64_t block, int worker) {
   const norm_run *r = context;
   (void)worker;
-  const int64_t end = min64((block + 1) * r->rows, r->g->rows);
-  for (int64_t row = block * r->rows; row < end; row++) {
-    find_moments(r->g, r->g->s + row * r->g->width, r->moments + 2 * row);
-  }
+  const int64_t first = block * r->rows;
+  r->functions->norm(r->g, first, min64(r->rows, r->g->rows - first), r->sums ? r->sums + 2 * block * r->g->width : NULL);
 }
 
-static void write_rows(void *context, int64_t block, int worker) {
+/* Columns of d_bias, and then those of d_gain. */
+static void add_blocks(void *context, int64_t first, int64_t count) {
   const norm_run *r = context;
-  (void)worker;
-  const int64_t end = min64((block + 1) * r->rows, r->g->rows);
-  for (int64_t row = block * r->rows; row < end; row++) grad_row(r->g, row, r->moments + 2 * row);
-}
-
-/* d_s may be d_y, so it comes last. */
-static attn_status run(norm_run *r, const attn_options *options) {
-  const attn_norm_grad *g = r->g;
-  const int64_t elements = g->rows * g->width, tasks = ceil_div(g->rows, r->rows);
-  attn_train_columns columns = {g->rows, g->width, g->d_y, NULL, r->moments, g->d_bias, g->accumulate};
-  attn_status status = attn_train_tasks(options, 2 * elements, tasks, run_rows, r);
-  if (status == ATTN_OK && g->d_bias) status = attn_train_sum_columns(options, &columns);
-  columns.s = g->s;
-  columns.sums = g->d_gain;
-  if (status == ATTN_OK && g->d_gain) status = attn_train_sum_columns(options, &columns);
-  if (status == ATTN_OK && g->d_s) status = attn_train_tasks(options, 4 * elements, tasks, write_rows, r);
-  return status;
+  const int64_t width = r->g->width;
+  for (int64_t i = first; i < first + count; i++) {
+    float *to = i < width ? r->g->d_bias : r->g->d_gain;
+    if (!to) continue;
+    double sum = r->g->accumulate ? (double)to[i % width] : 0;
+    for (int64_t block = 0; block < r->blocks; block++) sum += r->sums[2 * block * width + i];
+    to[i % width] = (float)sum;
+  }
 }
 
 static attn_status check(const attn_norm_grad *g) {
@@ -124,10 +56,14 @@ attn_status attn_norm_grad_run(const attn_norm_grad *grad, const attn_options *o
   attn_status status = attn_nn_read(&layout, "grad", grad, &g);
   if (status == ATTN_OK) status = check(&g);
   if (status != ATTN_OK) return status;
-  float *moments = attn_nn_allocate("moments of rows", (size_t)g.rows * 2 * sizeof *moments);
-  if (!moments) return ATTN_OUT_OF_MEMORY;
-  norm_run r = {&g, max64(1, TRAIN_BLOCK / g.width), moments};
-  status = run(&r, options);
-  attn_aligned_free(moments);
+  norm_run r = {.g = &g, .functions = attn_row_gradients_choose(options), .rows = max64(LEAST_ROWS, TRAIN_BLOCK / g.width)};
+  if (!r.functions) return ATTN_INVALID_ARGUMENT;
+  r.blocks = ceil_div(g.rows, r.rows);
+  const bool sums = g.d_gain || g.d_bias;
+  if (sums) r.sums = attn_nn_allocate("sums of blocks", (size_t)(r.blocks * 2 * g.width) * sizeof *r.sums);
+  if (sums && !r.sums) return ATTN_OUT_OF_MEMORY;
+  status = attn_train_tasks(options, 4 * g.rows * g.width, r.blocks, run_rows, &r);
+  if (status == ATTN_OK && sums) status = attn_train_parts(options, 2 * g.width, add_blocks, &r);
+  attn_aligned_free(r.sums);
   return status;
 }

@@ -51,26 +51,23 @@ attn_status attn_train_parts(const attn_options *options, int64_t count, attn_tr
 
 /* ---- Sums over rows ---- */
 
+typedef struct columns_run {
+  const attn_train_columns *c;
+  const attn_row_gradients *functions;
+} columns_run;
+
 static void sum_strip(void *context, int64_t strip, int worker) {
-  const attn_train_columns *c = context;
+  const attn_train_columns *c = ((columns_run *)context)->c;
   (void)worker;
-  double sums[TRAIN_STRIP] = {0};
+  double sums[TRAIN_STRIP];
   const int64_t first = strip * TRAIN_STRIP, count = min64(TRAIN_STRIP, c->width - first);
-  for (int64_t r = 0; r < c->rows; r++) {
-    const float *a = c->a + r * c->width + first;
-    if (c->s) {
-      const float *s = c->s + r * c->width + first;
-      const float shift = c->moments[2 * r], scale = c->moments[2 * r + 1];
-      for (int64_t i = 0; i < count; i++) sums[i] += (double)(a[i] * ((s[i] - shift) * scale));
-    } else {
-      for (int64_t i = 0; i < count; i++) sums[i] += (double)a[i];
-    }
-  }
-  float *to = c->sums + first;
-  for (int64_t i = 0; i < count; i++) to[i] = (float)(c->accumulate ? (double)to[i] + sums[i] : sums[i]);
+  ((columns_run *)context)->functions->sum_rows(c->x + first, c->width, c->rows, count, sums);
+  for (int64_t i = 0; i < count; i++)
+    c->to[first + i] = (float)(c->accumulate ? (double)c->to[first + i] + sums[i] : sums[i]);
 }
 
 attn_status attn_train_sum_columns(const attn_options *options, const attn_train_columns *columns) {
-  attn_train_columns c = *columns;
-  return attn_train_tasks(options, c.rows * c.width * (c.s ? 2 : 1), ceil_div(c.width, TRAIN_STRIP), sum_strip, &c);
+  columns_run r = {columns, attn_row_gradients_choose(options)};
+  if (!r.functions) return ATTN_INVALID_ARGUMENT;
+  return attn_train_tasks(options, columns->rows * columns->width, ceil_div(columns->width, TRAIN_STRIP), sum_strip, &r);
 }

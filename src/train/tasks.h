@@ -19,12 +19,11 @@ attn_status attn_train_tasks(const attn_options *options, int64_t elements, int6
 typedef void (*attn_train_part)(void *context, int64_t first, int64_t count);
 attn_status attn_train_parts(const attn_options *options, int64_t count, attn_train_part part, void *context);
 
-/* sums[c] = sum over rows of a[r][c] (b NULL), or of a[r][c] ((s[r][c] - shift[r]) scale[r]); in float64, row by row.
- * `accumulate` adds them to what stands there. */
+/* to[c] = the sum over rows of x[r][c], in float64, row by row; `accumulate` adds it to what stands there. */
 typedef struct attn_train_columns {
   int64_t rows, width;
-  const float *a, *s, *moments; /* moments: [rows][2], shift and scale; with s alone */
-  float *sums;
+  const float *x;
+  float *to;
   bool accumulate;
 } attn_train_columns;
 attn_status attn_train_sum_columns(const attn_options *options, const attn_train_columns *columns);

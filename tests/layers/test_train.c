@@ -85,7 +85,11 @@ TEST(dense_gradients_accumulate_and_do_not_depend_on_threads) {
 
 /* ---- Norms ---- */
 
-enum { NORM_ROWS = 5, NORM_WIDTH = 37, NORM_COUNT = NORM_ROWS * NORM_WIDTH };
+enum {
+  NORM_ROWS = 35,
+  NORM_WIDTH = 37, /* two blocks of rows */
+  NORM_COUNT = NORM_ROWS * NORM_WIDTH
+};
 static attn_norm_kind norm_kind;
 static float s[NORM_COUNT], gain[NORM_WIDTH], d_normed[NORM_COUNT], d_sum[NORM_COUNT];
 
@@ -95,7 +99,10 @@ static double normed(const double *p) {
   for (int r = 0; r < NORM_ROWS; r++) {
     double mean = 0, square = 0;
     for (int i = 0; i < NORM_WIDTH; i++) mean += norm_kind == ATTN_NORM_LAYER ? p[r * NORM_WIDTH + i] / NORM_WIDTH : 0;
-    for (int i = 0; i < NORM_WIDTH; i++) square += pow(p[r * NORM_WIDTH + i] - mean, 2) / NORM_WIDTH;
+    for (int i = 0; i < NORM_WIDTH; i++) {
+      const double centred = p[r * NORM_WIDTH + i] - mean;
+      square += centred * centred / NORM_WIDTH;
+    }
     for (int i = 0; i < NORM_WIDTH; i++) {
       const double n = (p[r * NORM_WIDTH + i] - mean) / sqrt(square + (double)1e-5f);
       sum += (double)d_normed[r * NORM_WIDTH + i] * (n * p[NORM_COUNT + i] + p[NORM_COUNT + NORM_WIDTH + i]);
@@ -107,7 +114,10 @@ static double normed(const double *p) {
 
 TEST(norm_gradients_are_differences) {
   static double p[NORM_COUNT + 2 * NORM_WIDTH], slopes[NORM_COUNT];
-  float d_s[NORM_COUNT], d_gain[NORM_WIDTH], d_bias[NORM_WIDTH], more[NORM_COUNT], more_gain[NORM_WIDTH];
+  static float d_s[NORM_COUNT], more[NORM_COUNT];
+  float d_gain[NORM_WIDTH], d_bias[NORM_WIDTH], more_gain[NORM_WIDTH];
+  char tiers[16][16];
+  const int tier_count = test_tiers(tiers);
   test_fill(d_normed, NORM_COUNT, 5);
   test_fill(d_sum, NORM_COUNT, 6);
   for (norm_kind = ATTN_NORM_LAYER; norm_kind <= ATTN_NORM_RMS; norm_kind++) {
@@ -133,8 +143,13 @@ TEST(norm_gradients_are_differences) {
     g.d_y = more;
     test_ok(attn_norm_grad_run(&g, NULL));
     assert_memory_equal(more, d_s, sizeof more);
-    g.kind = norm_kind == ATTN_NORM_LAYER ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
     g.d_y = d_normed;
+    for (int i = 0; i < tier_count; i++) {
+      test_ok(attn_norm_grad_run(&g, &ATTN_STRUCT(attn_options, .max_isa = tiers[i])));
+      assert_memory_equal(more, d_s, sizeof more);
+      assert_memory_equal(more_gain, d_gain, sizeof more_gain);
+    }
+    g.kind = norm_kind == ATTN_NORM_LAYER ? ATTN_NORM_RMS : ATTN_NORM_LAYER;
     test_ok(attn_norm_grad_run(&g, NULL));
     differences(normed, p, 0, NORM_COUNT, slopes);
     assert_true(worst_of(slopes, more, NORM_COUNT) > 4);
@@ -155,13 +170,17 @@ static double activated(attn_activation kind, double at) {
 TEST(activation_gradients_are_differences) {
   enum { COUNT_X = 4001 };
   static float in[COUNT_X], made[COUNT_X], ones[COUNT_X], got[COUNT_X];
-  for (attn_activation kind = ATTN_RELU; kind <= ATTN_GELU_TANH; kind++) {
+  char tiers[16][16];
+  const int tier_count = test_tiers(tiers);
+  for (int n = 0; n < 4 * tier_count; n++) {
+    const attn_activation kind = (attn_activation)(n % 4);
+    const attn_options options = ATTN_STRUCT(attn_options, .max_isa = tiers[n / 4]);
     for (int i = 0; i < COUNT_X; i++) {
       in[i] = (float)(i - COUNT_X / 2) * 0.0125f;
       ones[i] = i % 2 ? 1 : -2;
     }
-    test_ok(attn_activation_run(kind, COUNT_X, in, made, NULL));
-    test_ok(attn_activation_grad(kind, COUNT_X, in, made, ones, got, NULL));
+    test_ok(attn_activation_run(kind, COUNT_X, in, made, &options));
+    test_ok(attn_activation_grad(kind, COUNT_X, in, made, ones, got, &options));
     for (int i = 0; i < COUNT_X; i++) {
       const double at = (double)in[i], h = 1e-4;
       const double slope = (activated(kind, at + h) - activated(kind, at - h)) / (2 * h);
@@ -170,13 +189,13 @@ TEST(activation_gradients_are_differences) {
         assert_true(fabs((double)got[i] - (double)ones[i] * slope) <= 1e-6 * fabs((double)ones[i]));
     }
     assert_true(kind != ATTN_RELU || got[COUNT_X / 2] == 0);
-    test_ok(attn_activation_grad(kind, COUNT_X, in, made, ones, made, &three));
+    attn_options threaded = options;
+    threaded.threads = 3;
+    test_ok(attn_activation_grad(kind, COUNT_X, in, made, ones, made, &threaded));
     assert_memory_equal(made, got, sizeof got); /* in place of y */
-  }
-  const float far[] = {-1e30f, 1e30f}, far_y[] = {0, 1e30f}, one[] = {1, 1};
-  float slopes[2];
-  for (attn_activation kind = ATTN_RELU; kind <= ATTN_GELU_TANH; kind++) {
-    test_ok(attn_activation_grad(kind, 2, far, far_y, one, slopes, NULL));
+    const float far[] = {-1e30f, 1e30f}, far_y[] = {0, 1e30f}, one[] = {1, 1};
+    float slopes[2];
+    test_ok(attn_activation_grad(kind, 2, far, far_y, one, slopes, &options));
     assert_true(slopes[0] == 0 && slopes[1] == 1);
   }
 }
@@ -188,6 +207,8 @@ TEST(dropout_follows_its_rule) {
   static float in[DROP_COUNT], out[DROP_COUNT], more[DROP_COUNT];
   const attn_dropout d = ATTN_STRUCT(attn_dropout, .probability = 0.2f, .seed = 77, .offset = 5, .stream = 3);
   const philox_dropout rule = philox_dropout_of(0.2f, 77, 5);
+  char tiers[16][16];
+  const int tier_count = test_tiers(tiers);
   for (int i = 0; i < DROP_COUNT; i++) in[i] = 3;
   test_ok(attn_dropout_rows(&d, DROP_ROWS, DROP_WIDTH, in, out, NULL));
   int dropped = 0;
@@ -200,6 +221,10 @@ TEST(dropout_follows_its_rule) {
   memcpy(more, in, sizeof in);
   test_ok(attn_dropout_rows(&d, DROP_ROWS, DROP_WIDTH, more, more, &three)); /* in place */
   assert_memory_equal(more, out, sizeof out);
+  for (int i = 0; i < tier_count; i++) {
+    test_ok(attn_dropout_rows(&d, DROP_ROWS, DROP_WIDTH, in, more, &ATTN_STRUCT(attn_options, .max_isa = tiers[i])));
+    assert_memory_equal(more, out, sizeof out);
+  }
   const attn_dropout none = ATTN_STRUCT(attn_dropout, .seed = 77);
   test_ok(attn_dropout_rows(&none, DROP_ROWS, DROP_WIDTH, in, out, NULL));
   assert_memory_equal(in, out, sizeof out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A tier's attn_rows_kernel (kernels/rows.h) made from its vectors. No operation is fused, so that all tiers give the same
- * bits.
+/* A tier's attn_rows_kernel (kernels/rows.h) made from its vectors: joins, and gradients. No operation is fused, so that all
+ * tiers give the same bits.
  *
  * s, a row's sum or product, is kept as floats wherever there is room: in the outputs, or in a buffer. Where there is none,
  * it is made anew, a chunk at a time, in each pass over the row. Outputs of 16 bits are written in the last pass.
@@ -15,7 +15,10 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
+#include "attn/train.h"
+#include "dropout.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/rows.h"
 #include "lanes.h"
@@ -249,6 +252,105 @@ static void join_rows(const attn_row_join *j, int64_t first, int64_t count) {
   for (int64_t row = first; row < first + count; row++) join_row(j, row, buffer);
 }
 
-#define ATTN_ROWS_OF(tier) const attn_rows_kernel attn_rows_##tier = {.join = join_rows};
+/* ---- Gradients ---- */
+
+/* A row of a norm: n of its elements, and g = gain d_y. */
+typedef struct norm_row {
+  const float *s, *d_y, *gain; /* gain: or NULL */
+  row_scale scale;
+} norm_row;
+
+static ALWAYS_INLINE float norm_at(const norm_row *r, int64_t i) {
+  return (r->s[i] - r->scale.mean - r->scale.missed) * r->scale.scale;
+}
+
+static ALWAYS_INLINE float grad_at(const norm_row *r, int64_t i) { return r->gain ? r->gain[i] * r->d_y[i] : r->d_y[i]; }
+
+static ALWAYS_INLINE vec norms_at(const norm_row *r, int64_t i) {
+  const vec centred = vec_sub(vec_sub(vec_load(r->s + i), vec_set1(r->scale.mean)), vec_set1(r->scale.missed));
+  return vec_mul(centred, vec_set1(r->scale.scale));
+}
+
+static ALWAYS_INLINE vec grads_at(const norm_row *r, int64_t i) {
+  return r->gain ? vec_mul(vec_load(r->gain + i), vec_load(r->d_y + i)) : vec_load(r->d_y + i);
+}
+
+/* The sums of g and of g n. */
+static NO_INLINE void project(const norm_row *r, int64_t width, double *sum, double *product) {
+  vec sums[SUM_VECS], products[SUM_VECS];
+  double rest = 0, rest_product = 0;
+  for (int v = 0; v < SUM_VECS; v++) sums[v] = products[v] = vec_zero();
+  int64_t i = 0;
+  for (; i + SUM_LANES <= width; i += SUM_LANES) {
+    UNROLL
+    for (int v = 0; v < SUM_VECS; v++) {
+      const vec g = grads_at(r, i + v * VEC_LANES);
+      sums[v] = vec_add(sums[v], g);
+      products[v] = vec_add(products[v], vec_mul(g, norms_at(r, i + v * VEC_LANES)));
+    }
+  }
+  for (; i < width; i++) {
+    rest += (double)grad_at(r, i);
+    rest_product += (double)(grad_at(r, i) * norm_at(r, i));
+  }
+  *sum = add_lanes(sums, rest);
+  *product = add_lanes(products, rest_product);
+}
+
+/* d_s = scale (g - means[0] - n means[1]) + d_sum */
+static NO_INLINE void write_grad(const norm_row *r, int64_t width, const float means[2], const float *d_sum, float *d_s) {
+  const vec mean = vec_set1(means[0]), slope = vec_set1(means[1]), scale = vec_set1(r->scale.scale);
+  int64_t i = 0;
+  for (; i + VEC_LANES <= width; i += VEC_LANES) {
+    const vec made = vec_mul(scale, vec_sub(vec_sub(grads_at(r, i), mean), vec_mul(norms_at(r, i), slope)));
+    vec_store(d_s + i, d_sum ? vec_add(made, vec_load(d_sum + i)) : made);
+  }
+  for (; i < width; i++) {
+    const float made = r->scale.scale * ((grad_at(r, i) - means[0]) - norm_at(r, i) * means[1]);
+    d_s[i] = d_sum ? made + d_sum[i] : made;
+  }
+}
+
+static NO_INLINE void add_to_sums(const norm_row *r, int64_t width, double *restrict sums) {
+  for (int64_t i = 0; i < width; i++) sums[i] += (double)r->d_y[i];
+  for (int64_t i = 0; i < width; i++) sums[width + i] += (double)(r->d_y[i] * norm_at(r, i));
+}
+
+static void grad_norm(const attn_norm_grad *a, int64_t first, int64_t count, double *sums) {
+  const int64_t width = a->width;
+  const attn_row_join join = {.width = width, .norm_kind = a->kind, .norm = a->norm, .x = a->s};
+  if (sums) memset(sums, 0, 2 * (size_t)width * sizeof *sums);
+  for (int64_t row = first; row < first + count; row++) {
+    const row_values values = start_row(&join, row, NULL);
+    const int64_t at = row * width;
+    const norm_row r = {a->s + at, a->d_y + at, a->norm.gain, find_scale(&values)};
+    if (sums) add_to_sums(&r, width, sums);
+    if (!a->d_s) continue;
+    double sum, product;
+    project(&r, width, &sum, &product);
+    const float means[2] = {a->kind == ATTN_NORM_LAYER ? (float)(sum / (double)width) : 0, (float)(product / (double)width)};
+    write_grad(&r, width, means, a->d_sum ? a->d_sum + at : NULL, a->d_s + at);
+  }
+}
+
+static void sum_rows(const float *x, int64_t stride, int64_t rows, int64_t columns, double *restrict sums) {
+  memset(sums, 0, (size_t)columns * sizeof *sums);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) sums[c] += (double)x[r * stride + c];
+}
+
+static void drop_row(const attn_dropout *dropout, uint32_t row, int64_t width, const float *x, float *y) {
+  const philox_dropout d = philox_dropout_of(dropout->probability, dropout->seed, dropout->offset);
+  float factors[PHILOX_GROUP];
+  for (int64_t first = 0; first < width; first += PHILOX_GROUP) {
+    const int64_t count = min64(PHILOX_GROUP, width - first);
+    philox_factors(&d, dropout->stream, row, first / PHILOX_GROUP, factors);
+    for (int64_t i = 0; i < count; i++) y[first + i] = factors[i] > 0 ? x[first + i] * factors[i] : 0;
+  }
+}
+
+#define ATTN_ROWS_OF(tier)                                      \
+  const attn_rows_kernel attn_rows_##tier = {.join = join_rows, \
+                                             .gradients = {sizeof(attn_row_gradients), grad_norm, sum_rows, drop_row}};
 
 #endif
