@@ -70,29 +70,14 @@ static ALWAYS_INLINE square square_of(const input_value *const row[32], bool at_
   return (square){copy[0], DEPTH};
 }
 
-/* 16 bytes from each of four rows: by masked broadcasts, which need no shuffle. */
-static ALWAYS_INLINE __m512i load_quarters(const input_value *from, int64_t stride) {
-  __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
-  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(const void *)(from + stride)));
-  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(const void *)(from + 2 * stride)));
-  return _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(const void *)(from + 3 * stride)));
-}
+static ALWAYS_INLINE int64_t bytes_of_row(const square *from) { return from->stride * (int64_t)sizeof(input_value); }
 
 /* Four words of 4 bytes of each of 16 rows from row `row` and value `n` on: to 16 words of each column. */
 static ALWAYS_INLINE void transpose_words(const square *from, int row, int n, __m512i column[4]) {
-  __m512i r[4], t[4]; /* quarter q holds rows 4 q .. 4 q + 3 in the end */
+  vec r[4];
+  vec_load_transposed(from->at + row * from->stride + n, bytes_of_row(from), r);
   UNROLL
-  for (int i = 0; i < 4; i++) r[i] = load_quarters(from->at + (row + i) * from->stride + n, 4 * from->stride);
-  UNROLL
-  for (int i = 0; i < 4; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  UNROLL
-  for (int i = 0; i < 2; i++) {
-    column[2 * i] = _mm512_unpacklo_epi64(t[i], t[2 + i]);
-    column[2 * i + 1] = _mm512_unpackhi_epi64(t[i], t[2 + i]);
-  }
+  for (int i = 0; i < 4; i++) column[i] = _mm512_castps_si512(r[i]);
 }
 
 /* ---- Squares of 32 x 32 values; parts are `distance` values apart ---- */
@@ -105,7 +90,7 @@ static void columns_of_square(const square *from, uint16_t *to, int64_t distance
   for (int n = 0; n < DEPTH; n += 8, to += 8 * DEPTH) { /* columns n .. n + 7 */
     __m512i r[8], t[8];                                 /* quarter q holds rows 8 q .. 8 q + 7 */
     UNROLL
-    for (int i = 0; i < 8; i++) r[i] = load_quarters(from->at + i * from->stride + n, 8 * from->stride);
+    for (int i = 0; i < 8; i++) r[i] = load_quarters(from->at + i * from->stride + n, 8 * bytes_of_row(from));
     UNROLL
     for (int i = 0; i < 8; i += 2) {
       t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);

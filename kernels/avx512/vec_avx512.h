@@ -11,8 +11,12 @@
 typedef __m512 vec;
 
 /* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts:
- * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. */
-enum { VEC_LANES = 16, TILE_ROWS = 6, TILE_VECS = 4 };
+ * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. Tiers
+ * whose products are not made here ask for other rows. */
+#ifndef AVX512_TILE_ROWS
+#define AVX512_TILE_ROWS 6
+#endif
+enum { VEC_LANES = 16, TILE_ROWS = AVX512_TILE_ROWS, TILE_VECS = 4 };
 
 static inline vec vec_zero(void) { return _mm512_setzero_ps(); }
 static inline vec vec_set1(float x) { return _mm512_set1_ps(x); }
@@ -242,25 +246,30 @@ static inline __attribute__((always_inline)) void vec_transpose(vec r[16]) {
   }
 }
 
-/* r[e] lane i = from[i * stride + e] for e < 4. Rows that are 4 apart share a vector, so that transposing 4 x 4 inside its
- * quarters is all that is left: 2 shuffles a vector, where vec_transpose() takes 4. */
+/* 16 bytes from each of four rows, which are `stride` bytes apart: by masked broadcasts, which need no shuffle. */
+static inline __attribute__((always_inline)) __m512i load_quarters(const void *from, int64_t stride) {
+  const char *row = from;
+  __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)row));
+  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(const void *)(row + stride)));
+  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(const void *)(row + 2 * stride)));
+  return _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(const void *)(row + 3 * stride)));
+}
+
+/* r[e] lane i is float e < 4 of row i of 16, `stride` bytes apart. Rows that are 4 apart share a vector, so that transposing
+ * 4 x 4 inside its quarters is all that is left: 2 shuffles a vector, where vec_transpose() takes 4. */
 #define VEC_LOADS_TRANSPOSED
-static inline __attribute__((always_inline)) void vec_load_transposed(const float *from, int64_t stride, vec r[4]) {
-  for (int i = 0; i < 4; i++) {
-    const float *row = from + i * stride;
-    r[i] = _mm512_castps128_ps512(_mm_loadu_ps(row));
-    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0x00f0, _mm_loadu_ps(row + 4 * stride));
-    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0x0f00, _mm_loadu_ps(row + 8 * stride));
-    r[i] = _mm512_mask_broadcast_f32x4(r[i], 0xf000, _mm_loadu_ps(row + 12 * stride));
+static inline __attribute__((always_inline)) void vec_load_transposed(const void *from, int64_t stride, vec r[4]) {
+  __m512i low[2], high[2];
+  for (int i = 0; i < 2; i++) {
+    const __m512i even = load_quarters((const char *)from + 2 * i * stride, 4 * stride);
+    const __m512i odd = load_quarters((const char *)from + (2 * i + 1) * stride, 4 * stride);
+    low[i] = _mm512_unpacklo_epi32(even, odd);
+    high[i] = _mm512_unpackhi_epi32(even, odd);
   }
-  const __m512d low_01 = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
-  const __m512d low_23 = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
-  const __m512d high_01 = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
-  const __m512d high_23 = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
-  r[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low_01, low_23));
-  r[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low_01, low_23));
-  r[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high_01, high_23));
-  r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high_01, high_23));
+  r[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi64(low[0], low[1]));
+  r[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi64(low[0], low[1]));
+  r[2] = _mm512_castsi512_ps(_mm512_unpacklo_epi64(high[0], high[1]));
+  r[3] = _mm512_castsi512_ps(_mm512_unpackhi_epi64(high[0], high[1]));
 }
 
 #endif

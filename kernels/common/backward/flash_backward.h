@@ -66,7 +66,9 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
     memset(d_k, 0, (size_t)(BACKWARD_KEYS * t->at->qk_floats) * sizeof *d_k);
     memset(d_v, 0, (size_t)(BACKWARD_KEYS * t->at->v_floats) * sizeof *d_v);
   }
-  finish_keys(t, key, keys, d_k, d_v);
+  float *turned = floats_at(t->scratch, t->at->turned);
+  finish_keys(t, key, keys, sums_by_key(d_k, t->at->qk_floats, turned),
+              sums_by_key(d_v, t->at->v_floats, turned + BACKWARD_KEYS * t->at->qk_floats));
 }
 
 /* Task `item`: one range of keys. */

@@ -3,7 +3,10 @@
  *
  * Parameters: those of tiles.h, and
  *   PAIR_OPERANDS  optional: products are of pairs of bf16 values, two neighbours along the sum (pair_operands.h); default:
- *                  of floats (float_operands.h); tested: set (avx512bf16), not set (the others) */
+ *                  of floats (float_operands.h); tested: set (avx512bf16, neonbf16, amx), not set (the others)
+ *   OPERAND_STEP   optional, with it: values that a product sums over at once; default: 2; tested: 2 (avx512bf16), 32 (amx)
+ *   TURNED_SUMS    optional, with it: no left operand of a product is transposed, so dK and dV are summed transposed,
+ *                  [column][key], until they are stored; tested: set (amx) */
 #ifndef ATTN_COMMON_BACKWARD_LAYOUT_H
 #define ATTN_COMMON_BACKWARD_LAYOUT_H
 
@@ -21,10 +24,20 @@ enum {
 };
 #ifdef PAIR_OPERANDS
 enum { OPERAND_VALUES = 2, SCORE_ROWS = TILE_ROWS }; /* floats of P and dS are those of a tile of rows */
+#ifndef OPERAND_STEP
+#define OPERAND_STEP 2
+#endif
 #else
+#define OPERAND_STEP 1
 enum { OPERAND_VALUES = 1, SCORE_ROWS = BACKWARD_ROWS };
 #endif
-enum { KEY_PAIR_STRIDE = BACKWARD_KEYS / 2 + 16 };
+enum { KEY_PAIR_STRIDE = BACKWARD_KEYS / 2 + 16, ROW_PAIR_STRIDE = BACKWARD_ROWS / 2 + 16 };
+#ifdef TURNED_SUMS
+enum { SUMS_ARE_TURNED = true, FLOATS_STEP = TILE_ROWS };
+#else
+enum { SUMS_ARE_TURNED = false, FLOATS_STEP = VEC_LANES };
+#endif
+_Static_assert(BACKWARD_KEYS % OPERAND_STEP == 0 && FLOATS_STEP % VEC_LANES == 0, "blocks are whole steps");
 _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
                "blocks are whole panels and tiles");
 
@@ -32,15 +45,15 @@ _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0
 typedef struct backward_layout {
   int64_t minus_lse, minus_delta, d_q, unit_bytes; /* a unit */
   int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms;
-  int64_t q_pairs, d_o_pairs, p_pairs, d_s_pairs, d_s_key_pairs, scratch_bytes; /* a thread */
+  int64_t q_pairs, d_o_pairs, p_pairs, d_s_pairs, d_s_key_pairs, turned, scratch_bytes; /* a thread */
   int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
 static const backward_layout *backward_layout_in(const attn_schedule *schedule) { return (const void *)schedule->own; }
 
-/* Elements of an operand that hold so many values. */
-static int64_t elements_of(int64_t values) { return ceil_div(values, OPERAND_VALUES); }
+/* Elements of an operand that hold so many values, in whole steps. */
+static int64_t elements_of(int64_t values) { return round_up(values, OPERAND_STEP) / OPERAND_VALUES; }
 
 /* The fewest equal parts of at most `most` keys, in whole panels. */
 static int64_t even_part(int64_t keys, int64_t most) { return round_up(ceil_div(keys, ceil_div(keys, most)), PANEL_KEYS); }
@@ -61,10 +74,10 @@ static bool wants_score_gradients(const attn_problem *p) {
 
 static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
   const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = SCORE_ROWS * SCORE_STRIDE;
-  const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0;
+  const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0, down = SUMS_ARE_TURNED ? ROW_PAIR_STRIDE : row_pairs;
   *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),
-                          .qk_floats = round_up(dim_qk, VEC_LANES),
-                          .v_floats = round_up(p->dim_v, VEC_LANES),
+                          .qk_floats = round_up(dim_qk, FLOATS_STEP),
+                          .v_floats = round_up(p->dim_v, FLOATS_STEP),
                           .ranges = max64(1, ceil_div(p->seq_k, range_keys(p->seq_k)))};
   const int64_t heads = attn_group(p);
   const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
@@ -80,11 +93,12 @@ static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
                                  {&at->slope, p->softcap > 0 ? scores : 0, float_bytes(1)},
                                  {&at->d_k, keys, float_bytes(at->qk_floats)},
                                  {&at->d_v, keys, float_bytes(at->v_floats)},
-                                 {&at->q_pairs, row_pairs, float_bytes(at->qk_floats)},
-                                 {&at->d_o_pairs, row_pairs, float_bytes(at->v_floats)},
+                                 {&at->q_pairs, down, float_bytes(at->qk_floats)},
+                                 {&at->d_o_pairs, down, float_bytes(at->v_floats)},
                                  {&at->p_pairs, row_pairs, float_bytes(SCORE_STRIDE)},
                                  {&at->d_s_pairs, row_pairs, float_bytes(SCORE_STRIDE)},
                                  {&at->d_s_key_pairs, 2 * row_pairs, float_bytes(KEY_PAIR_STRIDE)},
+                                 {&at->turned, SUMS_ARE_TURNED ? keys : 0, float_bytes(at->qk_floats + at->v_floats)},
                                  {&at->range, rows, sizeof(attn_key_range)},
                                  {&at->max, rows, float_bytes(1)},
                                  {&at->kept, p->dropout > 0 ? TILE_ROWS : 0, float_bytes(KEPT_STRIDE)},

@@ -2,7 +2,7 @@
 /* flash_backward: operands of products as pairs of bf16 values, which take the place of floats: two neighbours along the
  * dimension that a product sums over. float_operands.h has the same names for floats.
  *
- *   Q, dO   [row][dim / 2] along, and [row / 2][column] down: pairs of rows
+ *   Q, dO   [row][dim / 2] along, and [row / 2][column] down: pairs of rows; with TURNED_SUMS [column][row / 2]
  *   K, V    [panel][dim / 2][PANEL_KEYS], and K [key / 2][column]: pairs of keys
  *   P, dS   [row / 2][key] down, for dV and dK, and dS [row][key / 2] along, for dQ
  *
@@ -23,6 +23,7 @@ _Static_assert(TILE_ROWS % 2 == 0 && BACKWARD_KEYS % PAIRED_VALUES == 0, "tiles 
 static vec values_of(const row_source *from, int64_t i, int64_t d) {
   const uint16_t *at = (const uint16_t *)from->from.data + from->offset + i * from->row_stride;
   const int64_t n = min64(from->columns - d, PAIRED_VALUES);
+  if (n <= 0) return vec_zero();
   if (from->column_stride == 1) return load_pairs(at + d, n);
   uint16_t values[PAIRED_VALUES] = {0};
   for (int64_t c = 0; c < n; c++) values[c] = at[(d + c) * from->column_stride];
@@ -31,20 +32,50 @@ static vec values_of(const row_source *from, int64_t i, int64_t d) {
 
 /* Whether pairs along a row can be read where they lie. */
 static bool pairs_in_place(const row_source *from) {
-  return from->column_stride == 1 && from->columns % 2 == 0 && from->row_stride % 2 == 0 &&
+  return from->column_stride == 1 && from->columns % OPERAND_STEP == 0 && from->row_stride % 2 == 0 &&
          ((uintptr_t)from->from.data + (uintptr_t)from->offset * sizeof(uint16_t)) % sizeof(float) == 0;
 }
 
-/* Two rows as pairs, to floats of whole vectors. A row that is not `used` is zeros. */
+/* Two rows as pairs, of the columns from c on. A row that is not `used` is zeros. */
+static void join_columns(const row_source *from, int64_t i, const bool used[2], int64_t c, vec pairs[2]) {
+  const vec even = used[0] ? values_of(from, i, c) : vec_zero(), odd = used[1] ? values_of(from, i + 1, c) : vec_zero();
+  zip_pairs(even, odd, pairs);
+  unzip_columns(pairs[0], pairs[1], pairs);
+}
+
+/* The same of all columns, to floats of whole vectors. */
 static void join_rows(const row_source *from, int64_t i, const bool used[2], float *to, int64_t floats) {
   for (int64_t c = 0; c < floats; c += PAIRED_VALUES) {
-    const vec even = used[0] ? values_of(from, i, c) : vec_zero(), odd = used[1] ? values_of(from, i + 1, c) : vec_zero();
     vec pairs[2];
-    zip_pairs(even, odd, pairs);
-    unzip_columns(pairs[0], pairs[1], pairs);
+    join_columns(from, i, used, c, pairs);
     vec_store(to + c, pairs[0]);
     if (c + VEC_LANES < floats) vec_store(to + c + VEC_LANES, pairs[1]);
   }
+}
+
+/* Which of the rows i and i + 1 are: those that have keys. */
+static void find_used(const float *minus_lse, int64_t i, int64_t rows, bool used[2]) {
+  for (int64_t n = 0; n < 2; n++) used[n] = i + n < rows && minus_lse[i + n] != -INFINITY;
+}
+
+/* Pairs of rows down, [column][row / 2]. */
+static void turn_rows(const row_source *from, int64_t rows, const float *minus_lse, operand_memory memory) {
+  for (int64_t row = 0; row < rows; row += PAIRED_VALUES)
+    for (int64_t c = 0; c < memory.floats; c += PAIRED_VALUES) {
+      vec half[2][VEC_LANES];
+      for (int64_t i = 0; i < VEC_LANES; i++) {
+        bool used[2];
+        vec pairs[2];
+        find_used(minus_lse, row + 2 * i, rows, used);
+        join_columns(from, row + 2 * i, used, c, pairs);
+        half[0][i] = pairs[0], half[1][i] = pairs[1];
+      }
+      for (int64_t n = 0; n < 2; n++) {
+        vec_transpose(half[n]);
+        for (int64_t i = 0; i < VEC_LANES; i++)
+          vec_store(memory.down + (c + n * VEC_LANES + i) * ROW_PAIR_STRIDE + row / 2, half[n][i]);
+      }
+    }
 }
 
 static step_operand load_operand(const row_source *from, int64_t rows, const float *minus_lse, operand_memory memory) {
@@ -55,11 +86,14 @@ static step_operand load_operand(const row_source *from, int64_t rows, const flo
     for (int64_t d = 0; d < pairs; d += VEC_LANES)
       vec_store(memory.along + (i - first) * pairs + d, used ? values_of(from, i, 2 * d) : vec_zero());
   }
-  for (int64_t i = 0; i < rows; i += 2) {
-    const bool used[2] = {minus_lse[i] != -INFINITY, i + 1 < rows && minus_lse[i + 1] != -INFINITY};
+  if (SUMS_ARE_TURNED) turn_rows(from, rows, minus_lse, memory);
+  for (int64_t i = 0; !SUMS_ARE_TURNED && i < rows; i += 2) {
+    bool used[2];
+    find_used(minus_lse, i, rows, used);
     join_rows(from, i, used, memory.down + i / 2 * memory.floats, memory.floats);
   }
-  const float_rows copied = {memory.along, pairs}, down = {memory.down, memory.floats};
+  const float_rows copied = {memory.along, pairs};
+  const float_rows down = {memory.down, SUMS_ARE_TURNED ? (int64_t)ROW_PAIR_STRIDE : memory.floats};
   if (!in_place) return (step_operand){{.rows = copied, .last_row = -1}, down};
   const void *there = (const uint16_t *)from->from.data + from->offset;
   return (step_operand){{.rows = {there, from->row_stride / 2}, .last = copied, .last_row = first < rows ? first : -1},
@@ -83,7 +117,7 @@ static void pack_panels(const row_source *from, int64_t keys, attn_key_range use
 }
 
 static float_rows load_down(const row_source *from, int64_t keys, attn_key_range used, float *copy, int64_t floats) {
-  for (int64_t j = 0; j < keys; j += 2)
+  for (int64_t j = 0; j < round_up(keys, OPERAND_STEP); j += 2)
     join_rows(from, j, (const bool[2]){is_used(used, j), is_used(used, j + 1)}, copy + j / 2 * floats, floats);
   return (float_rows){copy, floats};
 }

@@ -46,6 +46,14 @@ static float_rows rows_from(const float_rows *rows, int64_t row) {
   return (float_rows){rows->at + row / OPERAND_VALUES * rows->stride, rows->stride};
 }
 
+/* acc[column] += rows^T weights, as acc^T += weights^T rows: a tile of columns against one of keys. */
+static void add_turned(const float_rows of_key, const float_rows rows, float *acc, int64_t columns, int64_t depth,
+                       bool fresh) {
+  for (int64_t c = 0; c < columns; c += TILE_ROWS)
+    add_query_columns(acc + c * BACKWARD_KEYS, BACKWARD_KEYS, (float_rows){rows.at + c * rows.stride, rows.stride}, of_key,
+                      depth, fresh, ceil_div(TILE_ROWS, VEC_LANES));
+}
+
 /* acc[key] += weights^T rows for all keys of the block: dV from P and dO, dK from dS and Q. */
 static void key_gradient(const backward_step *s, const float_rows *weights, const float_rows *rows, float *acc,
                          int64_t acc_stride, bool fresh) {
@@ -53,10 +61,13 @@ static void key_gradient(const backward_step *s, const float_rows *weights, cons
     const attn_key_range tiles = s->row_tiles[key / TILE_ROWS];
     const int64_t row = tiles.begin * TILE_ROWS, end = min64(tiles.end * TILE_ROWS, s->block.rows);
     if (row >= end && !fresh) continue;
+    const int64_t depth = elements_of(max64(end - row, 0));
     float_rows of_key = rows_from(weights, row);
     of_key.at += key;
-    add_tile(acc + key * acc_stride, acc_stride, of_key, true, rows_from(rows, row), elements_of(max64(end - row, 0)),
-             fresh);
+    if (SUMS_ARE_TURNED)
+      add_turned(of_key, (float_rows){rows->at + row / 2, rows->stride}, acc + key, acc_stride, depth, fresh);
+    else
+      add_tile(acc + key * acc_stride, acc_stride, of_key, true, rows_from(rows, row), depth, fresh);
   }
 }
 
@@ -64,12 +75,24 @@ static void key_gradient(const backward_step *s, const float_rows *weights, cons
 static void query_gradient(const backward_step *s, float *d_q, int64_t d_q_stride, bool fresh) {
   for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
     const attn_key_range seen = s->seen[row / TILE_ROWS];
-    const int64_t begin = round_down(seen.begin, OPERAND_VALUES), end = min64(seen.end, s->keys);
+    const int64_t begin = round_down(seen.begin, OPERAND_STEP), end = min64(seen.end, s->keys);
     if (begin >= end && !fresh) continue;
     const float_rows d_s = {s->d_s_along.at + row * s->d_s_along.stride + begin / OPERAND_VALUES, s->d_s_along.stride};
     add_tile(d_q + row * d_q_stride, d_q_stride, d_s, false, rows_from(&s->k, begin), elements_of(max64(end - begin, 0)),
              fresh);
   }
+}
+
+/* Sums of a block's keys, [key][column], which are put there if they are turned. */
+static float *sums_by_key(float *sums, int64_t floats, float *turned) {
+  for (int64_t key = 0; SUMS_ARE_TURNED && key < BACKWARD_KEYS; key += VEC_LANES)
+    for (int64_t c = 0; c < floats; c += VEC_LANES) {
+      vec r[VEC_LANES];
+      for (int64_t i = 0; i < VEC_LANES; i++) r[i] = vec_load(sums + (c + i) * BACKWARD_KEYS + key);
+      vec_transpose(r);
+      for (int64_t i = 0; i < VEC_LANES; i++) vec_store(turned + (key + i) * floats + c, r[i]);
+    }
+  return SUMS_ARE_TURNED ? turned : sums;
 }
 
 /* Where scores are no dot products: dS times the derivative of each pair's sum, for vectors of columns. */

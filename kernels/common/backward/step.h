@@ -228,7 +228,7 @@ static void find_row_tiles(backward_step *s) {
  * there: next to them where ranges move with the row, else in all of the block, as tiles between others may see less. */
 static void fill_scores(backward_step *s, float *kept) {
   const attn_problem *p = s->block.problem;
-  const int64_t columns = round_up(s->keys, VEC_LANES);
+  const int64_t columns = round_up(s->keys, max64(OPERAND_STEP, VEC_LANES));
   const bool in_order = !attn_uses(p, ATTN_USE_ROW_LEN) && !selects_keys(p);
   for (int64_t row = 0; row < s->block.rows; row += TILE_ROWS) {
     const tile_keys keys = keys_of_tile(&s->block, row, s->key, s->key + s->keys);

@@ -83,7 +83,7 @@ static ALWAYS_INLINE void transpose_square(attn_storage k, int64_t offset, int64
 enum { LOADS_TRANSPOSED = true };
 #else
 enum { LOADS_TRANSPOSED = false };
-static inline void vec_load_transposed(const float *from, int64_t stride, vec r[4]) { (void)from, (void)stride, (void)r; }
+static inline void vec_load_transposed(const void *from, int64_t stride, vec r[4]) { (void)from, (void)stride, (void)r; }
 #endif
 
 /* VEC_LANES keys of floats that lie side by side, times `factor`, into a panel's columns, as far as the tier can. Returns
@@ -93,7 +93,7 @@ static ALWAYS_INLINE int64_t transpose_floats(const float *keys, int64_t stride,
   int64_t d = 0;
   for (; LOADS_TRANSPOSED && d + 4 <= dim; d += 4) {
     vec r[4];
-    vec_load_transposed(keys + d, stride, r);
+    vec_load_transposed(keys + d, float_bytes(stride), r);
     UNROLL
     for (int i = 0; i < 4; i++) vec_store(panel + (d + i) * PANEL_KEYS, vec_mul(r[i], vec_set1(factor)));
   }

@@ -9,7 +9,9 @@
  *   TILE_ROWS      rows of a tile; tested: 3, 4, 6, 8
  *   TILE_VECS      vectors of a row of a tile, at most 4 (WITH_CONSTANT_VECS); tested: 2, 3, 4
  *   PRODUCT_STEPS  optional: the tier multiplies this many steps of k at once by a product_steps() of its own;
- *                  tested: 4 (neon), 1 (portable) */
+ *                  tested: 4 (neon), 1 (portable)
+ *   PRODUCT_WHOLE  optional: a product_whole() of the tier does whole products, of rows that are not transposed, whose depth
+ *                  is a multiple of it; tested: 16 (amx) */
 #ifndef ATTN_COMMON_REGISTER_TILE_H
 #define ATTN_COMMON_REGISTER_TILE_H
 
@@ -32,6 +34,11 @@ static ALWAYS_INLINE void product_of(vec sum[TILE_ROWS][TILE_VECS], const float_
                                      const float_rows b, int64_t depth, const int vecs) {
   int64_t k = 0;
   assert(depth >= 0 && vecs >= 1 && vecs <= TILE_VECS);
+#ifdef PRODUCT_WHOLE
+  assert(!transposed && depth % PRODUCT_WHOLE == 0);
+  product_whole(sum, a.at, a.stride, b.at, b.stride, depth, vecs);
+  k = depth;
+#endif
 #ifdef PRODUCT_STEPS
   for (; !transposed && k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
     product_steps(sum, a.at + k, a.stride, b.at + k * b.stride, b.stride, vecs);
