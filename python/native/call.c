@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: MIT */
+#include "kernels/common/problem/operation.h" /* before call.h: it calls variables `dtype` */
+
 #include "call.h"
 
 #include <math.h>
@@ -24,6 +26,28 @@ static const char *const keyword_names[ALL_KEYWORDS] = {
 #undef ATTN_KEYWORD
 };
 static const char *const input_names[3] = {"q", "k", "v"};
+
+/* The bits of attn_problem.uses, and the keywords that bring their arrays; `what` is in sentences of gradients. */
+static const struct {
+  uint32_t use;
+  int key;
+  const char *what;
+} keyword_uses[] = {{ATTN_USE_LSE, KEY_lse, NULL},
+                    {ATTN_USE_BIAS, KEY_bias, NULL},
+                    {ATTN_USE_MASK, KEY_mask, NULL},
+                    {ATTN_USE_KV_LEN, KEY_kv_len, NULL},
+                    {ATTN_USE_Q_LEN, KEY_q_len, NULL},
+                    {ATTN_USE_ROW_LEN, KEY_row_len, NULL},
+                    {ATTN_USE_VARLEN, KEY_cu_seqlens_q, NULL},
+                    {ATTN_USE_ALIBI, KEY_alibi, NULL},
+                    {ATTN_USE_SINKS, KEY_sinks, NULL},
+                    {ATTN_USE_SCORE_WEIGHT, KEY_score_weight, NULL},
+                    {ATTN_USE_PAGES, KEY_page_table, "keys and values in pages"},
+                    {ATTN_USE_STATE, KEY_state, "a state"},
+                    {ATTN_USE_KV_SCALES, KEY_k_scale, "scaled keys"},
+                    {ATTN_USE_KV_SCALES, KEY_v_scale, "scaled values"},
+                    {ATTN_USE_KEY_BLOCKS, KEY_key_blocks, "lists of key blocks"}};
+enum { KEYWORD_USES = sizeof keyword_uses / sizeof *keyword_uses };
 
 static bool intern(PyObject **interned, const char *const *names, int count) {
   for (int i = 0; i < count; i++)
@@ -1058,21 +1082,16 @@ static bool take_state(call *c, row_shape rows) {
 
 /* Refuses options of sdpa() that have no gradients, in words. */
 static bool check_backward(const call *c) {
-  static const struct {
-    int key;
-    const char *what;
-  } refused[] = {{KEY_page_table, "keys and values in pages"},
-                 {KEY_state, "a state"},
-                 {KEY_k_scale, "scaled keys"},
-                 {KEY_v_scale, "scaled values"},
-                 {KEY_kv_format, "blocks of numbers"},
-                 {KEY_key_blocks, "lists of key blocks"}};
   static const int needed[] = {KEY_do, KEY_out, KEY_lse};
-  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
-    if (c->given[refused[i].key])
+  const uint32_t refused = attn_operations[ATTN_BACKWARD].refused;
+  for (int i = 0; i < KEYWORD_USES; i++)
+    if (c->given[keyword_uses[i].key] && refused & keyword_uses[i].use)
       return PyErr_Format(c->of->unsupported, "sdpa_grad() takes no %s: there are no gradients of %s",
-                          keyword_names[refused[i].key], refused[i].what),
+                          keyword_names[keyword_uses[i].key], keyword_uses[i].what),
              false;
+  if (c->given[KEY_kv_format])
+    return PyErr_Format(c->of->unsupported, "sdpa_grad() takes no kv_format: there are no gradients of blocks of numbers"),
+           false;
   if (c->set.shared_prefix || c->set.window_first)
     return PyErr_Format(c->of->unsupported,
                         "sdpa_grad() takes no %s: there are no gradients of keys that are read in pieces",
@@ -1170,8 +1189,17 @@ static bool take_row_gradients(call *c, int layout, const tensor t[3], bool accu
   return true;
 }
 
+/* The bit that asks for the gradient of an array; 0: it needs none. */
+static uint32_t gradient_use(int of) {
+  for (int i = 0; i < KEYWORD_USES; i++)
+    for (int n = 0; n < ATTN_GRADIENT_USES; n++)
+      if (keyword_uses[i].key == of && attn_gradient_uses[n].of == keyword_uses[i].use)
+        return attn_gradient_uses[n].gradient;
+  return 0;
+}
+
 /* The gradient of an array beside q, k and v; `heads`: a number for each head. */
-static bool take_other_gradient(call *c, int key, int of, bool heads, const tensor *like, bool accumulate, uint32_t use,
+static bool take_other_gradient(call *c, int key, int of, bool heads, const tensor *like, bool accumulate,
                                 attn_score_strides *stride, float **field) {
   const attn_problem *p = &c->wanted.problem;
   gradient g = {.key = key,
@@ -1191,7 +1219,7 @@ static bool take_other_gradient(call *c, int key, int of, bool heads, const tens
     int64_t *const steps[] = {&stride->k, &stride->q, &stride->h, &stride->b};
     *steps[i] = size_at(&out, i + 1) > 1 ? stride_at(&out, i + 1) : 0;
   }
-  c->wanted.problem.uses |= use;
+  c->wanted.problem.uses |= gradient_use(of);
   *field = (float *)(void *)out.data;
   return true;
 }
@@ -1205,14 +1233,11 @@ static bool take_gradients(call *c, int layout, const tensor t[3], const view *o
   p->operation = ATTN_BACKWARD;
   if (accumulate) p->uses |= ATTN_USE_ACCUMULATE;
   return take_output_gradients(c, layout, o, rows.ndim + 1, rows) && take_row_gradients(c, layout, t, accumulate) &&
-         take_other_gradient(c, KEY_dbias, KEY_bias, false, like, accumulate, ATTN_USE_D_BIAS, &p->d_bias_stride,
-                             &args->d_bias) &&
-         take_other_gradient(c, KEY_dscores, KEY_scores, false, like, accumulate, 0, &p->d_scores_stride, &args->d_scores) &&
-         take_other_gradient(c, KEY_dscore_weight, KEY_score_weight, false, like, accumulate, ATTN_USE_D_SCORE_WEIGHT, NULL,
-                             &args->d_score_weight) &&
-         take_other_gradient(c, KEY_dsinks, KEY_sinks, true, like, accumulate, ATTN_USE_D_SINKS, NULL, &args->d_sinks) &&
-         take_other_gradient(c, KEY_dalibi_slopes, KEY_alibi, true, like, accumulate, ATTN_USE_D_ALIBI, NULL,
-                             &args->d_alibi_slopes);
+         take_other_gradient(c, KEY_dbias, KEY_bias, false, like, accumulate, &p->d_bias_stride, &args->d_bias) &&
+         take_other_gradient(c, KEY_dscores, KEY_scores, false, like, accumulate, &p->d_scores_stride, &args->d_scores) &&
+         take_other_gradient(c, KEY_dscore_weight, KEY_score_weight, false, like, accumulate, NULL, &args->d_score_weight) &&
+         take_other_gradient(c, KEY_dsinks, KEY_sinks, true, like, accumulate, NULL, &args->d_sinks) &&
+         take_other_gradient(c, KEY_dalibi_slopes, KEY_alibi, true, like, accumulate, NULL, &args->d_alibi_slopes);
 }
 
 /* ---- The call -------------------------------------------------------------------------------------------------------- */
@@ -1274,6 +1299,16 @@ static PyObject *gradient_tuple(call *c) {
     c->gradient[i] = NULL;
   }
   return result;
+}
+
+void call_list_uses(uint32_t uses, char *text, size_t bytes) {
+  size_t used = 0;
+  snprintf(text, bytes, "none");
+  for (int i = 0; i < KEYWORD_USES; i++)
+    if (uses & keyword_uses[i].use && used < bytes)
+      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", keyword_names[keyword_uses[i].key]);
+  if (uses & ATTN_USE_FULL_KEY_BLOCKS && used < bytes)
+    snprintf(text + used, bytes - used, ", full_kv_num_blocks and full_kv_indices of key_blocks");
 }
 
 PyObject *call_finish(call *c, bool succeeded) {

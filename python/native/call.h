@@ -110,6 +110,9 @@ bool call_build(call *c, bool make_outputs);
 void *read_vector(holdings *held, PyObject *given, const char *name, bool integers, int64_t expected, const char *hint,
                   int64_t *count);
 
+/* The arrays of the bits of attn_problem.uses, by their keywords. */
+void call_list_uses(uint32_t uses, char *text, size_t bytes);
+
 /* Ends the call: o, (o, lse), or the gradients; NULL with the exception that is set. */
 PyObject *call_finish(call *c, bool succeeded);
 

@@ -97,30 +97,6 @@ static void release_bound(PyObject *capsule) {
   free(b);
 }
 
-/* The arrays of the bits of attn_problem.uses, by their keywords. */
-static void list_uses(uint32_t uses, char *text, size_t bytes) {
-  static const char *const names[] = {"lse",
-                                      "bias",
-                                      "mask",
-                                      "kv_len",
-                                      "q_len",
-                                      "row_len",
-                                      "cu_seqlens_q",
-                                      "alibi",
-                                      "sinks",
-                                      "score_weight",
-                                      "page_table",
-                                      "state",
-                                      "k_scale, v_scale",
-                                      "key_blocks",
-                                      "full_kv_num_blocks and full_kv_indices of key_blocks"};
-  size_t used = 0;
-  snprintf(text, bytes, "none");
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (uses >> i & 1 && used < bytes)
-      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", names[i]);
-}
-
 /* The first thing that the plan and the call do not share, in words. */
 static void tell_difference(const request *plan, const request *now) {
   const attn_problem *a = &plan->problem, *b = &now->problem;
@@ -145,8 +121,8 @@ static void tell_difference(const request *plan, const request *now) {
                {"pages", a->pages, b->pages}};
   if (a->uses != b->uses) {
     char was[160], is[160];
-    list_uses(a->uses, was, sizeof was);
-    list_uses(b->uses, is, sizeof is);
+    call_list_uses(a->uses, was, sizeof was);
+    call_list_uses(b->uses, is, sizeof is);
     PyErr_Format(PyExc_ValueError, "the plan was made for optional arrays = %s; this call has %s", was, is);
     return;
   }
