@@ -24,7 +24,7 @@ def test_page(page):
     found, left_out = blocks(page), []
     assert found
     for line, code in found:
-        packages = re.findall(r"^\s*(?:import|from) (torch|transformers|ml_dtypes|onnx|pandas)", code, re.M)
+        packages = re.findall(r"^\s*(?:import|from) (torch|transformers|jax|ml_dtypes|onnx|pandas)", code, re.M)
         missing = [package for package in packages if not importlib.util.find_spec(package)]
         if missing:
             left_out.append(f"line {line} of {page}: no {missing[0]}")
