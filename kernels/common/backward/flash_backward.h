@@ -92,14 +92,14 @@ static void add_ranges(const backward_task *t, int64_t ranges, int64_t head, int
   }
 }
 
-/* dQ of FINISH_ROWS rows. */
+/* dQ of TASK_ROWS rows. */
 static void finish_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
                            void *scratch) {
   const backward_task t = task_of(schedule, args, task, memory, scratch);
   const attn_sequence *seq = &t.unit.seq;
-  const int64_t group = attn_group(t.p), head = task.item % group, first = task.item / group * FINISH_ROWS;
+  const int64_t group = attn_group(t.p), head = task.item % group, first = task.item / group * TASK_ROWS;
   const int64_t ranges = ceil_div(seq->len_k, range_keys(seq->len_k));
-  const int64_t end = min64(first + FINISH_ROWS, attn_rows(t.p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
+  const int64_t end = min64(first + TASK_ROWS, attn_rows(t.p, seq)), full = ranges > 0 ? min64(end, seq->len_q) : 0;
   if (first < full) add_ranges(&t, ranges, head, first, full - first);
   finish_query_rows(&t, head, first, full, end, d_q_of(&t, 0, head, first), floats_at(scratch, t.at->d_k));
 }
@@ -113,9 +113,10 @@ static inline bool backward_plan(const attn_problem *p, const attn_machine *mach
   (void)machine;
   if (!backward_layout_of(p, at)) return false;
   schedule->phases = wants_score_gradients(p) ? 4 : 3;
-  schedule->items[TERMS_PHASE] = attn_group(p);
+  const int64_t row_tasks = attn_group(p) * max64(1, ceil_div(p->seq_q, TASK_ROWS));
+  schedule->items[TERMS_PHASE] = row_tasks;
   schedule->items[RANGE_PHASE] = at->ranges;
-  schedule->items[QUERY_PHASE] = k_dimensions(p) ? attn_group(p) * max64(1, ceil_div(p->seq_q, FINISH_ROWS)) : 1;
+  schedule->items[QUERY_PHASE] = k_dimensions(p) ? row_tasks : 1;
   schedule->items[SCORE_PHASE] = attn_group(p);
   schedule->row_block = BACKWARD_ROWS;
   schedule->key_block = BACKWARD_KEYS;

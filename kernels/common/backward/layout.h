@@ -17,7 +17,7 @@ enum {
   BACKWARD_ROWS = 192,
   BACKWARD_TILES = BACKWARD_ROWS / TILE_ROWS,
   SCORE_STRIDE = BACKWARD_KEYS + 16,              /* an odd number of lines: a column uses all sets of level 1 */
-  FINISH_ROWS = 256,                              /* dQ is added up by tasks of so many rows */
+  TASK_ROWS = 256,                                /* terms are found, and dQ is added up, by tasks of so many rows */
   KEPT_STRIDE = BACKWARD_KEYS + 2 * PHILOX_GROUP, /* a block's keys and what their groups have beside */
   PAIR_KEYS = 128,                                /* two ranges from 4 times as many keys on, four from 16 times */
   MOST_RANGES = 8                                 /* so memory grows by the length, not its square */

@@ -103,19 +103,21 @@ static void end_terms(const head_terms *t, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) t->minus_lse[i] = -INFINITY, t->minus_delta[i] = 0.0f;
 }
 
+/* Task `item`: TASK_ROWS rows of a head; the last one also ends the terms. */
 static void query_terms(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
   const attn_problem *p = &schedule->problem;
   const backward_layout *at = backward_layout_in(schedule);
-  const int64_t b = attn_batch_of_unit(p, task.unit);
+  const int64_t b = attn_batch_of_unit(p, task.unit), group = attn_group(p), head = task.item % group;
+  const int64_t first = task.item / group * TASK_ROWS, next = first + TASK_ROWS;
   const head_terms t = {.p = p,
                         .args = args,
                         .seq = attn_sequence_of(p, args, b),
-                        .h = attn_head_of_unit(p, task.unit) + task.item,
-                        .minus_lse = floats_at(unit, at->minus_lse) + task.item * at->rows,
-                        .minus_delta = floats_at(unit, at->minus_delta) + task.item * at->rows,
+                        .h = attn_head_of_unit(p, task.unit) + head,
+                        .minus_lse = floats_at(unit, at->minus_lse) + head * at->rows,
+                        .minus_delta = floats_at(unit, at->minus_delta) + head * at->rows,
                         .copies = {floats_at(scratch, at->d_o), floats_at(scratch, at->d_o) + at->v_floats}};
-  find_terms(&t, 0, t.seq.len_q);
-  end_terms(&t, t.seq.len_q, at->rows);
+  find_terms(&t, first, min64(next, t.seq.len_q));
+  end_terms(&t, max64(first, t.seq.len_q), next < p->seq_q ? next : at->rows);
 }
 
 #endif
