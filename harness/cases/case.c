@@ -109,6 +109,7 @@ static void build_score(bench_case *bench) {
   p->score = (attn_score)bench_spec_index(&bench->spec, AXIS_SCORE);
   if (!is(bench, AXIS_SCALE, "default")) p->scale = (float)bench_spec_real(&bench->spec, AXIS_SCALE);
   p->softcap = (float)bench_spec_real(&bench->spec, AXIS_SOFTCAP);
+  p->dropout = (float)bench_spec_real(&bench->spec, AXIS_DROPOUT);
 }
 
 /* The inputs that a word brings with it. */
@@ -191,6 +192,7 @@ static void build_run(bench_case *bench) {
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
   bench->cache = (bench_cache)bench_spec_index(&bench->spec, AXIS_CACHE);
   bench->steady = bench_spec_int(&bench->spec, AXIS_STEADY) == 1;
+  bench->both = is(bench, AXIS_PASS, "both");
   bench->made_for_row = is(bench, AXIS_MADE_FOR, "row");
   bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
 }
@@ -301,7 +303,7 @@ static void spread_gradient(attn_problem *p, attn_operand_id which) {
 /* The problem's gradients. What writes LSE becomes what depends on it. */
 static void build_gradients(bench_case *bench) {
   attn_problem *p = &bench->problem;
-  if (!is(bench, AXIS_PASS, "backward")) return;
+  if (is(bench, AXIS_PASS, "forward")) return;
   if (attn_uses(p, ATTN_USE_LSE)) p->uses |= ATTN_USE_D_LSE;
   for (int i = 0; i < ATTN_GRADIENT_USES && is(bench, AXIS_GRADIENTS, "all"); i++)
     if (attn_uses(p, attn_gradient_uses[i].of)) p->uses |= attn_gradient_uses[i].gradient;

@@ -19,6 +19,7 @@ typedef struct bench_case {
   int threads;
   bench_cache cache;
   bool steady;             /* attn_options.steady */
+  bool both;               /* the problem's gradients, behind the attention that they are of */
   uint64_t seed;           /* for generated inputs; derived from --seed and the case id */
   char layout[BENCH_WORD]; /* for people: the strides of the problem are what counts */
   char layer[BENCH_WORD];  /* "" = attention alone; or a layer around it (layer_info.h) */
@@ -87,6 +88,12 @@ double bench_work_pairs(const attn_problem *problem, const attn_args *args);
  * + 2 dim_v for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. Of gradients 3 times what the
  * scores take, and 4 dim_v. */
 double bench_work_flops(const attn_problem *problem, double pairs);
+
+/* The attention whose gradients a problem asks for, with LSE. */
+attn_problem bench_forward_of(const attn_problem *gradients);
+
+/* Operations of a case's call: of both passes where it has both. */
+double bench_case_flops(const bench_case *bench, double pairs);
 
 typedef double bench_operation_flops(const attn_problem *problem, double pairs);
 extern bench_operation_flops *const bench_operations[]; /* one for each attn_operation */

@@ -124,6 +124,18 @@ double bench_work_pairs(const attn_problem *p, const attn_args *args) {
 
 double bench_work_flops(const attn_problem *p, double pairs) { return bench_operations[p->operation](p, pairs); }
 
+attn_problem bench_forward_of(const attn_problem *gradients) {
+  attn_problem p = *gradients;
+  p.operation = ATTN_FORWARD;
+  p.uses &= ~attn_operations[ATTN_FORWARD].refused;
+  return p;
+}
+
+double bench_case_flops(const bench_case *bench, double pairs) {
+  const attn_problem forward = bench_forward_of(&bench->problem);
+  return bench_work_flops(&bench->problem, pairs) + (bench->both ? bench_work_flops(&forward, pairs) : 0);
+}
+
 double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }

@@ -95,6 +95,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   bench_verdict verdict = {.status = BENCH_PASS};
   *ran = 0;
   set &= bench_answers[tensors->problem.operation].structure;
+  if (tensors->problem.dropout > 0) set &= 1u << BENCH_STRUCTURE_threads; /* in other places, others are dropped */
   if (!choose_sequence(&s)) return verdict;
   if (!bench_view_gather_keys(&s)) bench_set_reason(&verdict, BENCH_ERROR, "out of memory: copies of keys and values");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {

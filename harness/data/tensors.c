@@ -157,8 +157,24 @@ attn_args bench_used_args(const attn_problem *p, const attn_args *given) {
   return args;
 }
 
+attn_args bench_forward_args(const attn_args *gradients) {
+  const attn_operation_info *forward = &attn_operations[ATTN_FORWARD];
+  attn_args args = *gradients;
+#define TENSOR(constant, member, ...) \
+  if (!((forward->inputs | forward->outputs) >> ATTN_OPERAND_##constant & 1)) args.member = NULL;
+#include "kernels/common/problem/tensors.def"
+#undef TENSOR
+  return args;
+}
+
+bool bench_is_rewritten(const bench_tensors *t, bench_tensor which) {
+  return t->both && attn_operations[ATTN_FORWARD].outputs >> which & 1;
+}
+
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {
   if (!allocate_all(&bench->problem, is_latent(bench), tensors, guard)) return false;
+  tensors->args.seed = bench->seed;
+  tensors->both = bench->both;
   if (bench_tensors_fill(bench, tensors)) return true;
   bench_tensors_destroy(tensors);
   return false;
@@ -174,6 +190,8 @@ bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tens
 
 bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
   if (!allocate_all(&source->problem, source->buffers[BENCH_V].within_k, copy, BENCH_GUARD_ZONES)) return false;
+  copy->args.seed = source->args.seed;
+  copy->both = source->both;
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const bench_buffer *from = &source->buffers[i];
     if (!from->present || from->within_k) continue;

@@ -46,6 +46,7 @@ typedef struct bench_tensors {
   attn_problem problem;  /* their case's */
   bench_buffer *buffers; /* [BENCH_TENSORS] */
   size_t bytes;          /* allocated in all */
+  bool both;             /* calls have both passes: the first writes the outputs of attention, the second reads them */
   int v_step;            /* how often bench_tensors_renew_v() changed V */
   bool v_powers;         /* and whether by powers of two as well */
 
@@ -78,6 +79,9 @@ bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensor
 /* The arguments without pointers that the problem does not use, which libattn refuses. */
 attn_args bench_used_args(const attn_problem *problem, const attn_args *args);
 
+/* The same for the attention whose gradients these are arguments of; quick enough to be timed with the call. */
+attn_args bench_forward_args(const attn_args *gradients);
+
 /* Fills the outputs (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. At most so
  * many threads: others would spin on beside what is timed next. */
 void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int threads);
@@ -109,9 +113,13 @@ bool bench_tensors_marks_are_overwritten(const bench_tensors *tensors);
 /* Undoes bench_tensors_freshen(), but for the output. */
 void bench_tensors_restore(bench_tensors *tensors, int threads);
 
-/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns, without gaps. What is linear in
+/* Whether a call writes this input before it reads it. */
+bool bench_is_rewritten(const bench_tensors *tensors, bench_tensor which);
+
+/* A 64-bit hash of everything that calls only read, and of the outputs it owns, without gaps. What is linear in
  * V is divided by its factor; zeros have no sign in it, and all NaN are alike. */
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
+uint64_t bench_tensors_rewritten_hash(const bench_tensors *tensors); /* of the inputs that calls write first */
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
 
 /* A hash of bytes one behind the other; `hash` is that of what came before them. */

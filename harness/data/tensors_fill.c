@@ -362,10 +362,8 @@ static const char *kernel_for(const attn_problem *p) {
 
 /* o and lse of the tensors' other inputs. False if memory is short. */
 static bool attend(const bench_case *bench, bench_tensors *tensors) {
-  attn_problem p = bench->problem;
+  const attn_problem p = bench_forward_of(&bench->problem);
   attn_plan *plan = NULL;
-  p.operation = ATTN_FORWARD;
-  p.uses &= ~attn_operations[ATTN_FORWARD].refused;
   const attn_args args = bench_used_args(&p, &tensors->args);
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel_for(&p), .threads = bench_threads_held());
   bool fine = attn_plan_create(&p, &options, &plan) == ATTN_OK;

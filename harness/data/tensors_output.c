@@ -176,14 +176,18 @@ uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
   return walk.hash;
 }
 
-uint64_t bench_tensors_input_hash(const bench_tensors *tensors) {
+static uint64_t hash_inputs(const bench_tensors *tensors, bool rewritten) {
   uint64_t hash = 0;
   for (int i = 0; i < BENCH_TENSORS; i++) {
     const bench_buffer *t = &tensors->buffers[i];
-    if (t->present && !t->output) hash = bench_hash_bytes(hash, t->data, t->bytes);
+    if (t->present && !t->output && bench_is_rewritten(tensors, (bench_tensor)i) == rewritten)
+      hash = bench_hash_bytes(hash, t->data, t->bytes);
   }
   return hash;
 }
+
+uint64_t bench_tensors_input_hash(const bench_tensors *tensors) { return hash_inputs(tensors, false); }
+uint64_t bench_tensors_rewritten_hash(const bench_tensors *tensors) { return hash_inputs(tensors, true); }
 
 /* ---- Damage ---------------------------------------------------------------------------------------------------------- */
 

@@ -101,7 +101,7 @@ static int describe(const bench_case *bench, char id[ATTNBENCH_ID], int64_t size
   if (!tokens) return 0;
   const attn_args args = count_tokens(bench, tokens, tokens + p->batch);
   memcpy(sizes, (int64_t[6]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk}, 6 * sizeof *sizes);
-  work[0] = bench_work_flops(p, bench_work_pairs(p, &args));
+  work[0] = bench_case_flops(bench, bench_work_pairs(p, &args));
   work[1] = bench_work_bytes(p, &args);
   free(tokens);
   return 1;

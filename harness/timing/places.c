@@ -56,27 +56,29 @@ static bool draw_workspace(bench_trial *t, bench_place *place, source *from) {
   return place->memory;
 }
 
-/* The plan that was checked, made again: by another copy of its build, if there are some. By the kernel's name, because a
- * copy may choose another one; but the automatic choice may take several kernels for packed sequences, or for a prefix that
- * they share. */
-static bool draw_plan(const bench_trial *t, bench_place *place, int index, const attn_problem *problem, source *from) {
+/* The plan that was checked, made again by the place's build. By the kernel's name, because a copy may choose another one;
+ * but the automatic choice may take several kernels for packed sequences, or for a prefix that they share. */
+static bool draw_plan(const bench_trial *t, bench_place *place, const attn_plan *checked, const attn_problem *problem,
+                      source *from, attn_plan **plan) {
   const bench_build *own = bench_trial_build(t);
-  place->build = t->copies ? &t->copies->build[index % t->copies->count] : own;
-  if (!t->plan) return true; /* a layer keeps its own */
+  if (!checked) return true; /* a layer keeps its own */
   char name[BENCH_BUILD_KERNEL];
-  bench_build_kernel(place->build, own, own->plan_kernel(t->plan), name);
+  bench_build_kernel(place->build, own, own->plan_kernel(checked), name);
   const bool by_name = !t->automatic || !(attn_shares_prefix(problem) || attn_uses(problem, ATTN_USE_VARLEN));
   const attn_options options =
       ATTN_STRUCT(attn_options, .kernel = by_name ? name : NULL, .threads = t->threads, .steady = t->steady);
   void *gap = malloc(LINE + draw(from, MOST_PLAN_GAP));
-  const bool made = bench_build_plan(place->build, problem, &options, &place->plan) == ATTN_OK;
+  const bool made = bench_build_plan(place->build, problem, &options, plan) == ATTN_OK;
   free(gap);
-  return made && place->build->plan_workspace(place->plan) <= t->workspace_bytes;
+  return made && place->build->plan_workspace(*plan) <= t->workspace_bytes;
 }
 
 static bool draw_place(bench_trial *t, int index, const attn_problem *problem, source *from, char *error, size_t bytes) {
   bench_place *place = &t->places[index];
-  if (!draw_plan(t, place, index, problem, from))
+  const attn_problem before = bench_forward_of(problem);
+  place->build = t->copies ? &t->copies->build[index % t->copies->count] : bench_trial_build(t);
+  if (!draw_plan(t, place, t->plan, problem, from, &place->plan) ||
+      !draw_plan(t, place, t->before, &before, from, &place->before))
     return bench_say(error, bytes, "%s: its plan cannot be made again: %s", t->kernel->name, place->build->last_error());
   return draw_workspace(t, place, from) || bench_say(error, bytes, "no memory for the placements");
 }
@@ -90,7 +92,7 @@ bool bench_places_draw(bench_trial *const *trials, int count, const attn_problem
   *placing = choose_placing(trials, count, rounds);
   for (int i = 0; i < count; i++) {
     trials[i]->placing = *placing;
-    trials[i]->home = (bench_place){.build = trials[i]->build, .plan = trials[i]->plan, .workspace = trials[i]->workspace};
+    trials[i]->home = (bench_place){trials[i]->build, trials[i]->plan, trials[i]->before, trials[i]->workspace, NULL};
     trials[i]->places = calloc((size_t)placing->count, sizeof *trials[i]->places);
     if (!trials[i]->places) return bench_say(error, error_bytes, "no memory for the placements");
   }
@@ -105,6 +107,7 @@ bool bench_places_draw(bench_trial *const *trials, int count, const attn_problem
 static void move_to(bench_trial *t, const bench_place *place) {
   t->build = place->build;
   t->plan = place->plan;
+  t->before = place->before;
   t->workspace = place->workspace;
 }
 
@@ -122,6 +125,7 @@ void bench_places_return(bench_trial *const *trials, int count) {
     if (!t->places) continue;
     for (int n = 0; n < t->placing.count; n++) {
       if (t->places[n].plan) t->places[n].build->plan_destroy(t->places[n].plan);
+      if (t->places[n].before) t->places[n].build->plan_destroy(t->places[n].before);
       attn_aligned_free(t->places[n].memory);
     }
     free(t->places);

@@ -106,13 +106,15 @@ static bool open_tensors(bench_setup *s) {
   return true;
 }
 
-static bool ask_oracle(bench_setup *s) {
+bool bench_setup_ask_oracle(bench_setup *s) {
   const attn_problem *problem = &s->bench->problem;
   const attn_args *args = &s->tensors[0].args;
   const bool averages_out = !bench_spec_is(&s->bench->spec, AXIS_VALUES, "positive"); /* V has a mean of zero */
   bench_note(s, "asking the oracle", "");
+  bench_expected_destroy(s->expected);
   s->expected = bench_expected_create(problem, args, s->bench->seed, averages_out);
-  s->flops = bench_work_flops(problem, bench_work_pairs(problem, args));
+  s->expected_of = bench_tensors_rewritten_hash(&s->tensors[0]);
+  s->flops = bench_case_flops(s->bench, bench_work_pairs(problem, args));
   s->bytes = bench_work_bytes(problem, args);
   return s->expected || conclude_all(s, BENCH_ERROR, "out of memory for the oracle's answer");
 }
@@ -140,16 +142,15 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
   if (bench_layer_is(bench))
     (void)open_layer(s);
   else if (open_tensors(s))
-    (void)ask_oracle(s);
+    (void)bench_setup_ask_oracle(s);
   return s;
 }
 
 void bench_setup_close(bench_setup *s) {
   if (!s) return;
   for (int i = 0; i < s->count; i++) {
-    bench_trial_build(&s->trials[i])->plan_destroy(s->trials[i].plan);
+    bench_setup_close_plan(&s->trials[i]);
     bench_layer_unmake(s->trials[i].layer);
-    attn_aligned_free(s->trials[i].workspace);
     bench_trial_clear(&s->trials[i]);
   }
   bench_trial_clear(&s->control);
@@ -211,8 +212,10 @@ static double largest_group(const bench_setup *s) {
   return bench_group_of(least_ns);
 }
 
-/* Each call of a group has another q, and outputs of its own. */
-static bool is_own(const bench_tensors *t, int which) { return which == BENCH_Q || t->buffers[which].output; }
+/* Each call of a group has another q, and what it writes for itself. */
+static bool is_own(const bench_tensors *t, int which) {
+  return which == BENCH_Q || t->buffers[which].output || bench_is_rewritten(t, (bench_tensor)which);
+}
 
 /* Lets args point to the inputs of another copy, but keep q. Where scores are given, they are the only inputs. */
 static void share_inputs(bench_tensors *t, bench_tensors *of) {
@@ -278,17 +281,17 @@ bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kern
   return complete;
 }
 
-/* How much more a layer has to do than its attention. */
-static double layer_factor(const bench_case *bench) {
-  if (bench->invalid[0] || !bench_layer_is(bench)) return 1;
-  const double attention = bench_work_flops(&bench->problem, bench_work_typical_pairs(&bench->problem));
-  const double flops = bench_layer_flops(bench);
+/* How much more the case has to do than its problem: a layer, or the pass before. */
+static double factor_of(const bench_case *bench) {
+  if (bench->invalid[0]) return 1;
+  const double pairs = bench_work_typical_pairs(&bench->problem), attention = bench_work_flops(&bench->problem, pairs);
+  const double flops = bench_layer_is(bench) ? bench_layer_flops(bench) : bench_case_flops(bench, pairs);
   return attention > 0 && flops > 0 ? flops / attention : 1;
 }
 
 double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings) {
-  const double factor = layer_factor(bench);
+  const double factor = factor_of(bench);
   double calls_s = 0, samples_s = 0; /* for one call of each kernel that runs, and one sample of each that is timed */
   for (int i = 0; i < count; i++) {
     if (bench_refusal(bench, kernels, count, i)) continue;

@@ -99,10 +99,11 @@ typedef struct bench_setup {
   int64_t
       turn; /* place in the rotation: the trials use one copy after the other, so that each is cold when it is used again */
   bench_expected *expected;
-  bench_layer *layer;  /* instead of tensors and expected */
-  double flops, bytes; /* for one call */
-  uint64_t input_hash; /* hash of tensors[0] before anything was timed */
-  bool inputs_lost;    /* a kernel has overwritten them */
+  uint64_t expected_of; /* the rewritten inputs that it is of */
+  bench_layer *layer;   /* instead of tensors and expected */
+  double flops, bytes;  /* for one call */
+  uint64_t input_hash;  /* hash of tensors[0] before anything was timed */
+  bool inputs_lost;     /* a kernel has overwritten them */
 
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
@@ -122,6 +123,9 @@ const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings);
 void bench_setup_close(bench_setup *setup); /* NULL is fine */
+
+/* Lets the oracle answer to tensors[0]. False, with verdicts, if memory is short. */
+bool bench_setup_ask_oracle(bench_setup *setup);
 
 /* The clock and counters that measure the case. */
 const bench_meter *bench_setup_meter(const bench_setup *setup);

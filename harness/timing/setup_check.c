@@ -65,6 +65,38 @@ static bool open_workspace(bench_trial *t, size_t bytes) {
   return t->workspace || bench_conclude(t, BENCH_ERROR, "out of memory for a workspace of %zu bytes", bytes);
 }
 
+static bool is_like(const attn_kernel_info *forward, const attn_kernel_info *gradients) {
+  return !strncmp(forward->algorithm, gradients->algorithm,
+                  strlen(forward->algorithm)); /* "flash_backward" is like "flash" */
+}
+
+/* The kernel for the pass before: of the tier of this one, and of its algorithm where there is such a one; NULL, which is
+ * the library's choice, where there is none, or this one is chosen, too. */
+static const char *choose_before(const bench_trial *t, const attn_problem *before) {
+  const attn_kernel_info *chosen = NULL;
+  for (int i = attn_kernel_count() - 1; i >= 0 && !t->automatic; i--) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const bool fits = !strcmp(kernel->isa, t->kernel->isa) && !strcmp(kernel->library, t->kernel->library);
+    const bool better = !chosen || is_like(kernel, t->kernel) || !is_like(chosen, t->kernel);
+    if (fits && better && !attn_kernel_rejects(kernel, before)) chosen = kernel;
+  }
+  return chosen ? chosen->name : NULL;
+}
+
+/* What runs before gradients, in a case with both. */
+static bool open_before(bench_setup *s, bench_trial *t) {
+  const bench_build *build = bench_trial_build(t);
+  const attn_problem before = bench_forward_of(&s->bench->problem);
+  attn_options options = options_of(s, t);
+  if (!s->bench->both) return true;
+  options.kernel = choose_before(t, &before);
+  if (bench_build_plan(build, &before, &options, &t->before) != ATTN_OK)
+    return bench_conclude(t, BENCH_ERROR, "forward pass: %s", build->last_error());
+  if (s->settings->timed) t->plan_ns += time_plan(build, &before, &options);
+  bench_warn(t, "forward pass by %s", build->plan_kernel(t->before));
+  return true;
+}
+
 static bool open_plan(bench_setup *s, bench_trial *t) {
   const attn_options options = options_of(s, t);
   const bench_build *build = bench_trial_build(t);
@@ -73,8 +105,10 @@ static bool open_plan(bench_setup *s, bench_trial *t) {
     return bench_conclude(t, status == ATTN_UNSUPPORTED && options.steady ? BENCH_SKIP : BENCH_ERROR, "%s",
                           build->last_error());
   if (s->settings->timed) t->plan_ns = time_plan(build, &s->bench->problem, &options);
+  if (!open_before(s, t)) return false;
   name_choice(s, t);
-  return open_workspace(t, build->plan_workspace(t->plan));
+  const size_t before = t->before ? build->plan_workspace(t->before) : 0, bytes = build->plan_workspace(t->plan);
+  return open_workspace(t, bytes > before ? bytes : before);
 }
 
 static bool open_layer(bench_setup *s, bench_trial *t) {
@@ -89,8 +123,9 @@ static bool open_layer(bench_setup *s, bench_trial *t) {
 
 void bench_setup_close_plan(bench_trial *t) {
   bench_trial_build(t)->plan_destroy(t->plan);
+  bench_trial_build(t)->plan_destroy(t->before);
   attn_aligned_free(t->workspace);
-  t->plan = NULL;
+  t->plan = t->before = NULL;
   t->workspace = NULL;
 }
 
@@ -131,11 +166,34 @@ static void guess_call_time(bench_trial *t) {
   }
 }
 
+/* The outputs of the forward pass against the oracle. They are inputs of gradients: of other bits, these have another
+ * answer.
+ */
+static bool check_before(bench_setup *s, bench_trial *t) {
+  const attn_problem before = bench_forward_of(&s->bench->problem);
+  const attn_args args = bench_forward_args(&t->tensors->args);
+  for (int i = 0; i < BENCH_TENSORS; i++)
+    if (bench_is_rewritten(t->tensors, (bench_tensor)i) && t->tensors->buffers[i].present)
+      memset(t->tensors->buffers[i].data, BENCH_INPUT_POISON, t->tensors->buffers[i].bytes);
+  if (bench_trial_call_before(t, 0) != ATTN_OK)
+    return bench_conclude(t, BENCH_ERROR, "forward pass: %s", bench_trial_build(t)->last_error());
+  bench_expected *expected = bench_expected_create(&before, &args, s->bench->seed, t->zero_mean);
+  if (!expected) return bench_conclude(t, BENCH_ERROR, "out of memory for the oracle's answer");
+  bench_verdict verdict = bench_check_values(expected, &args, &t->before_numerics);
+  if (verdict.status == BENCH_PASS)
+    verdict = bench_check_other_values(expected, &args, &t->before_numerics,
+                                       attn_kernel_find(bench_trial_build(t)->plan_kernel(t->before)));
+  bench_expected_destroy(expected);
+  if (verdict.status != BENCH_PASS) return bench_conclude(t, verdict.status, "forward pass: %.350s", verdict.reason);
+  return bench_tensors_rewritten_hash(t->tensors) == s->expected_of || bench_setup_ask_oracle(s);
+}
+
 static void check_output(bench_setup *s, bench_trial *t) {
   t->tensors = s->tensors;
   t->tensor_count = 1;
   t->zero_mean = s->expected && s->expected->zero_mean;
   if (!(s->layer ? open_layer(s, t) : open_plan(s, t))) return;
+  if (t->before && !check_before(s, t)) return;
   if (t->layer) {
     t->verdict = bench_layer_check(t->layer, &t->numerics, t->workspace, t->workspace_bytes);
   } else {

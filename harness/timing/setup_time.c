@@ -229,13 +229,14 @@ static double best_slice(const bench_setup *s, const attn_peak_loop *loop) {
   return best;
 }
 
-/* The best rate of the kernel's loop. A library's kernel chooses its instructions itself: for it, the quickest loop of this
- * CPU counts. The best slice counts, of those beside the samples and as many more, so that a disturbed one makes no error.
+/* The best rate of the kernel's loop. A library's kernel chooses its instructions itself, and a pass before may be of
+ * another tier: for them, the quickest loop of this CPU counts. The best slice counts, of those beside the samples and as
+ * many more, so that a disturbed one makes no error.
  */
 static double peak_of(const bench_setup *s, const bench_trial *t) {
   const attn_peak_loop *loop;
   double best = fmax(largest(t->samples.loop_rate, t->samples.rounds), best_slice(s, t->peak));
-  for (int n = 0; t->kernel->library[0] && (loop = attn_peak_get(n)); n++)
+  for (int n = 0; (t->kernel->library[0] || t->before) && (loop = attn_peak_get(n)); n++)
     if (attn_peak_usable(loop->isa)) best = fmax(best, best_slice(s, loop));
   return best * s->bench->threads;
 }

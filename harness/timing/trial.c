@@ -44,20 +44,36 @@ static void widen(attn_numerics *to, const attn_numerics *by) {
   to->query_rounding = fmax(to->query_rounding, by->query_rounding);
 }
 
-void bench_trial_declare(bench_trial *t) {
+/* By the kernels that a plan takes for the sequences. */
+static void widen_by_plan(const bench_trial *t, const attn_plan *plan, attn_numerics *numerics) {
   const bench_build *build = bench_trial_build(t);
-  t->numerics = t->kernel->numerics;
-  if (t->layer || !t->automatic || !build->plan_kernel_of) return;
   const attn_problem *p = &t->tensors->problem;
+  if (t->layer || !t->automatic || !build->plan_kernel_of) return;
   for (int64_t b = 0; b < p->batch; b++) {
     const int64_t queries = attn_sequence_of(p, &t->tensors->args, b).len_q;
-    const attn_kernel_info *kernel = attn_kernel_find(build->plan_kernel_of(t->plan, queries));
-    if (kernel) widen(&t->numerics, &kernel->numerics);
+    const attn_kernel_info *kernel = attn_kernel_find(build->plan_kernel_of(plan, queries));
+    if (kernel) widen(numerics, &kernel->numerics);
   }
+}
+
+void bench_trial_declare(bench_trial *t) {
+  t->numerics = t->kernel->numerics;
+  widen_by_plan(t, t->plan, &t->numerics);
+  if (!t->before) return;
+  const attn_kernel_info *before = attn_kernel_find(bench_trial_build(t)->plan_kernel(t->before));
+  t->before_numerics = before ? before->numerics : t->numerics;
+  widen_by_plan(t, t->before, &t->before_numerics);
+}
+
+attn_status bench_trial_call_before(const bench_trial *t, int64_t turn) {
+  const attn_args args = bench_forward_args(&tensors_of(t, turn)->args);
+  return bench_trial_build(t)->plan_run(t->before, &args, t->workspace, t->workspace_bytes);
 }
 
 attn_status bench_trial_call(const bench_trial *t, int64_t turn) {
   if (t->layer) return bench_layer_call(t->layer, t->workspace, t->workspace_bytes);
+  const attn_status status = t->before ? bench_trial_call_before(t, turn) : ATTN_OK;
+  if (status != ATTN_OK) return status;
   return bench_trial_build(t)->plan_run(t->plan, &tensors_of(t, turn)->args, t->workspace, t->workspace_bytes);
 }
 
@@ -97,13 +113,19 @@ const char *bench_trial_look(const bench_trial *t, int64_t turn) {
              : "skips work: a timed call did not write all of its output";
 }
 
+static bench_verdict check_row(const bench_trial *t, const attn_problem *p, const attn_args *args,
+                               const attn_numerics *numerics, uint64_t random) {
+  return t->by_kernel ? bench_check_odd_row(p, args, numerics, t->zero_mean, random, t->kernel, t->threads)
+                      : bench_check_row(p, args, numerics, t->zero_mean, random);
+}
+
 const char *bench_trial_look_closely(const bench_trial *t, int64_t turn, uint64_t random, char *text, size_t bytes) {
   if (t->layer) return NULL;
   const bench_tensors *tensors = tensors_of(t, turn);
-  const attn_problem *p = &tensors->problem;
-  const bench_verdict verdict =
-      t->by_kernel ? bench_check_odd_row(p, &tensors->args, &t->numerics, t->zero_mean, random, t->kernel, t->threads)
-                   : bench_check_row(p, &tensors->args, &t->numerics, t->zero_mean, random);
+  const attn_problem before = bench_forward_of(&tensors->problem);
+  const attn_args args = bench_forward_args(&tensors->args);
+  bench_verdict verdict = check_row(t, &tensors->problem, &tensors->args, &t->numerics, random);
+  if (verdict.status == BENCH_PASS && t->before) verdict = check_row(t, &before, &args, &t->before_numerics, random);
   if (verdict.status == BENCH_PASS) return NULL;
   (void)bench_say(text, bytes, "skips work: wrong on inputs that no call has seen: %.250s", verdict.reason);
   return text;

@@ -31,6 +31,7 @@ typedef struct bench_samples {
 typedef struct bench_place {
   const bench_build *build; /* NULL: attnbench's own */
   attn_plan *plan;          /* NULL: of a layer */
+  attn_plan *before;        /* or NULL: bench_trial.before */
   void *workspace, *memory; /* memory: to be freed */
 } bench_place;
 
@@ -47,6 +48,9 @@ typedef struct bench_trial {
   const bench_build *build;   /* whose plan it is; NULL: attnbench's own */
   const bench_copies *copies; /* the build at several places in memory; NULL: at one */
   attn_plan *plan;
+  attn_plan
+      *before; /* NULL, or what each call runs first, in the same workspace: the attention of a case with both passes */
+  attn_numerics before_numerics;
   bench_layer_trial *layer;
   bench_tensors *tensors; /* [tensor_count] made with the same values; 1 for a layer */
   int tensor_count;
@@ -94,6 +98,7 @@ void bench_warn(bench_trial *trial, const char *format, ...) __attribute__((form
 
 /* One call on the tensors of a turn (any number >= 0). */
 attn_status bench_trial_call(const bench_trial *trial, int64_t turn);
+attn_status bench_trial_call_before(const bench_trial *trial, int64_t turn); /* bench_trial.before alone */
 
 /* Restores the checked inputs and poisons the output. The poison changes from round to round: NaN, or small numbers. The
  * hash of the right output stays the same, also after bench_trial_renew(), which multiplies V by a factor. */

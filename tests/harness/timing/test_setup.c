@@ -26,6 +26,7 @@ static struct {
   size_t workspace;       /* bytes that a plan asks for; 0: as many as it really does */
   int calls, rounds_in;   /* calls of its kernels; the one that changes the rounding (0: none) */
   bool overwrites;        /* its kernels change q */
+  bool spoils;            /* o of the pass before gradients is wrong */
   unsigned char *changes; /* or this byte, where they run on `of`, and the rounding */
   const attn_args *of;
   char notes[200]; /* words of bench_note() */
@@ -85,7 +86,9 @@ static attn_status plan_run(const attn_plan *plan, const attn_args *args, void *
   if (now.overwrites) ((float *)(uintptr_t)args->q)[0] += 1;
   if (now.changes || ++now.calls == now.rounds_in) (void)fesetround(FE_DOWNWARD);
   if (now.changes && args == now.of) *now.changes ^= 1;
-  return attn_plan_run(plan, args, workspace, bytes);
+  const attn_status status = attn_plan_run(plan, args, workspace, bytes);
+  if (now.spoils && !args->d_o) ((float *)args->o)[9] += 1;
+  return status;
 }
 
 static const bench_build counted = {.version = attn_version,
@@ -271,6 +274,69 @@ TEST(the_automatic_choice_names_its_kernel) {
     assert_true(s->trials[0].numerics.exp_error == error && s->trials[0].verdict.status == BENCH_PASS);
     bench_setup_close(s);
   }
+}
+
+static const char two_passes[] = "heads:2/seq:12/head_dim:8/pass:both";
+
+/* Forward and then gradients, in one workspace: operations, plans and times are those of both. */
+TEST(a_case_may_have_both_passes) {
+  bench_setup *s = open_case(two_passes, "flash_backward_c", "flash_backward_portable", &timed);
+  bench_trial *t = s->trials;
+  assert_true(s->flops == 2 * 12 * 12 * (32 + 80));
+  assert_true(bench_setup_check(s));
+  assert_int_equal(now.plans, 12);
+  for (int i = 0; i < 2; i++) {
+    expect_verdict(&t[i], BENCH_PASS, "");
+    test_contains(t[i].warnings, i ? "forward pass by flash_portable" : "forward pass by flash_c");
+    const size_t bytes = attn_plan_workspace(t[i].plan), before = attn_plan_workspace(t[i].before);
+    assert_int_equal(t[i].workspace_bytes, bytes > before ? bytes : before);
+  }
+  assert_true(s->expected_of == bench_tensors_rewritten_hash(&s->tensors[0])); /* the oracle has seen the last o */
+  t[0].call_ns = 1;
+  feigned.cache = (long long)(2.5 * s->bytes);
+  bench_setup_rotate(s);
+  assert_true(s->rotations > 1 && s->tensors[1].args.k == s->tensors[0].args.k);
+  assert_true(s->tensors[1].args.o != s->tensors[0].args.o && s->tensors[1].args.lse != s->tensors[0].args.lse);
+  bench_setup_close(s);
+}
+
+/* A forward pass that is wrong fails its check; one that becomes wrong later is seen in a look at its rows, because
+ * gradients are right for the o that it wrote. */
+TEST(a_wrong_pass_before_gradients_is_seen) {
+  char text[350];
+  now.spoils = true;
+  bench_setup *s = open_case(two_passes, "flash_backward_c", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_FAIL, "forward pass: o[batch 0, head 0, query 1");
+  bench_setup_close(s);
+  now.spoils = false;
+  s = open_case(two_passes, "flash_backward_c", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  bench_setup_rotate(s);
+  for (int spoilt = 0; spoilt < 2; spoilt++) {
+    int seen = 0;
+    uint64_t random = 1;
+    now.spoils = spoilt;
+    bench_trial_freshen(&s->trials[0], 0, &random);
+    test_ok(bench_trial_call(&s->trials[0], 0));
+    for (uint64_t n = 0; n < 200; n++) seen += bench_trial_look_closely(&s->trials[0], 0, n, text, sizeof text) != NULL;
+    assert_int_equal(seen > 0, spoilt);
+  }
+  bench_setup_close(s);
+}
+
+/* o and lse of other queries are no input that somebody changed. */
+TEST(inputs_that_calls_rewrite_are_no_damage) {
+  bench_setup *s = open_case(two_passes, "auto", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  test_contains(s->trials[0].warnings, "forward pass by ");
+  bench_setup_rotate(s);
+  s->controlled = &s->trials[0];
+  uint64_t random = 1;
+  bench_trial_freshen(&s->trials[0], 0, &random);
+  test_ok(bench_trial_call(&s->trials[0], 0));
+  assert_true(bench_setup_find_cause(s, &s->trials[0]) == NULL && !s->inputs_lost);
+  bench_setup_close(s);
 }
 
 /* Whoever stops the run after the first check leaves the second trial as it was. */
