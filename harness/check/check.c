@@ -31,10 +31,11 @@ typedef struct watched_kernel {
 /* Names the element at a byte of the packed copy, which holds one output after the other. */
 static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *text, size_t bytes) {
   bench_owned owned = {.count = 0};
-  const bench_buffer *t = NULL;
-  for (const bench_output *output = bench_outputs_of(&tensors->problem); output->right; output++) {
-    owned = bench_owned_elements(tensors, output->tensor);
-    t = &tensors->buffers[output->tensor];
+  const bench_buffer *t = tensors->buffers;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    t = &tensors->buffers[i];
+    if (!t->output) continue;
+    owned = bench_owned_elements(tensors, (bench_tensor)i);
     if (byte < (size_t)owned.count * t->element_bytes) break;
     byte -= (size_t)owned.count * t->element_bytes;
   }

@@ -85,7 +85,7 @@ static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row,
       const int64_t place = at + i * SCORE_STRIDE + v * VEC_LANES;
       const vec p = vec_load(s->p + place), factor = vec_load(s->kept + i * KEPT_STRIDE + key + v * VEC_LANES);
       vec_store(s->d_s + place, vec_unless_zero(vec_mul(p, vec_fma(factor, sum[i][v], minus_delta)), p));
-      vec_store(s->p + place, vec_mul(p, factor));
+      vec_store(s->p + place, vec_unless_zero(vec_mul(p, factor), p)); /* rows behind the last have no factors */
     }
   }
 }
