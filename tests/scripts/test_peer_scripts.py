@@ -3,6 +3,7 @@
 (.venv-peers) run on small cases; the others are absent, and a fake ggml is compiled here. Run by pytest; needs NumPy."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -332,5 +333,19 @@ def test_dense_layers_beside_pytorchs(tmp_path):
     done = run_script("torch_linear.py", *arguments, folder=tmp_path, library=(), modules={"torch": LINEAR_TORCH},
                       FAKE_TORCH="wrong")
     assert done.returncode == 1 and "FAIL: differs from the baseline by" in done.stdout
-    done = run_script("torch_linear.py", folder=tmp_path, library=(), modules={"torch": ABSENT.format("torch")})
-    assert done.returncode == 77 and "scripts/peers/setup.sh torch" in done.stdout
+    for script in ("torch_linear.py", "torch_gradients.py"):
+        done = run_script(script, folder=tmp_path, library=(), modules={"torch": ABSENT.format("torch")})
+        assert done.returncode == 77 and "scripts/peers/setup.sh torch" in done.stdout
+
+
+@needs_library
+@pytest.mark.parametrize("passes", ["backward", "both"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_beside_pytorchs_and_jaxs(tmp_path, dtype, passes):
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    arguments = ["--only", "48 x 64", "--rounds", "6", "--dtype", dtype, "--pass", passes]
+    done = run_script("torch_gradients.py", *arguments, folder=tmp_path, library=())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"best peer over ours, {dtype}, {passes}, 1 threads.*\n48 x 64 x 64 causal +[0-9.]+ x, ", done.stdout)
+    assert all(peer in done.stdout for peer in ("torch_flash", "torch_math", "jax"))
