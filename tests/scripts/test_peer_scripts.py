@@ -344,7 +344,7 @@ def test_dense_layers_beside_pytorchs(tmp_path):
 def test_gradients_beside_pytorchs_and_jaxs(tmp_path, dtype, passes):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    arguments = ["--only", "48 x 64", "--rounds", "6", "--dtype", dtype, "--pass", passes]
+    arguments = ["--only", "48 x 64 x 64", "--rounds", "6", "--dtype", dtype, "--pass", passes]
     done = run_script("torch_gradients.py", *arguments, folder=tmp_path, library=())
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"best peer over ours, {dtype}, {passes}, 1 threads.*\n48 x 64 x 64 causal +[0-9.]+ x, ", done.stdout)
