@@ -119,7 +119,7 @@ bool bench_is_rewritten(const bench_tensors *tensors, bench_tensor which);
 /* A 64-bit hash of everything that calls only read, and of the outputs it owns, without gaps. What is linear in
  * V is divided by its factor; zeros have no sign in it, and all NaN are alike. */
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
-uint64_t bench_tensors_rewritten_hash(const bench_tensors *tensors); /* of the inputs that calls write first */
+uint64_t bench_tensors_rewritten_hash(const bench_tensors *tensors); /* the inputs that calls write first */
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
 
 /* A hash of bytes one behind the other; `hash` is that of what came before them. */

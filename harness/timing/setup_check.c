@@ -83,7 +83,7 @@ static const char *choose_before(const bench_trial *t, const attn_problem *befor
   return chosen ? chosen->name : NULL;
 }
 
-/* What runs before gradients, in a case with both. */
+/* The pass before gradients, in a case with both. */
 static bool open_before(bench_setup *s, bench_trial *t) {
   const bench_build *build = bench_trial_build(t);
   const attn_problem before = bench_forward_of(&s->bench->problem);

@@ -44,7 +44,7 @@ static void widen(attn_numerics *to, const attn_numerics *by) {
   to->query_rounding = fmax(to->query_rounding, by->query_rounding);
 }
 
-/* By the kernels that a plan takes for the sequences. */
+/* Takes in the kernels that a plan has for the sequences. */
 static void widen_by_plan(const bench_trial *t, const attn_plan *plan, attn_numerics *numerics) {
   const bench_build *build = bench_trial_build(t);
   const attn_problem *p = &t->tensors->problem;
