@@ -58,7 +58,7 @@ enum {
   MOST_COLUMNS = 256,      /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
   FEW_DEPTH = 4096,        /* elements of few rows that are gathered at once: their part of X stays in L1 or L2 */
-  SQUARE = 16,             /* columns of W are packed in squares */
+  SQUARE = 32,             /* columns of W are packed in squares */
   PAD = 16                 /* floats that keep rows off each other's cache sets */
 };
 
@@ -324,18 +324,22 @@ static void round_step(const attn_product *product, int64_t panel, int64_t depth
     }
 }
 
-/* A panel of float32 as it is: rows of W, or squares of its columns, so that lines of both stay in level 1. */
-static void copy_panel(const attn_product_weights *w, int64_t first, int64_t width, float *to) {
-  const int64_t count = min64(width, w->columns - first), down = w->stride_depth, across = w->stride_column;
-  const float *from = (const float *)w->weight + first * across;
-  for (int64_t begin = 0; begin < w->depth; begin += SQUARE) {
-    const int64_t end = min64(begin + SQUARE, w->depth);
-    for (int64_t k = begin; k < end; k++) {
-      if (across == 1) memcpy(to + k * width, from + k * down, (size_t)count * sizeof *to);
-      if (count < width) memset(to + k * width + count, 0, (size_t)(width - count) * sizeof *to);
+/* W of float32 as it is: its rows, or squares of its columns, so that lines of both stay in level 1. Panels are innermost,
+ * because W then comes from memory as it lies. */
+static void copy_weights(const attn_product_weights *w, attn_product *product) {
+  const int64_t width = product->kernel->panel_columns, down = w->stride_depth, across = w->stride_column;
+  for (int64_t begin = 0, end; begin < w->depth; begin = end) {
+    end = across == 1 ? begin + 1 : min64(begin + SQUARE, w->depth);
+    for (int64_t p = 0; p < product->panels; p++) {
+      const int64_t count = min64(width, w->columns - p * width);
+      const float *from = (const float *)w->weight + begin * down + p * width * across;
+      float *to = (float *)(void *)packed_at(product, p, begin);
+      if (across == 1) memcpy(to, from, (size_t)count * sizeof *to);
+      for (int64_t c = 0; across != 1 && c < count; c++)
+        for (int64_t k = 0; k < end - begin; k++) to[k * width + c] = from[k * down + c * across];
+      for (int64_t k = 0; count < width && k < end - begin; k++)
+        memset(to + k * width + count, 0, (size_t)(width - count) * sizeof *to);
     }
-    for (int64_t c = 0; across != 1 && c < count; c++)
-      for (int64_t k = begin; k < end; k++) to[k * width + c] = from[k * down + c * across];
   }
 }
 
@@ -345,11 +349,9 @@ static void pack(const attn_product_weights *w, attn_product *product) {
   const bool narrow = is_narrow(kernel, product->dtype);
   float own[MOST_STEP_FLOATS];
   assert(depth * width <= MOST_STEP_FLOATS);
-  for (int64_t p = 0; p < product->panels; p++) {
-    if (product->dtype == ATTN_F32 && !kernel->form) {
-      copy_panel(w, p * width, width, (float *)(void *)packed_at(product, p, 0));
-      continue;
-    }
+  const bool copies = product->dtype == ATTN_F32 && !kernel->form;
+  if (copies) copy_weights(w, product);
+  for (int64_t p = 0; !copies && p < product->panels; p++) {
     if (w->int8_weights) find_scales(w, product, p);
     for (int64_t step = 0; step < product->steps; step++) {
       char *to = packed_at(product, p, step);
