@@ -85,13 +85,19 @@ struct attn_dropout;
 /** A row of dropout: y may be x. */
 typedef void (*attn_drop_row_function)(const struct attn_dropout *dropout, uint32_t row, int64_t width, const float *x,
                                        float *y);
+/** to[i] = e^(x[i] - most) for i < count, most the largest x, which is returned; *sum is their sum. to may be x, or NULL. */
+typedef float (*attn_exponentials_function)(const float *x, int64_t count, float *to, double *sum);
+/** The sum of x[i]^2 over i < count. */
+typedef double (*attn_sum_squares_function)(const float *x, int64_t count);
 
 /** Functions of rows for attn/train.h, in a tier's vectors: arguments have been checked. */
 typedef struct attn_row_gradients {
-  size_t struct_size;              /**< Bytes of this struct. */
-  attn_norm_grad_function norm;    /**< Norms. */
-  attn_sum_rows_function sum_rows; /**< Biases. */
-  attn_drop_row_function drop;     /**< Dropout. */
+  size_t struct_size;                      /**< Bytes of this struct. */
+  attn_norm_grad_function norm;            /**< Norms. */
+  attn_sum_rows_function sum_rows;         /**< Biases. */
+  attn_drop_row_function drop;             /**< Dropout. */
+  attn_exponentials_function exponentials; /**< Cross-entropy. */
+  attn_sum_squares_function sum_squares;   /**< Clipping. */
 } attn_row_gradients;
 
 /** Those of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result is

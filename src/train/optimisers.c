@@ -7,7 +7,6 @@
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/common/problem/philox.h"
 #include "src/api/float_mode.h"
-#include "src/train/exponential.h"
 #include "src/train/tasks.h"
 
 static attn_status check_count(int64_t count) {
@@ -115,17 +114,12 @@ attn_status attn_sgd_step(const attn_sgd *sgd, int64_t count, float *weights, co
 typedef struct clip_run {
   float *grads, scale;
   double *sums; /* one for each part: its squares */
+  attn_sum_squares_function sum_squares;
 } clip_run;
 
 static void square_part(void *context, int64_t first, int64_t count) {
   const clip_run *r = context;
-  double lanes[TRAIN_LANES] = {0}, sum = 0;
-  int64_t i = 0;
-  for (; i + TRAIN_LANES <= count; i += TRAIN_LANES)
-    for (int l = 0; l < TRAIN_LANES; l++) lanes[l] += (double)r->grads[first + i + l] * (double)r->grads[first + i + l];
-  for (int l = 0; i + l < count; l++) lanes[l] += (double)r->grads[first + i + l] * (double)r->grads[first + i + l];
-  for (int l = 0; l < TRAIN_LANES; l++) sum += lanes[l];
-  r->sums[first / TRAIN_BLOCK] = sum;
+  r->sums[first / TRAIN_BLOCK] = r->sum_squares(r->grads + first, count);
 }
 
 static void scale_part(void *context, int64_t first, int64_t count) {
@@ -139,7 +133,11 @@ attn_status attn_clip_grads(int64_t count, float *grads, float most, double *nor
   REQUIRE(grads || count == 0, "grads is NULL; it must point to its elements");
   REQUIRE(most > 0, "most is %g; it must be above 0", (double)most);
   const int64_t parts = ceil_div(count, TRAIN_BLOCK);
-  clip_run r = {.grads = grads, .sums = attn_nn_allocate("sums of squares", (size_t)parts * sizeof(double))};
+  const attn_row_gradients *functions = attn_row_gradients_choose(options);
+  if (!functions) return ATTN_INVALID_ARGUMENT;
+  clip_run r = {.grads = grads,
+                .sums = attn_nn_allocate("sums of squares", (size_t)parts * sizeof(double)),
+                .sum_squares = functions->sum_squares};
   if (!r.sums) return ATTN_OUT_OF_MEMORY;
   status = attn_train_parts(options, count, square_part, &r);
   double sum = 0;

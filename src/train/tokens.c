@@ -5,7 +5,6 @@
 
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/arithmetic.h"
-#include "src/train/exponential.h"
 #include "src/train/tasks.h"
 
 /* ---- Embeddings ---- */
@@ -57,50 +56,24 @@ attn_status attn_embed_grad(const attn_embedding *embedding, int64_t count, cons
 
 static const attn_struct_layout entropy_layout = ATTN_LAYOUT(attn_cross_entropy, smoothing);
 
-enum { CHUNK = 256 /* exponentials on the stack, where there is no d_logits */ };
-
 typedef struct entropy_run {
   const attn_cross_entropy *e;
   int64_t block; /* rows in a task */
   float factor;  /* multiplies gradients */
   double *losses;
+  attn_exponentials_function exponentials;
 } entropy_run;
 
-static float largest(const float *x, int64_t count) {
-  float most[TRAIN_LANES];
-  for (int l = 0; l < TRAIN_LANES; l++) most[l] = -INFINITY;
-  int64_t i = 0;
-  for (; i + TRAIN_LANES <= count; i += TRAIN_LANES)
-    for (int l = 0; l < TRAIN_LANES; l++) most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
-  for (int l = 0; i + l < count; l++) most[l] = x[i + l] > most[l] ? x[i + l] : most[l];
-  for (int l = 1; l < TRAIN_LANES; l++) most[0] = most[l] > most[0] ? most[l] : most[0];
-  return most[0];
-}
-
 static double sum_of(const float *x, int64_t count) {
-  float lanes[TRAIN_LANES] = {0};
-  int64_t i = 0;
-  for (; i + TRAIN_LANES <= count; i += TRAIN_LANES)
-    for (int l = 0; l < TRAIN_LANES; l++) lanes[l] += x[i + l];
-  for (int l = 0; i + l < count; l++) lanes[l] += x[i + l];
-  return train_add_lanes(lanes);
-}
-
-/* Writes e^(x - most) to `to`, or nowhere, and returns its sum. x may be `to`. */
-static double exponentials(const float *x, int64_t count, float most, float *to) {
-  double sum = 0;
-  for (int64_t first = 0; first < count; first += CHUNK) {
-    float chunk[CHUNK], *e = to ? to + first : chunk;
-    const int64_t n = min64(CHUNK, count - first);
-    for (int64_t i = 0; i < n; i++) e[i] = train_exp(x[first + i] - most);
-    sum += sum_of(e, n);
-  }
+  double chains[8] = {0}, sum = 0;
+  for (int64_t i = 0; i < count; i++) chains[i % 8] += (double)x[i];
+  for (int c = 0; c < 8; c++) sum += chains[c];
   return sum;
 }
 
 static double entropy_row(const entropy_run *r, int64_t row) {
   const attn_cross_entropy *e = r->e;
-  const float *logits = e->logits + row * e->classes, smoothing = e->smoothing, most = largest(logits, e->classes);
+  const float *logits = e->logits + row * e->classes, smoothing = e->smoothing;
   float *d = e->d_logits ? e->d_logits + row * e->classes : NULL;
   const int32_t target = e->targets[row];
   if (target < 0) {
@@ -110,7 +83,9 @@ static double entropy_row(const entropy_run *r, int64_t row) {
   const double at_target = (double)logits[target];
   const double mean =
       smoothing > 0 ? sum_of(logits, e->classes) / (double)e->classes : 0; /* before d, which may be logits */
-  const double sum = exponentials(logits, e->classes, most, d), lse = (double)most + log(sum);
+  double sum;
+  const float most = r->exponentials(logits, e->classes, d, &sum);
+  const double lse = (double)most + log(sum);
   const float scale = (float)((double)r->factor / sum), even = r->factor * smoothing / (float)e->classes;
   for (int64_t c = 0; d && c < e->classes; c++) d[c] = d[c] * scale - even;
   if (d) d[target] -= r->factor * (1 - smoothing);
@@ -150,10 +125,13 @@ attn_status attn_cross_entropy_run(const attn_cross_entropy *entropy, const attn
   attn_status status = attn_nn_read(&entropy_layout, "entropy", entropy, &e);
   if (status == ATTN_OK) status = check_entropy(&e, loss, &counted);
   if (status != ATTN_OK) return status;
+  const attn_row_gradients *functions = attn_row_gradients_choose(options);
+  if (!functions) return ATTN_INVALID_ARGUMENT;
   double *losses = attn_nn_allocate("losses of rows", (size_t)e.rows * sizeof *losses);
   if (!losses) return ATTN_OUT_OF_MEMORY;
   const double share = e.sum || counted == 0 ? 1 : 1 / (double)counted;
-  entropy_run r = {&e, max64(1, TRAIN_BLOCK / e.classes), (float)((double)(e.factor != 0 ? e.factor : 1) * share), losses};
+  entropy_run r = {&e, max64(1, TRAIN_BLOCK / e.classes), (float)((double)(e.factor != 0 ? e.factor : 1) * share), losses,
+                   functions->exponentials};
   status = attn_train_tasks(options, 8 * e.rows * e.classes, ceil_div(e.rows, r.block), entropy_rows, &r);
   double sum = 0;
   for (int64_t i = 0; status == ATTN_OK && i < e.rows; i++) sum += losses[i];

@@ -19,6 +19,7 @@
 
 #include "attn/train.h"
 #include "dropout.h"
+#include "exponential.h"
 #include "kernels/common/problem/arithmetic.h"
 #include "kernels/rows.h"
 #include "lanes.h"
@@ -349,8 +350,55 @@ static void drop_row(const attn_dropout *dropout, uint32_t row, int64_t width, c
   }
 }
 
-#define ATTN_ROWS_OF(tier)                                      \
-  const attn_rows_kernel attn_rows_##tier = {.join = join_rows, \
-                                             .gradients = {sizeof(attn_row_gradients), grad_norm, sum_rows, drop_row}};
+static float largest(const float *x, int64_t count) {
+  vec lanes = vec_set1(-INFINITY);
+  int64_t i = 0;
+  for (; i + VEC_LANES <= count; i += VEC_LANES) lanes = vec_max(vec_load(x + i), lanes);
+  float most = vec_reduce_max(lanes);
+  for (; i < count; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+static NO_INLINE double sum_of(const float *x, int64_t count) {
+  vec sums[SUM_VECS];
+  double rest = 0;
+  for (int v = 0; v < SUM_VECS; v++) sums[v] = vec_zero();
+  int64_t i = 0;
+  for (; i + SUM_LANES <= count; i += SUM_LANES)
+    for (int v = 0; v < SUM_VECS; v++) sums[v] = vec_add(sums[v], vec_load(x + i + v * VEC_LANES));
+  for (; i < count; i++) rest += (double)x[i];
+  return add_lanes(sums, rest);
+}
+
+static float exponentials(const float *x, int64_t count, float *to, double *sum) {
+  enum { MOST = 256 };
+  float chunk[MOST]; /* `to` may be x, and then compilers make no vectors */
+  const float most = largest(x, count);
+  *sum = 0;
+  for (int64_t first = 0; first < count; first += MOST) {
+    const int64_t n = min64(MOST, count - first);
+    for (int64_t i = 0; i < n; i++) chunk[i] = negative_exp(x[first + i] - most);
+    *sum += sum_of(chunk, n);
+    if (to) memcpy(to + first, chunk, (size_t)n * sizeof *to);
+  }
+  return most;
+}
+
+/* In 16 chains, which are added in order. */
+static double sum_squares(const float *x, int64_t count) {
+  enum { SQUARE_CHAINS = 16 };
+  double chains[SQUARE_CHAINS] = {0}, sum = 0;
+  int64_t i = 0;
+  for (; i + SQUARE_CHAINS <= count; i += SQUARE_CHAINS)
+    for (int c = 0; c < SQUARE_CHAINS; c++) chains[c] += (double)x[i + c] * (double)x[i + c];
+  for (int c = 0; i + c < count; c++) chains[c] += (double)x[i + c] * (double)x[i + c];
+  for (int c = 0; c < SQUARE_CHAINS; c++) sum += chains[c];
+  return sum;
+}
+
+#define ATTN_ROWS_OF(tier)                    \
+  const attn_rows_kernel attn_rows_##tier = { \
+      .join = join_rows,                      \
+      .gradients = {sizeof(attn_row_gradients), grad_norm, sum_rows, drop_row, exponentials, sum_squares}};
 
 #endif
