@@ -25,18 +25,21 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Form:
-    """How a cache holds keys and values. dtype: of ml_dtypes or NumPy; kv_format: blocks; per: what shares a factor."""
+    """How a cache holds keys and values. dtype: of ml_dtypes or NumPy; kv_format: blocks; per: what shares a factor;
+    hadamard: keys and queries are multiplied by an orthogonal matrix before."""
 
     name: str
     dtype: str = "uint8"
     kv_format: str | None = None
     per: str | None = None
+    hadamard: bool = False
 
 
 FORMS = (Form("float32", "float32"), Form("float16", "float16"), Form("bfloat16", "bfloat16"),
          Form("int8, a factor a tensor", "int8", per="tensor"), Form("int8, a factor a head", "int8", per="head"),
          Form("int8, a factor a token", "int8", per="token"), Form("e4m3", "float8_e4m3fn"), Form("e5m2", "float8_e5m2"),
-         Form("q8_0", kv_format="q8_0"), Form("q4_0", kv_format="q4_0"))
+         Form("q8_0", kv_format="q8_0"), Form("q8_0, Hadamard", kv_format="q8_0", hadamard=True),
+         Form("q4_0", kv_format="q4_0"), Form("q4_0, Hadamard", kv_format="q4_0", hadamard=True))
 INT8_MOST = 127
 
 
@@ -67,8 +70,9 @@ def attend(layer, kv_len, form):
     caches, sizes = zip(*(cache_of(layer[x], form) for x in "kv"))
     factors = {f"{x}_scale": factors_of(layer[x], form) for x in "kv"} if form.per else {}
     written = {f"{x}_cache" if form.per == "token" else x: array for x, array in factors.items()}
-    libattn.kv_append(layer["k"], layer["v"], *caches, kv_format=form.kv_format, **written)
-    return libattn.sdpa(layer["q"], *caches, kv_len=kv_len, kv_format=form.kv_format, **factors), sum(sizes)
+    q = libattn.kv_append(layer["k"], layer["v"], *caches, kv_format=form.kv_format, q=layer["q"], hadamard=form.hadamard,
+                          **written)
+    return libattn.sdpa(q, *caches, kv_len=kv_len, kv_format=form.kv_format, **factors), sum(sizes)
 
 
 def read_capture(folder):

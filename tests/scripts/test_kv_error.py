@@ -26,6 +26,9 @@ def rows():
 
 def rounded(x, name):
     """x as a cache holds it, in NumPy."""
+    if name == "q4_0, Hadamard":
+        h = np.array([[(-1) ** (i & j).bit_count() for i in range(32)] for j in range(32)]) / np.sqrt(32)
+        return rounded((x @ h).astype(np.float32), "q4_0") @ h
     if name == "q4_0":
         blocks = libattn.q4_0(x)[..., 0, :]
         n = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1).astype(np.float64) - 8
@@ -38,12 +41,13 @@ def rounded(x, name):
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "int8, a factor a tensor", "int8, a factor a head", "int8, a factor a token",
-                                  "e4m3", "q4_0"])
+                                  "e4m3", "q4_0", "q4_0, Hadamard"])
 def test_losses_are_those_of_numpy(rows, name):
     layers, kv_len = kv_error.read_capture(CAPTURE)
     errors, sizes = [], []
     for layer in layers:
-        out, _ = capture_qkv.attention(layer["q"], rounded(layer["k"], name), rounded(layer["v"], name), kv_len)
+        values = rounded(layer["v"], name.split(", Hadamard")[0])  # only keys are mixed
+        out, _ = capture_qkv.attention(layer["q"], rounded(layer["k"], name), values, kv_len)
         for b, length in enumerate(kv_len):
             errors.append((out[b, :, :length] - layer["o"][b, :, :length]) ** 2)
             sizes.append(layer["o"][b, :, :length] ** 2)
@@ -58,7 +62,8 @@ def test_fewer_bytes_lose_more(rows):
     assert losses == sorted(losses) and all(row["worst_head"] > row["loss"] for row in rows.values())
     assert {name: row["bytes"] for name, row in rows.items()} == {
         "float32": 256, "float16": 128, "bfloat16": 128, "int8, a factor a tensor": 64, "int8, a factor a head": 64,
-        "int8, a factor a token": 72, "e4m3": 64, "e5m2": 64, "q8_0": 68, "q4_0": 36}
+        "int8, a factor a token": 72, "e4m3": 64, "e5m2": 64, "q8_0": 68, "q8_0, Hadamard": 68, "q4_0": 36,
+        "q4_0, Hadamard": 36}
 
 
 def test_table_csv_and_figure(rows, tmp_path, capsys):
@@ -69,7 +74,7 @@ def test_table_csv_and_figure(rows, tmp_path, capsys):
         written = {row["form"]: row for row in csv.DictReader(file)}
     assert list(written) == list(rows) and float(written["e5m2"]["loss"]) == pytest.approx(rows["e5m2"]["loss"], rel=1e-3)
     text = (tmp_path / "out.svg").read_text(encoding="utf-8")
-    assert text.count(">q8_0") == 4 and "2 layers, 3 heads of 32, 2 passages of 128, 53 tokens" in text
+    assert text.count(">q8_0") == 8 and "2 layers, 3 heads of 32, 2 passages of 128, 53 tokens" in text
     np.save(tmp_path / "kv_len.npy", np.zeros(1, np.int32))
     with pytest.raises(SystemExit, match="has no layer"):
         kv_error.read_capture(tmp_path)
