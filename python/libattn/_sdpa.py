@@ -66,7 +66,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         others are divided by 1 - dropout. seed says which, offset too: integers of 64 bits. dropout_mask() shows them.
     kv_len, q_len: keys and queries that each sequence really has, [batch]. row_len: keys of each query, [batch, queries].
     cu_seqlens_q, cu_seqlens_k: packed sequences: q is [tokens, heads, dim], and sequence i has the tokens from cu_seqlens[i]
-        to cu_seqlens[i + 1] - 1. max_seqlen_q and max_seqlen_k spare the search for the longest one.
+        to cu_seqlens[i + 1] - 1. Tokens of none have 0, or what `out` holds. max_seqlen_q and max_seqlen_k spare the search
+        for the longest one.
     page_table: keys and values in pages: k and v are [pages, kv_heads, page_tokens, dim] whatever the layout, page_tokens a
         multiple of 16 up to 1024, and key j of sequence b is token j % page_tokens of page page_table[b, j // page_tokens].
         int32 or int64 [batch, columns]; columns behind a length may hold anything. Needs kv_len; packed queries have

@@ -17,7 +17,8 @@ and follow autocast. torch.func differentiates them by PyTorch's operations; gra
 vmap is refused, and jvp of the function that vjp returned.
 sdpa_state goes on from libattn.new_state(), in place, over a piece of the keys; it has no gradients.
 
-flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
+flash_attn_func, flash_attn_varlen_func, their packed kinds and flash_attn_with_kvcache have the arguments of the package
+flash-attn.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from ._key_blocks import KeyBlocks
 from ._plan import dropout_mask
 from ._sdpa import FUNCTIONS
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa",
-           "stats"]
+__all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "install",
+           "replace_sdpa", "sdpa", "stats"]
 
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -789,7 +791,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
         """(tokens of these sequences, where each begins among them)"""
         if rows == slice(0, batch):
             return packed, borders
-        first, end = borders[rows.start], borders[rows.stop]
+        first, end = borders[rows.start] if rows.start else 0, borders[rows.stop]
         return packed[first:end if rows.stop < batch else None], borders[rows.start:rows.stop + 1] - first
 
     def attend(rows, alibi):
@@ -805,6 +807,26 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
     result = _attend_by_slopes(alibi_slopes, batch, attend)
     return (*result, None) if return_attn_probs else result
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
+    """flash_attn_func of kv [batch, keys, 2, kv_heads, dim]: further arguments likewise, here and below."""
+    return flash_attn_func(q, *kv.unbind(2), *args, **options)
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **options: Any) -> Any:
+    """flash_attn_func of qkv [batch, tokens, 3, heads, dim]."""
+    return flash_attn_func(*qkv.unbind(2), *args, **options)
+
+
+def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
+    """flash_attn_varlen_func of kv [tokens, 2, kv_heads, dim]."""
+    return flash_attn_varlen_func(q, *kv.unbind(1), *args, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **options: Any) -> Any:
+    """flash_attn_varlen_func of qkv [tokens, 3, heads, dim]."""
+    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **options)
 
 
 def _rotate(x, positions, cos, sin, interleaved):

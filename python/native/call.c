@@ -979,6 +979,19 @@ static void describe_dense(int ndim, const int64_t *shape, dtype type, tensor *o
   }
 }
 
+static bool beyond(const int32_t *borders, int64_t sequences, int64_t tokens) {
+  return borders && (borders[0] > 0 || borders[sequences] < tokens);
+}
+
+/* Packed tokens of no sequence, which the library does not write: they are 0 in a new output, as rows without keys. */
+static void clear_padding(const call *c, int key, const tensor *out) {
+  const attn_problem *p = &c->wanted.problem;
+  const int64_t count = elements(out);
+  if (!beyond(c->args.cu_seqlens_q, p->batch, p->total_q) && !beyond(c->args.cu_seqlens_k, p->batch, p->total_k)) return;
+  memset(out->data, 0, (size_t)count * (out->type == DTYPE_F32 ? 4 : 2));
+  for (int64_t i = 0; key == KEY_lse && i < count; i++) ((float *)(void *)out->data)[i] = -INFINITY;
+}
+
 /* The output that is given under `key`, or a new one, into *owned. sdpa_grad() reads what is given as out and lse. */
 static bool take_output(call *c, int key, const tensor *like, bool float32, int ndim, const int64_t *shape, bool make,
                         PyObject **owned, tensor *out) {
@@ -988,7 +1001,9 @@ static bool take_output(call *c, int key, const tensor *like, bool float32, int 
            ((c->backward && key <= LAST_ARRAY) || tensor_writable(out, keyword_names[key]));
   }
   if (!make) return describe_dense(ndim, shape, float32 ? DTYPE_F32 : like->type, out), true;
-  return (*owned = tensor_new(like, float32, ndim, shape, &c->held, out));
+  if (!(*owned = tensor_new(like, float32, ndim, shape, &c->held, out))) return false;
+  clear_padding(c, key, out);
+  return true;
 }
 
 enum { MOST_SHAPE_TEXT = 24 * MOST_DIMS };

@@ -336,6 +336,13 @@ def test_packed_sequences():
                           cu_seqlens_k=borders_k, causal=True, align="bottom_right", layout="htd", max_seqlen_q=9,
                           max_seqlen_k=30)
     assert_close(turned.transpose(1, 0, 2), out)
+    for layout, axis in (("thd", 0), ("htd", 1)):  # tokens of no sequence
+        arrays = [np.ascontiguousarray(x.swapaxes(0, axis)) for x in (q, k, v)]
+        padded, of_rows = libattn.sdpa(*arrays, cu_seqlens_q=[1, 5, 5, 11], cu_seqlens_k=borders_k, layout=layout,
+                                       return_lse=True)
+        assert not padded.take([0, 11], axis).any()
+        assert np.isneginf(of_rows[:, [0, 11]]).all()
+        assert padded.take(range(1, 11), axis).all()
     plan = libattn.Plan(q, k, v, cu_seqlens_q=borders_q, cu_seqlens_k=borders_k)
     for other_q, other_k in (([0, 4, 8, 12], [0, 6, 12, 20]), ([0, 7, 7, 12], [0, 11, 11, 20])):  # no longer ones
         borders = {"cu_seqlens_q": other_q, "cu_seqlens_k": other_k}

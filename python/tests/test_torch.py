@@ -660,6 +660,52 @@ def test_gradients_of_flash_attn_names():
                 close(a, b, 5e-5)
 
 
+@pytest.mark.parametrize("name", ["plain", "causal", "window", "softcap", "slopes", "slopes of each", "scale"])
+def test_gradients_of_packed_sequences(name):
+    """Sequences of several lengths, one of them empty, and tokens of none: each has its gradients, those tokens zeros."""
+    q, k, v, do = draw((20, 4, 32), (26, 2, 32), (26, 2, 32), (20, 4, 32), grad=True)
+    slopes = draw((3, 4), seed=3)[0].abs().requires_grad_()
+    options = {"plain": {}, "causal": {"causal": True}, "window": {"window_size": (3, 1)}, "softcap": {"softcap": 2.0},
+               "slopes": {"alibi_slopes": slopes[0]}, "slopes of each": {"alibi_slopes": slopes},
+               "scale": {"softmax_scale": 0.7, "deterministic": True}}[name]
+    by = (q, k, v, slopes) if "slopes" in name else (q, k, v)
+    cu_q, cu_k = [1, 5, 5, 18], [0, 9, 13, 24]
+    borders = [torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k)]
+    counted, _, out = kinds(lt.flash_attn_varlen_func, q, k, v, *borders, 13, 11, **options)
+    kv = torch.stack((k, v), 1)
+    assert torch.equal(lt.flash_attn_varlen_kvpacked_func(q, kv, *borders, 13, 11, **options), out)
+    found, loss = torch.autograd.grad(out, by, do), 0
+    for b in (0, 2):
+        rows, keys = slice(*cu_q[b:b + 2]), slice(*cu_k[b:b + 2])
+        each = {**options, "alibi_slopes": slopes[b]} if name == "slopes of each" else options
+        alone = lt.flash_attn_func(q[None, rows], k[None, keys], v[None, keys], **each)[0]
+        close(out[rows], alone, 1e-6)
+        o = {**lt._USUAL, "causal": options.get("causal", False), "align": "bottom_right", "alibi": each.get("alibi_slopes"),
+             "scale": options.get("softmax_scale"), "softcap": options.get("softcap", 0.0)}
+        o["window_left"], o["window_right"] = options.get("window_size", (-1, -1))
+        right, _ = lt._reference(*(x[None].transpose(1, 2) for x in (q[rows], k[keys], v[keys])), o)
+        loss = loss + (right[0].transpose(0, 1) * do[rows]).sum()
+    assert counted == {}
+    for a, b in zip(found, torch.autograd.grad(loss, by)):
+        close(a, b)
+    for x in (out[:1], out[18:], found[0][:1], found[0][18:], found[1][9:13], found[1][24:], found[2][24:]):
+        assert not x.any()
+
+
+def test_packed_flash_attn_names():
+    qkv = draw((2, 7, 3, 4, 32), grad=True)[0]
+    borders = torch.tensor([0, 7, 14], dtype=torch.int32)
+    q, k, v = qkv.unbind(2)
+    right = lt.flash_attn_func(q, k, v, 0.0, None, True)
+    outs = [lt.flash_attn_kvpacked_func(q, qkv[:, :, 1:], 0.0, None, True),
+            lt.flash_attn_qkvpacked_func(qkv, 0.0, None, True),
+            lt.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), borders, 7, 0.0, None, True).view(2, 7, 4, 32)]
+    slope, = torch.autograd.grad(right, qkv, right)
+    for out in outs:
+        close(out, right, 1e-6)
+        close(torch.autograd.grad(out, qkv, right)[0], slope, 1e-5)
+
+
 def in_pages():
     """(pages of keys, pages of values, the table, the same keys and values dense), 16 tokens a page."""
     k, v = draw((6, 16, 2, 32), (6, 16, 2, 32), seed=5)
