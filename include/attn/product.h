@@ -92,6 +92,7 @@ typedef struct attn_product_args {
   void *y;               /**< [batch][rows][columns] by y_stride, of dtype_y. */
   attn_strides y_stride; /**< Strides of y. */
   int64_t y_head_dim;    /**< Columns of a head of y; 0 = all. */
+  bool accumulate;       /**< Chains begin with what stands in y, of f32; not with weights of i8. */
 } attn_product_args;
 
 /** Packs W. options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name()), or

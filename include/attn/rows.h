@@ -90,9 +90,9 @@ typedef float (*attn_exponentials_function)(const float *x, int64_t count, float
 /** The sum of x[i]^2 over i < count. */
 typedef double (*attn_sum_squares_function)(const float *x, int64_t count);
 
-/** Functions of rows for attn/train.h, in a tier's vectors: arguments have been checked. */
+/** Functions of rows for attn/train.h, in a tier's vectors: arguments have been checked. The library owns the struct; later
+ * versions have more fields at its end. */
 typedef struct attn_row_gradients {
-  size_t struct_size;                      /**< Bytes of this struct. */
   attn_norm_grad_function norm;            /**< Norms. */
   attn_sum_rows_function sum_rows;         /**< Biases. */
   attn_drop_row_function drop;             /**< Dropout. */

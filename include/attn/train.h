@@ -51,8 +51,8 @@ typedef struct attn_dense {
 ATTN_API attn_status attn_dense_run(const attn_dense *layer, const attn_options *options);
 
 /** Computes d_x, d_weight and d_bias, those that are not NULL. options likewise. Each element of d_x is a chain over out,
- * each of d_weight a chain over rows; d_bias is summed in float64. Allocates the packed factors, and with accumulate a
- * matrix as large as W. */
+ * each of d_weight a chain over rows; d_bias is summed in float64. With accumulate the chains of d_weight
+ * begin with what stands there, so that parts of a batch give the bits of the whole. Allocates the packed factors. */
 ATTN_API attn_status attn_dense_grad(const attn_dense *layer, const attn_options *options);
 
 /* ---- Norms, activations, dropout -----------------------------------------------------------------------------------------

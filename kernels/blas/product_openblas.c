@@ -8,7 +8,7 @@
  * The depth is never cut: OpenBLAS chooses its own blocks of it. */
 enum { ROWS = 96, COLUMNS = 256 };
 
-/* The block starts from zeros, because its depth is the whole depth. */
+/* The block's depth is the whole depth, so it starts from zeros or from what stands in Y. */
 static void product_openblas_run(const attn_product_block *block) {
   attn_openblas_product(&(library_product){.rows = block->rows,
                                            .columns = block->columns,
@@ -18,7 +18,8 @@ static void product_openblas_run(const attn_product_block *block) {
                                            .c = block->out,
                                            .a_stride = block->x_stride,
                                            .b_stride = COLUMNS,
-                                           .c_stride = block->out_stride});
+                                           .c_stride = block->out_stride,
+                                           .accumulate = block->start == block->out});
 }
 
 const attn_product_kernel attn_product_openblas = {

@@ -18,6 +18,7 @@ typedef struct library_product {
   float *c;
   int64_t a_stride, b_stride, c_stride;
   bool b_transposed;
+  bool accumulate; /* c += a b; of products of dense layers alone */
 } library_product;
 
 typedef void (*library_product_fn)(const library_product *product);

@@ -240,17 +240,19 @@ static attn_status project(const layer_run *r, int which) {
   switch (which) {
     case PROJECT_Q:
       args = (attn_product_args){size, queries.batch, queries.rows, r->given->args.x, p->x_stride,
-                                 0,    r->q,          a->q_stride,  a->dim_qk};
+                                 0,    r->q,          a->q_stride,  a->dim_qk,        false};
       break;
     case PROJECT_K:
-      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->k, a->k_stride, a->dim_qk};
+      args = (attn_product_args){size, keys.batch, keys.rows,   r->memory, r->memory_stride,
+                                 0,    r->k,       a->k_stride, a->dim_qk, false};
       break;
     case PROJECT_V:
-      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->v, a->v_stride, a->dim_v};
+      args = (attn_product_args){size, keys.batch, keys.rows,   r->memory, r->memory_stride,
+                                 0,    r->v,       a->v_stride, a->dim_v,  false};
       break;
     default:
       args = (attn_product_args){size,     queries.batch,    queries.rows, r->o, a->o_stride,
-                                 a->dim_v, r->given->args.y, p->y_stride,  0};
+                                 a->dim_v, r->given->args.y, p->y_stride,  0,    false};
   }
   const attn_status status = attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
   return status == ATTN_OK ? norm_heads(r->layer, which, args.batch * args.rows, args.y) : status;

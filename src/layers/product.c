@@ -50,7 +50,7 @@
 #include "src/registry/tier_parts.h"
 
 static const attn_struct_layout weights_layout = ATTN_LAYOUT_GROWN(attn_product_weights, relu, activate);
-static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
+static const attn_struct_layout args_layout = ATTN_LAYOUT_GROWN(attn_product_args, y_head_dim, accumulate);
 
 enum {
   BLOCK_ROWS = 96,         /* X of a depth block and the sums of a strip take 300 of the 512 KiB of a level 2 */
@@ -58,7 +58,7 @@ enum {
   MOST_COLUMNS = 256,      /* most columns of a panel */
   MOST_STEP_FLOATS = 2048, /* in a step that a form packs */
   FEW_DEPTH = 4096,        /* elements of few rows that are gathered at once: their part of X stays in L1 or L2 */
-  SQUARE = 32,             /* columns of W are packed in squares */
+  SQUARE = 64,             /* columns of W are packed in squares */
   PAD = 16                 /* floats that keep rows off each other's cache sets */
 };
 
@@ -335,8 +335,11 @@ static void copy_weights(const attn_product_weights *w, attn_product *product) {
       const float *from = (const float *)w->weight + begin * down + p * width * across;
       float *to = (float *)(void *)packed_at(product, p, begin);
       if (across == 1) memcpy(to, from, (size_t)count * sizeof *to);
-      for (int64_t c = 0; across != 1 && c < count; c++)
+      for (int64_t c = 0; across != 1 && c < count; c++) {
+        const float *ahead = from + min64(c + 8, count - 1) * across;
+        for (int64_t k = 0; k < end - begin; k += 16) __builtin_prefetch(ahead + k * down);
         for (int64_t k = 0; k < end - begin; k++) to[k * width + c] = from[k * down + c * across];
+      }
       for (int64_t k = 0; count < width && k < end - begin; k++)
         memset(to + k * width + count, 0, (size_t)(width - count) * sizeof *to);
     }
@@ -815,6 +818,20 @@ static void scatter(const run_context *c, const strip *s, int64_t first, int64_t
   }
 }
 
+/* Loads Y, where sums are elsewhere: panels first .. of the strip. */
+static void load_y(const run_context *c, const strip *s, int64_t first, int64_t panels) {
+  const int64_t width = c->product->kernel->panel_columns, begin = (s->first_panel + first) * width;
+  const int64_t end = min64(begin + panels * width, c->product->columns);
+  for (int64_t i = 0; i < s->rows; i++) {
+    elements to = dense(s->sum + i * c->at.memory.sum_stride, ATTN_F32);
+    int64_t column = begin;
+    for (segment part; column < end; column += part.count, to.at += part.count) {
+      part = segment_at(&c->args->y_stride, c->args->y_head_dim, column, end);
+      copy(c->product, y_elements(c, s->first_row + i, &part), to, part.count);
+    }
+  }
+}
+
 /* The kernel stores finished columns itself, where the form can: as bf16, dense, in rows evenly apart. */
 static bool y_of_kernel(const run_context *c, const strip *s, int64_t column, int64_t count, attn_product_y *y) {
   const attn_product *product = c->product;
@@ -836,31 +853,34 @@ static const void *panel_after(const attn_product *product, const strip *s, int6
   return s->end < product->depth ? packed_at(product, s->first_panel, s->end / step) : NULL;
 }
 
-/* sum += X W over the depth block; the first one starts from 0. */
+/* sum += X W over the depth block; the first one starts from 0, or from Y. */
 static void multiply(const run_context *c, const strip *s) {
   static const float zeros[MOST_COLUMNS];
   const attn_product *product = c->product;
   const int64_t width = product->kernel->panel_columns, sum_stride = c->at.memory.sum_stride;
-  const bool from_y = s->y_in_place && product->kernel->form, to_y = from_y || (s->y_in_place && s->end == product->depth);
+  const bool begins = s->begin == 0, zero = begins && !c->args->accumulate;
+  const bool from_y = s->y_in_place && (product->kernel->form || begins) && !zero;
+  const bool to_y = s->y_in_place && (product->kernel->form || s->end == product->depth);
   int64_t y_stride;
   (void)even_rows(c->args, &c->args->y_stride, s, &y_stride);
   attn_product_block block = {.rows = to_y || s->x_in_place ? s->rows : s->capacity,
                               .depth = s->end - s->begin,
                               .x_transposed = c->x_transposed,
-                              .start_stride = s->begin == 0 ? 0
-                                              : from_y      ? y_stride
-                                                            : sum_stride,
+                              .start_stride = zero     ? 0
+                                              : from_y ? y_stride
+                                                       : sum_stride,
                               .out_stride = to_y ? y_stride : sum_stride,
                               .weights = product->dtype,
                               .x_dtype = product->x_kept,
                               .next_bytes = ceil_div(s->end - s->begin, depth_step(product->kernel)) * product->step_bytes,
                               .memory = s->own};
+  if (begins && !zero && !s->y_in_place && !product->by_panel) load_y(c, s, 0, s->panels);
   set_x(c, s, &block);
   if (packs_x(product->kernel)) product->kernel->form->pack_x(&block);
   if (s->few) {
     block.panel = packed_at(product, s->first_panel, s->begin / depth_step(product->kernel));
     block.out = s->sum;
-    block.start = s->begin == 0 ? zeros : block.out;
+    block.start = zero ? zeros : block.out;
     product->kernel->run_few(&block, s->panels, product->steps * product->step_bytes);
     return;
   }
@@ -878,7 +898,8 @@ static void multiply(const run_context *c, const strip *s) {
     block.bias = product->bias && finishes ? product->bias + column : NULL;
     float *sum = s->sum + (product->by_panel ? 0 : p * width), *in_y = s->y_in_place ? y_at(c, s->first_row, column) : NULL;
     block.out = to_y ? in_y : sum;
-    block.start = s->begin == 0 ? zeros : from_y ? in_y : sum;
+    if (!zero && product->by_panel && !from_y) load_y(c, s, p, 1);
+    block.start = zero ? zeros : from_y ? in_y : sum;
     attn_product_y y;
     block.y = y_of_kernel(c, s, column, block.columns, &y) ? &y : NULL;
     product->kernel->run(&block);
@@ -984,6 +1005,11 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
                   .head_dim = args->y_head_dim,
                   .columns = product->columns,
                   .output = true};
+  REQUIRE(
+      !args->accumulate || (product->dtype_y == ATTN_F32 && product->dtype != ATTN_I8),
+      "attn_product_args.accumulate is true with dtype_y %d and weights of %d; it must be false, or dtype_y ATTN_F32 and "
+      "weights of floats",
+      (int)product->dtype_y, (int)product->dtype);
   attn_status status = check_side(args, &x);
   if (status == ATTN_OK) status = check_side(args, &y);
   if (status != ATTN_OK || x.data != y.data) return status;

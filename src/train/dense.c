@@ -18,6 +18,7 @@ typedef struct product {
   int64_t rows, depth, columns;
   factor x, w;
   const float *bias;
+  bool accumulate; /* out += */
   float *out;
 } product;
 
@@ -30,9 +31,9 @@ static attn_status multiply(const product *p, const attn_options *options) {
   if (status != ATTN_OK) return status;
   const size_t bytes = attn_product_workspace(packed, p->rows);
   void *workspace = attn_nn_allocate("the workspace", bytes);
-  const attn_product_args args =
-      ATTN_STRUCT(attn_product_args, .batch = 1, .rows = p->rows, .x = p->x.at,
-                  .x_stride = {.s = p->x.row, .d = p->x.column}, .y = p->out, .y_stride = {.s = p->columns, .d = 1});
+  const attn_product_args args = ATTN_STRUCT(attn_product_args, .batch = 1, .rows = p->rows, .x = p->x.at,
+                                             .x_stride = {.s = p->x.row, .d = p->x.column}, .y = p->out,
+                                             .y_stride = {.s = p->columns, .d = 1}, .accumulate = p->accumulate);
   status = workspace ? attn_product_run(packed, &args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
   attn_aligned_free(workspace);
   attn_product_destroy(packed);
@@ -67,36 +68,18 @@ attn_status attn_dense_run(const attn_dense *layer, const attn_options *options)
   const attn_nn_pointer pointers[] = {{"attn_dense.map.weight", l.map.weight}, {"attn_dense.x", l.x}, {"attn_dense.y", l.y}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
-  return multiply(&(product){l.rows, l.in, l.out, {l.x, l.in, 1}, weight_of(&l), l.map.bias, l.y}, options);
+  return multiply(&(product){l.rows, l.in, l.out, {l.x, l.in, 1}, weight_of(&l), l.map.bias, false, l.y}, options);
 }
 
 /* ---- Gradients ---- */
-
-typedef struct addition {
-  float *to;
-  const float *from;
-} addition;
-
-static void add_part(void *context, int64_t first, int64_t count) {
-  const addition *a = context;
-  for (int64_t i = first; i < first + count; i++) a->to[i] += a->from[i];
-}
 
 /* The gradient as W lies: x^T d_y, or d_y^T x. */
 static attn_status grad_weight(const attn_dense *l, const attn_options *options) {
   const factor x = {l->x, l->in, 1}, d_y = {l->d_y, l->out, 1};
   const bool t = l->map.transposed;
-  product p = {t ? l->out : l->in, l->rows, t ? l->in : l->out, flip(t ? d_y : x), t ? x : d_y, NULL, l->d_weight};
-  if (!l->accumulate) return multiply(&p, options);
-  const int64_t count = l->in * l->out;
-  float *made = attn_nn_allocate("d_weight", (size_t)count * sizeof *made);
-  if (!made) return ATTN_OUT_OF_MEMORY;
-  p.out = made;
-  attn_status status = multiply(&p, options);
-  addition a = {l->d_weight, made};
-  if (status == ATTN_OK) status = attn_train_parts(options, count, add_part, &a);
-  attn_aligned_free(made);
-  return status;
+  const product p = {t ? l->out : l->in, l->rows, t ? l->in : l->out, flip(t ? d_y : x),
+                     t ? x : d_y,        NULL,    l->accumulate,      l->d_weight};
+  return multiply(&p, options);
 }
 
 /* Sums over no rows, which products do not take. */
@@ -117,7 +100,7 @@ attn_status attn_dense_grad(const attn_dense *layer, const attn_options *options
   REQUIRE(!l.d_x || l.map.weight, "attn_dense.map.weight is NULL; d_x needs it");
   REQUIRE(!l.d_weight || l.x, "attn_dense.x is NULL; d_weight needs it");
   if (l.d_x)
-    status = multiply(&(product){l.rows, l.out, l.in, {l.d_y, l.out, 1}, flip(weight_of(&l)), NULL, l.d_x}, options);
+    status = multiply(&(product){l.rows, l.out, l.in, {l.d_y, l.out, 1}, flip(weight_of(&l)), NULL, false, l.d_x}, options);
   if (status == ATTN_OK && l.d_weight) status = grad_weight(&l, options);
   if (status != ATTN_OK || !l.d_bias) return status;
   return attn_train_sum_columns(

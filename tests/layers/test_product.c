@@ -33,6 +33,7 @@ typedef struct shape {
 typedef struct layer {
   shape shape;
   float *x, *y, *scale, *bias;
+  const float *start; /* y before, with `accumulate`; or NULL */
   void *weight;
   int64_t y_floats;
   attn_product_weights weights;
@@ -140,6 +141,8 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
     sum += term;
     terms += fabs(term);
   }
+  const int64_t to = offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column);
+  if (l->start) sum += (double)l->start[to];
   if (s->bias) sum += (double)l->bias[column];
   if (s->relu && sum < 0) sum = 0;
   double limit = ((double)s->depth + roundings) * 0x1p-24 * (terms + 1) + 0x1p-149;
@@ -149,7 +152,6 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   }
   if (s->dtype_y == ATTN_BF16) limit += 0x1p-8 * fabs(sum);
   if (s->dtype_y == ATTN_F16) limit += 0x1p-11 * fabs(sum) + 0x1p-25;
-  const int64_t to = offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column);
   return fabs((double)attn_load_f32((attn_storage){l->y, s->dtype_y}, to) - sum) / limit;
 }
 
@@ -205,6 +207,23 @@ static const shape shapes[] = {
 };
 enum { SHAPES = COUNT(shapes) };
 
+/* Sums begin with what stands in y: numbers of at most 1, which the limit has room for. */
+static void check_accumulating(layer *l, const attn_product *product) {
+  float *start = random_floats(l->y_floats, 9);
+  l->args.accumulate = true;
+  if (l->shape.dtype == ATTN_I8 || l->shape.dtype_y != ATTN_F32) {
+    test_invalid(attn_product_run(product, &l->args, NULL, 0), "accumulate is true");
+  } else {
+    memcpy(l->y, start, (size_t)l->y_floats * sizeof *start);
+    run(product, &l->args);
+    assert_true(worst_ratio(l, -1) > 1);
+    l->start = start;
+    assert_true(worst_ratio(l, -1) <= 1);
+    l->start = NULL;
+  }
+  free(start);
+}
+
 TEST(test_meets_the_limit) {
   int ran = 0;
   for (int n = 0; n < NAMES; n++) {
@@ -218,6 +237,7 @@ TEST(test_meets_the_limit) {
         assert_string_equal(attn_product_name(product), names[n]);
         assert_true(worst_ratio(&l, -1) <= 1);
         assert_true(worst_ratio(&l, 0) > 1); /* a missing term exceeds the limit */
+        check_accumulating(&l, product);
         attn_product_destroy(product);
         ran++;
       } else {

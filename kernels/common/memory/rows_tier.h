@@ -396,9 +396,8 @@ static double sum_squares(const float *x, int64_t count) {
   return sum;
 }
 
-#define ATTN_ROWS_OF(tier)                    \
-  const attn_rows_kernel attn_rows_##tier = { \
-      .join = join_rows,                      \
-      .gradients = {sizeof(attn_row_gradients), grad_norm, sum_rows, drop_row, exponentials, sum_squares}};
+#define ATTN_ROWS_OF(tier)                                      \
+  const attn_rows_kernel attn_rows_##tier = {.join = join_rows, \
+                                             .gradients = {grad_norm, sum_rows, drop_row, exponentials, sum_squares}};
 
 #endif
