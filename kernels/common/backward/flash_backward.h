@@ -104,6 +104,11 @@ static void finish_queries(const attn_schedule *schedule, const attn_args *args,
   finish_query_rows(&t, head, first, full, end, d_q_of(&t, 0, head, first), floats_at(scratch, t.at->d_k));
 }
 
+static void turn_queries(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory, void *scratch) {
+  const backward_task t = task_of(schedule, args, task, memory, scratch);
+  turn_task(&t, task.item);
+}
+
 /* ---- The contract of kernel.h ------------------------------------------------------------------------------------- */
 
 enum { TERMS_PHASE, RANGE_PHASE, QUERY_PHASE, SCORE_PHASE };
@@ -129,7 +134,10 @@ static inline void backward_run(const attn_schedule *schedule, const attn_args *
                                 void *scratch) {
   const attn_problem *p = &schedule->problem;
   switch (task.phase) {
-    case TERMS_PHASE: query_terms(schedule, args, task, unit_memory, scratch); break;
+    case TERMS_PHASE:
+      query_terms(schedule, args, task, unit_memory, scratch);
+      if (SUMS_ARE_TURNED) turn_queries(schedule, args, task, unit_memory, scratch);
+      break;
     case RANGE_PHASE: differentiate_range(schedule, args, task, unit_memory, scratch); break;
     case QUERY_PHASE:
       if (k_dimensions(p)) finish_queries(schedule, args, task, unit_memory, scratch);

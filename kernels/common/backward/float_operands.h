@@ -63,6 +63,11 @@ static float_rows load_down(const row_source *from, int64_t keys, attn_key_range
   return (float_rows){copy, floats};
 }
 
+static inline void turn_rows(const row_source *from, int64_t rows, const float *minus_lse, int64_t floats, float *to,
+                             int64_t to_stride) {
+  (void)from, (void)rows, (void)minus_lse, (void)floats, (void)to, (void)to_stride; /* never called */
+}
+
 /* Makes of P and dS of a tile's rows, as floats, what products read. Nothing is to be done. */
 static inline void keep_tile(const backward_step *s, int64_t tile_row, attn_key_range keys) {
   (void)s, (void)tile_row, (void)keys;

@@ -31,7 +31,7 @@ enum { OPERAND_VALUES = 2, SCORE_ROWS = TILE_ROWS }; /* floats of P and dS are t
 #define OPERAND_STEP 1
 enum { OPERAND_VALUES = 1, SCORE_ROWS = BACKWARD_ROWS };
 #endif
-enum { KEY_PAIR_STRIDE = BACKWARD_KEYS / 2 + 16, ROW_PAIR_STRIDE = BACKWARD_ROWS / 2 + 16 };
+enum { KEY_PAIR_STRIDE = BACKWARD_KEYS / 2 + 16 };
 #ifdef TURNED_SUMS
 enum { SUMS_ARE_TURNED = true, FLOATS_STEP = TILE_ROWS };
 #else
@@ -43,10 +43,10 @@ _Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */
 typedef struct backward_layout {
-  int64_t minus_lse, minus_delta, d_q, unit_bytes; /* a unit */
+  int64_t minus_lse, minus_delta, d_q, turned_rows, unit_bytes; /* a unit */
   int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms;
   int64_t q_pairs, d_o_pairs, p_pairs, d_s_pairs, d_s_key_pairs, turned, scratch_bytes; /* a thread */
-  int64_t rows, qk_floats, v_floats, ranges;
+  int64_t rows, qk_floats, v_floats, ranges, turned_stride;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
@@ -74,15 +74,17 @@ static bool wants_score_gradients(const attn_problem *p) {
 
 static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
   const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = SCORE_ROWS * SCORE_STRIDE;
-  const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0, down = SUMS_ARE_TURNED ? ROW_PAIR_STRIDE : row_pairs;
+  const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0, down = SUMS_ARE_TURNED ? 0 : row_pairs;
   *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),
                           .qk_floats = round_up(dim_qk, FLOATS_STEP),
                           .v_floats = round_up(p->dim_v, FLOATS_STEP),
                           .ranges = max64(1, ceil_div(p->seq_k, range_keys(p->seq_k)))};
   const int64_t heads = attn_group(p);
+  at->turned_stride = SUMS_ARE_TURNED ? round_up(p->seq_q, OPERAND_STEP) / 2 + 16 : 0; /* an odd number of lines, mostly */
   const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
                               {&at->minus_delta, heads * at->rows + TILE_ROWS, float_bytes(1)},
-                              {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)}};
+                              {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)},
+                              {&at->turned_rows, heads * (at->qk_floats + at->v_floats), float_bytes(at->turned_stride)}};
   const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(elements_of(dim_qk))},
                                  {&at->v_panels, keys, float_bytes(elements_of(p->dim_v))},
                                  {&at->k_rows, elements_of(keys), float_bytes(at->qk_floats)},

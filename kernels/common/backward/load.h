@@ -47,25 +47,57 @@ static bool sees_none(const backward_task *t, int64_t row, int64_t rows, const b
   return (first.begin < first.end && first.begin >= s->key + s->keys) || (last.begin < last.end && last.end <= s->key);
 }
 
+/* Rows of q and of d_o of query head h from `row` on. */
+static row_source q_rows(const backward_task *t, int64_t h, int64_t row) {
+  const attn_problem *p = t->p;
+  return (row_source){.from = attn_q_storage(p, t->args),
+                      .offset = attn_row_offset(p, &p->q_stride, t->unit.b, h, t->unit.seq.first_q + row),
+                      .row_stride = p->q_stride.s,
+                      .column_stride = p->q_stride.d,
+                      .columns = p->dim_qk};
+}
+
+static row_source d_o_rows(const backward_task *t, int64_t h, int64_t row) {
+  const attn_problem *p = t->p;
+  return (row_source){.from = {t->args->d_o, p->dtype_o},
+                      .offset = attn_row_offset(p, &p->d_o_stride, t->unit.b, h, t->unit.seq.first_q + row),
+                      .row_stride = p->d_o_stride.s,
+                      .column_stride = p->d_o_stride.d,
+                      .columns = p->dim_v};
+}
+
+/* Turned rows of query head h from `row` on, which begins a step of products: those of q, and behind them those of d_o. */
+static float_rows turned_from(const backward_task *t, bool of_d_o, int64_t h, int64_t row) {
+  const backward_layout *at = t->at;
+  const int64_t columns = (h - t->unit.head) * (at->qk_floats + at->v_floats) + (of_d_o ? at->qk_floats : 0);
+  return (float_rows){floats_at(t->memory, at->turned_rows) + columns * at->turned_stride + row / 2, at->turned_stride};
+}
+
+/* Turns rows of the terms' task `item`: all blocks of keys read them. */
+static void turn_task(const backward_task *t, int64_t item) {
+  const backward_layout *at = t->at;
+  const int64_t head = item % attn_group(t->p), row = item / attn_group(t->p) * TASK_ROWS, h = t->unit.head + head;
+  const int64_t rows = min64(TASK_ROWS, t->unit.seq.len_q - row);
+  const float *minus_lse = floats_at(t->memory, at->minus_lse) + head * at->rows + row;
+  const row_source q = q_rows(t, h, row), d_o = d_o_rows(t, h, row);
+  const float_rows to_q = turned_from(t, false, h, row), to_d_o = turned_from(t, true, h, row);
+  turn_rows(&q, rows, minus_lse, at->qk_floats, (float *)(uintptr_t)to_q.at, to_q.stride);
+  turn_rows(&d_o, rows, minus_lse, at->v_floats, (float *)(uintptr_t)to_d_o.at, to_d_o.stride);
+}
+
 /* Loads the rows of query head h; their terms are in s already. */
 static void load_step(const backward_task *t, int64_t h, int64_t row, int64_t rows, backward_step *s) {
   const attn_problem *p = t->p;
   const backward_layout *at = t->at;
-  const int64_t token = t->unit.seq.first_q + row;
-  const row_source q = {.from = attn_q_storage(p, t->args),
-                        .offset = attn_row_offset(p, &p->q_stride, t->unit.b, h, token),
-                        .row_stride = p->q_stride.s,
-                        .column_stride = p->q_stride.d,
-                        .columns = p->dim_qk};
-  const row_source d_o = {.from = {t->args->d_o, p->dtype_o},
-                          .offset = attn_row_offset(p, &p->d_o_stride, t->unit.b, h, token),
-                          .row_stride = p->d_o_stride.s,
-                          .column_stride = p->d_o_stride.d,
-                          .columns = p->dim_v};
+  const row_source q = q_rows(t, h, row), d_o = d_o_rows(t, h, row);
   const operand_memory for_q = {floats_at(t->scratch, at->q), floats_at(t->scratch, at->q_pairs), at->qk_floats};
   const operand_memory for_d_o = {floats_at(t->scratch, at->d_o), floats_at(t->scratch, at->d_o_pairs), at->v_floats};
   if (k_dimensions(p)) s->q = load_operand(&q, rows, s->minus_lse, for_q);
   s->d_o = load_operand(&d_o, rows, s->minus_lse, for_d_o);
+  if (SUMS_ARE_TURNED) {
+    s->q.down = turned_from(t, false, h, row);
+    s->d_o.down = turned_from(t, true, h, row);
+  }
   s->block = (row_block){.problem = p,
                          .args = t->args,
                          .seq = &t->unit.seq,

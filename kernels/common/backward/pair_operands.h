@@ -17,7 +17,8 @@
 #include "operands.h"
 
 enum { K_HAS_FACTOR = false, PAIRED_VALUES = 2 * VEC_LANES }; /* K times a factor is no bf16 value */
-_Static_assert(TILE_ROWS % 2 == 0 && BACKWARD_KEYS % PAIRED_VALUES == 0, "tiles and blocks are whole pairs");
+_Static_assert(TILE_ROWS % 2 == 0 && BACKWARD_KEYS % PAIRED_VALUES == 0 && TASK_ROWS % PAIRED_VALUES == 0,
+               "tiles, blocks and tasks are whole pairs");
 
 /* PAIRED_VALUES values of row i from column d on, and zeros behind the last. */
 static vec values_of(const row_source *from, int64_t i, int64_t d) {
@@ -58,10 +59,11 @@ static void find_used(const float *minus_lse, int64_t i, int64_t rows, bool used
   for (int64_t n = 0; n < 2; n++) used[n] = i + n < rows && minus_lse[i + n] != -INFINITY;
 }
 
-/* Pairs of rows down, [column][row / 2]. */
-static void turn_rows(const row_source *from, int64_t rows, const float *minus_lse, operand_memory memory) {
+/* Pairs of rows down, [column][row / 2], for `floats` columns. */
+static void turn_rows(const row_source *from, int64_t rows, const float *minus_lse, int64_t floats, float *to,
+                      int64_t to_stride) {
   for (int64_t row = 0; row < rows; row += PAIRED_VALUES)
-    for (int64_t c = 0; c < memory.floats; c += PAIRED_VALUES) {
+    for (int64_t c = 0; c < floats; c += PAIRED_VALUES) {
       vec half[2][VEC_LANES];
       for (int64_t i = 0; i < VEC_LANES; i++) {
         bool used[2];
@@ -72,8 +74,7 @@ static void turn_rows(const row_source *from, int64_t rows, const float *minus_l
       }
       for (int64_t n = 0; n < 2; n++) {
         vec_transpose(half[n]);
-        for (int64_t i = 0; i < VEC_LANES; i++)
-          vec_store(memory.down + (c + n * VEC_LANES + i) * ROW_PAIR_STRIDE + row / 2, half[n][i]);
+        for (int64_t i = 0; i < VEC_LANES; i++) vec_store(to + (c + n * VEC_LANES + i) * to_stride + row / 2, half[n][i]);
       }
     }
 }
@@ -86,14 +87,12 @@ static step_operand load_operand(const row_source *from, int64_t rows, const flo
     for (int64_t d = 0; d < pairs; d += VEC_LANES)
       vec_store(memory.along + (i - first) * pairs + d, used ? values_of(from, i, 2 * d) : vec_zero());
   }
-  if (SUMS_ARE_TURNED) turn_rows(from, rows, minus_lse, memory);
   for (int64_t i = 0; !SUMS_ARE_TURNED && i < rows; i += 2) {
     bool used[2];
     find_used(minus_lse, i, rows, used);
     join_rows(from, i, used, memory.down + i / 2 * memory.floats, memory.floats);
   }
-  const float_rows copied = {memory.along, pairs};
-  const float_rows down = {memory.down, SUMS_ARE_TURNED ? (int64_t)ROW_PAIR_STRIDE : memory.floats};
+  const float_rows copied = {memory.along, pairs}, down = {memory.down, memory.floats};
   if (!in_place) return (step_operand){{.rows = copied, .last_row = -1}, down};
   const void *there = (const uint16_t *)from->from.data + from->offset;
   return (step_operand){{.rows = {there, from->row_stride / 2}, .last = copied, .last_row = first < rows ? first : -1},
