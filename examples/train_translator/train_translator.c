@@ -79,7 +79,7 @@ static stack encoder, decoder = {.decodes = true};
 static attn_problem cross;
 static int64_t table, width, heads, batch;
 static int layers, places, clauses;
-static float *positions, *logits, *d_memory, *d_memory_part;
+static float *positions, *logits, *d_memory; /* d_memory: of one layer; encoder.d has the sum */
 static int32_t *source_length, *targets;
 
 static attention place_attention(attn_problem *problem, int64_t rows_q, int64_t rows_k, bool has_memory) {
@@ -113,24 +113,24 @@ static void place_stack(stack *s) {
   s->d_made = learn_floats(size), s->d_rows = learn_floats(size), s->d_wide = learn_floats(4 * size);
 }
 
-/* Xavier's weights, as the paper's code has them; of the table deviation width^-1/2. */
-static void begin_attention(const attention *a, uint32_t *stream) {
-  const linear_at maps[] = {a->in, a->in_memory, a->out};
-  for (int i = 0; i < 3; i++)
+/* Xavier's weights, as the paper's code has them. */
+static void begin_maps(const linear_at *maps, int count, uint32_t *stream) {
+  for (int i = 0; i < count; i++)
     learn_check(
         attn_init_weights(ATTN_INIT_XAVIER, 1, maps[i].in, maps[i].out, l.drop.seed, ++*stream, l.weights + maps[i].weight));
+}
+
+static void begin_attention(const attention *a, uint32_t *stream) {
+  begin_maps((linear_at[]){a->in, a->out, a->in_memory}, a->in_memory.in > 0 ? 3 : 2, stream);
   if (a->score_weight)
     learn_check(attn_init_weights(ATTN_INIT_NORMAL, 1, width, 1, l.drop.seed, ++*stream, l.weights + a->score_weight));
 }
 
 static void begin_stack(const stack *s, uint32_t *stream) {
   for (const block *b = s->block; b < s->block + layers; b++) {
-    const linear_at maps[] = {b->up, b->down};
     begin_attention(&b->attention[SELF], stream);
     if (s->decodes) begin_attention(&b->attention[CROSS], stream);
-    for (int i = 0; i < 2; i++)
-      learn_check(attn_init_weights(ATTN_INIT_XAVIER, 1, maps[i].in, maps[i].out, l.drop.seed, ++*stream,
-                                    l.weights + maps[i].weight));
+    begin_maps((linear_at[]){b->up, b->down}, 2, stream);
     for (int i = 0; i < SUBLAYERS; i++) learn_begin_norm(&l, b->norm[i]);
   }
 }
@@ -163,7 +163,7 @@ static void begin_model(void) {
   positions = learn_floats(SOURCE * width);
   learn_check(attn_sinusoidal_positions(0, SOURCE, width, positions));
   logits = learn_floats(decoder.rows * VOCABULARY);
-  d_memory = learn_floats(encoder.rows * width), d_memory_part = learn_floats(encoder.rows * width);
+  d_memory = learn_floats(encoder.rows * width);
   source_length = (int32_t *)learn_floats(batch), targets = (int32_t *)learn_floats(decoder.rows);
 }
 
@@ -249,10 +249,10 @@ static void add_norm_grad(stack *s, block *b, int i) {
 static void attend_grad(stack *s, block *b, int i, const float *x, const float *memory) {
   add_norm_grad(s, b, i);
   attn_multi_head layer = layer_of(&b->attention[i], x, memory, NULL);
-  layer.d_y = s->d_made, layer.d_x = s->d_rows, layer.d_memory = d_memory_part;
+  layer.d_y = s->d_made, layer.d_x = s->d_rows, layer.d_memory = d_memory;
   learn_check(attn_multi_head_grad(&layer, &l.run));
   add(s->d, s->d_rows, s->rows * width);
-  if (memory) add(d_memory, d_memory_part, encoder.rows * width);
+  if (memory) add(encoder.d, d_memory, encoder.rows * width);
 }
 
 static void feed_forward_grad(stack *s, block *b, const float *x) {
@@ -264,8 +264,9 @@ static void feed_forward_grad(stack *s, block *b, const float *x) {
 }
 
 static void backward(stack *s, const float *memory) {
-  for (block *b = s->block + layers - 1; b >= s->block; b--) {
-    const float *x = b > s->block ? b[-1].out[FEED_FORWARD] : s->embedded;
+  for (int i = layers - 1; i >= 0; i--) {
+    block *b = &s->block[i];
+    const float *x = i > 0 ? s->block[i - 1].out[FEED_FORWARD] : s->embedded;
     feed_forward_grad(s, b, b->out[s->decodes ? CROSS : SELF]);
     if (s->decodes) attend_grad(s, b, CROSS, b->out[SELF], memory);
     attend_grad(s, b, SELF, x, NULL);
@@ -285,9 +286,8 @@ static double learn_batch(void) {
                   .smoothing = (float)options[SMOOTHING].value, .d_logits = logits);
   learn_check(attn_cross_entropy_run(&entropy, &l.run, &loss));
   learn_check(attn_dense_grad(&layer, &l.run));
-  memset(d_memory, 0, (size_t)(encoder.rows * width) * sizeof *d_memory);
+  memset(encoder.d, 0, (size_t)(encoder.rows * width) * sizeof *encoder.d);
   backward(&decoder, memory);
-  memcpy(encoder.d, d_memory, (size_t)(encoder.rows * width) * sizeof *d_memory);
   backward(&encoder, NULL);
   return loss;
 }

@@ -44,7 +44,7 @@ AREAS = (
     ("python/*", "python"),
     ("src/nn/*", "nn_pieces nn_tokens nn_block nn_cache nn_layers nn_pool nn_channels nn_reshape mha_step safetensors"
                  " fuzz_safetensors fuzz_caches layer fault_memory layer_family"),
-    ("src/train/*", "train"),
+    ("src/train/*", "train train_attention"),
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
               " mistakes grown rows kv_append score_steps product common operation pieces pages numerics nonfinite"
               " fuzz_plans"
