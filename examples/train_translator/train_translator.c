@@ -19,7 +19,7 @@
 
 enum { MOST_LAYERS = 8, MOST_BEAMS = 64 };
 
-static learn_option options[] = {{"steps", 1500}, {"batch", 64},   {"width", 64},  {"heads", 4},       {"layers", 2},
+static learn_option options[] = {{"steps", 3000}, {"batch", 64},   {"width", 64},  {"heads", 4},       {"layers", 2},
                                  {"clauses", 3},  {"warmup", 300}, {"rate", 1},    {"dropout", 0.1},   {"smoothing", 0.1},
                                  {"seed", 1},     {"threads", 0},  {"every", 100}, {"sentences", 500}, {"beams", 4},
                                  {"additive", 0}, {"exact", 99}};
