@@ -42,7 +42,7 @@ def test_train_translator():
     """With additive scores it learns, too; one that has not learnt fails."""
     shape = ["threads=1", "batch=48", "width=32", "layers=1", "clauses=1", "warmup=100", "dropout=0", "sentences=100",
              "exact=95"]
-    output = run(BINARIES / "example_train_translator", "steps=300", "additive=1", *shape)
+    output = run(BINARIES / "example_train_translator", "steps=700", "additive=1", *shape)
     assert "1 beam: " in output and "4 beams: " in output
     with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
         run(BINARIES / "example_train_translator", "steps=100", *shape)
