@@ -16,8 +16,8 @@ from pathlib import Path
 from plotting.command import NOTHING, OK, run
 from plotting.views import NothingToDraw
 
-FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "pages",
-           "kv-bytes", "errors", "machines")
+FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "passes",
+           "pages", "kv-bytes", "errors", "machines")
 
 
 def main(argv=None):

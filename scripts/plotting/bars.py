@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Speed-up bars: how much faster each kernel is than the baseline, per case. Whiskers show the paired interval."""
+"""Bars. Speed-up: how much faster each kernel is than the baseline, per case; whiskers show the paired interval. Passes: share
+of the peak of attention and of its gradients, shape by shape."""
 
+from dataclasses import dataclass
 from math import log10
 
 from matplotlib.lines import Line2D
@@ -95,3 +97,84 @@ def absence(row):
     if row["kernel"] == row["baseline"]:
         return "baseline"
     return "no ratio" if row.timed else "not timed"
+
+
+# ---- passes ------------------------------------------------------------------------------------------------------------
+
+PASSES = {"forward": "#0072B2", "backward": "#D55E00", "both": "#009E73"}  # colours as in style.py
+SHAPE = ("batch", "heads", "seq", "head_dim", "causal", "other_axes")
+
+
+@dataclass(frozen=True)
+class PassPanel:
+    """Cases that differ in shape and pass alone. shares: shape -> pass -> row of the kernel with the most operations a
+    second."""
+    conditions: dict
+    shares: dict
+    rows: list
+
+
+def pass_of(row):
+    """(pass, the other axes without it)"""
+    axes = [part for part in row["other_axes"].split("/") if part]
+    found = [part.removeprefix("pass:") for part in axes if part.startswith("pass:")]
+    return found[0] if found else "forward", "/".join(part for part in axes if not part.startswith("pass:"))
+
+
+def shape_of(row):
+    shown = views.conditions(row)
+    heads = row["batch"] * row["heads_q"]
+    shared = "" if row["heads_kv"] == row["heads_q"] else f" / {row['batch'] * row['heads_kv']}"
+    seq = "×".join(map(str, dict.fromkeys(shown["seq"])))
+    return f"{heads}{shared} × {seq} × {views.either(shown['head_dim'])}" + (" causal" if row["causal"] != "none" else "")
+
+
+def pass_panels(rows):
+    if all(pass_of(row)[0] == "forward" for row in rows):
+        raise views.NothingToDraw("no row is of gradients: attnbench run --preset train measures some")
+    groups = {}
+    for row in rows:
+        shown = {key: value for key, value in views.conditions(row).items() if key not in SHAPE}
+        shown["other_axes"] = pass_of(row)[1]
+        groups.setdefault(tuple(shown.items()), PassPanel(shown, {}, [])).rows.append(row)
+    for panel in groups.values():
+        for row in panel.rows:
+            if row.timed and row["peak_pct"] is not None:
+                shares = panel.shares.setdefault(shape_of(row), {})
+                best = shares.setdefault(pass_of(row)[0], row)
+                shares[pass_of(row)[0]] = max(best, row, key=lambda one: one["gflops"])
+        for shape in [shape for shape, shares in panel.shares.items() if not set(shares) - {"forward"}]:
+            del panel.shares[shape]
+    drawn = [panel for panel in groups.values() if panel.shares]
+    if not drawn:
+        raise views.NothingToDraw("no gradients have a share of the peak")
+    return drawn
+
+
+def pass_page(panels, header, notes):
+    most = max(len(panel.shares) for panel in panels)
+    frame = Frame(width=2.8, height=BAR * len(PASSES) * most + 0.1, left=1.5, right=0.35, below=0.32)
+    lines = [*header, "Bar: median share of the peak loop beside it, of the kernel with the most operations a second; label: "
+                      "heads × tokens × head_dim"]
+    seen = [name for name in PASSES if any(name in shares for panel in panels for shares in panel.shares.values())]
+    page = Page("Attention and its gradients", lines, views.titles(panels), columns_for(panels, 3), frame,
+                [[(Patch(facecolor=PASSES[name]), name) for name in seen]], notes)
+    for axes, panel in zip(page.axes, panels):
+        draw_passes(axes, panel)
+    return page
+
+
+def draw_passes(axes, panel):
+    for y, shares in enumerate(panel.shares.values()):
+        for name, row in shares.items():
+            place = y + 0.27 * (list(PASSES).index(name) - 1)
+            drawn = axes.barh(place, row["peak_pct"], height=0.25, color=PASSES[name], lw=0)
+            svg.tip(drawn[0], f"{name}, {row['kernel']}: {row['peak_pct']:.1f} % of the peak, {row['gflops']:.4g} GFLOP/s")
+            axes.annotate(f"{row['peak_pct']:.0f}", (row["peak_pct"], place), (3, 0), textcoords="offset points",
+                          va="center", size=style.LABEL)
+    axes.set_ylim(len(panel.shares) - 0.5, -0.5)
+    axes.set_xlim(0, 1.08 * max(100, *(row["peak_pct"] for shares in panel.shares.values() for row in shares.values())))
+    axes.set_yticks(range(len(panel.shares)), list(panel.shares))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=style.GRID, lw=0.6)
+    axes.set_xlabel("% of the peak")

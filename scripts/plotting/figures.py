@@ -5,7 +5,7 @@ from matplotlib.lines import Line2D
 
 from . import style, svg, views
 from .axes import fitting, from_zero, label_ends, power_of_two_axis
-from .bars import bar_page
+from .bars import bar_page, pass_page, pass_panels
 from .errors import error_panels, errors_page
 from .heatmap import heatmap_page
 from .kv_bytes import kv_page, kv_panels
@@ -73,6 +73,12 @@ def in_pages(results, looks):
     return [paged_page(part, header(part, results), notes(part)) for part in pages(paged_panels(results.rows))]
 
 
+def passes(results, looks):
+    del looks  # passes, not kernels, have colours here
+    return [pass_page(part, header(views.panels(views.rows_of(part)), results), notes(part))
+            for part in pages(pass_panels(results.rows))]
+
+
 def kv_bytes(results, looks):
     del looks  # types, not kernels, are told apart here
     return [kv_page(part, header(part, results), notes(part)) for part in pages(kv_panels(results.rows))]
@@ -97,7 +103,7 @@ def machines(results, looks):
 
 
 FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
-           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "pages": in_pages,
+           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "passes": passes, "pages": in_pages,
            "kv-bytes": kv_bytes, "errors": errors, "machines": machines}
 
 

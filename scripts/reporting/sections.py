@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from plotting import figures, views
+from plotting.bars import pass_panels
 from plotting.errors import error_panels
 from plotting.headlines import headlines
 from plotting.heatmap import lead
@@ -132,6 +133,15 @@ def layer_tables(results):
     return html.table("Where the time of layers goes", columns, rows, f"Table: {len(rows)} layers")
 
 
+def pass_tables(results):
+    rows = [(panel.conditions["dtype"], panel.conditions["threads"], shape, name, row["kernel"], f"{row['peak_pct']:.1f} %",
+             duration(row["time_ns_median"]))
+            for panel in available(lambda: pass_panels(results.rows)) for shape, shares in panel.shares.items()
+            for name, row in shares.items()]
+    columns = ["dtype", "threads #", "shape", "pass", "kernel", "of the peak #", "time #"]
+    return html.table("Attention and its gradients", columns, rows, f"Table: {len(rows)} passes")
+
+
 def available(make):
     try:
         return make()
@@ -212,6 +222,9 @@ SECTIONS = (
     Section("layers", "Layers", ("layers",),
             "The time of a whole layer with its fastest kernel, split into projections, attention and the rest.",
             layer_tables),
+    Section("passes", "Gradients", ("passes",),
+            "The share of the peak of attention, of its gradients, and of one after the other, for the kernel with the most "
+            "operations a second.", pass_tables),
     Section("errors", "Errors against limits", ("errors",),
             "The largest error of every checked case, as a share of what the kernel's arithmetic allows. Above 1 a check "
             "fails, and the row has no time.", error_tables),

@@ -100,7 +100,12 @@ static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "W
   X(scores, lse, "LSE", "written too", p->uses |= ATTN_USE_LSE)                                                            \
   X(scores, additive, "additive", "score function", (p->score = ATTN_SCORE_ADDITIVE, p->uses |= ATTN_USE_SCORE_WEIGHT))    \
   X(scores, gaussian, "gaussian", "score function", p->score = ATTN_SCORE_GAUSSIAN)                                        \
-  X(scores, precomputed, "precomputed", "given scores", p->score = ATTN_SCORE_PRECOMPUTED)
+  X(scores, precomputed, "precomputed", "given scores", p->score = ATTN_SCORE_PRECOMPUTED)                                 \
+  X(scores, dropped, "dropout", "of weights", p->dropout = 0.1f)                                                           \
+  X(scores, gradients, "gradients", "of Q, K and V", attn_problem_set_backward(p))                                         \
+  X(scores, other_gradients, "all gradients", "of bias, ALiBi slopes and sinks, too",                                      \
+    (p->uses |= ATTN_USE_BIAS | ATTN_USE_ALIBI | ATTN_USE_SINKS | ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS,   \
+     attn_problem_set_backward(p)))
 
 #define APPLY(title, name, heading, meaning, change) \
   static void name(attn_problem *p) { change; }

@@ -86,6 +86,19 @@ def in_pages(**changes):
             for order, share in (("", 1.0), ("/page_order:shuffled", 0.6))]
 
 
+def passes(**other):
+    """Attention, its gradients, and both, of two shapes, of which one has other axes; two tiers."""
+    def case(name, rate, part, changes):
+        cells = row(name, rate, **changes)
+        axes = "" if part == "forward" else f"pass:{part}"
+        return cells | {"other_axes": axes, "case_id": f"{cells['case_id']}/{axes}"}
+    kernels = {"forward": (("flash_avx512", 204.0), ("flash_avx2", 114.0)),
+               "backward": (("flash_backward_avx512", 180.0), ("flash_backward_avx2", 108.0)),
+               "both": (("flash_backward_avx512", 192.0),)}
+    return [case(name, rate, part, changes) for part, some in kernels.items() for name, rate in some
+            for changes in ({"seq": 2048, "heads": 1}, {"seq": 64, "heads": 12, **other})]
+
+
 def stored(name="decode_avx512", share=1.0, **changes):
     """Decoding over float32, bfloat16, int8 without and with factors, and q4_0: fewer bytes are faster."""
     def case(kind, rate, axes=""):
@@ -110,6 +123,6 @@ def everything():
               for status, name, reason in (("SKIP", "flash_avx512", "this CPU has no AVX-512"),
                                            ("FAIL", "naive_avx2", "output[0,1,2,3] is off by 4.1 x the bound"))
               for dim, axes in ((64, "page_tokens:16"), (128, ""))]
-    rows += in_pages() + stored() + decode
+    rows += in_pages() + stored() + decode + passes()
     rows += layers(heads=(16, 32, 64)) + [cells | mha | {"case_id": cells["case_id"] + " mha"} for cells in refused]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]

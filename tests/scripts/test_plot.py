@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from plot_data import COLUMNS, PEAK, everything, grid, in_pages, layer, layers, row, stored, untimed, write
+from plot_data import COLUMNS, PEAK, everything, grid, in_pages, layer, layers, passes, row, stored, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -475,6 +475,7 @@ def test_crowded_pages_have_room(tmp_path, name):
     wide = grid(seqs=(64,), dims=range(192, 257, 8))
     paged = [cells for batch in (1, 2, 3, 4) for kind in (in_pages, stored)
              for cells in kind(batch=batch, heads_kv=4, causal="bottom-right")]
+    paged += passes(batch=96, causal="top-left")
     for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep + wide + paged)):
         check_room(page, list(page_texts(page)))
 
@@ -492,6 +493,18 @@ def test_pages_stand_beside_dense_keys(tmp_path):
     assert "shuffled 51 %" in words and "ordered 85 %" in words
     with pytest.raises(views.NothingToDraw, match="no two sizes of pages"):
         paged_panels(read_results([write(tmp_path / "one", in_pages()[:4])]).rows)
+
+
+def test_gradients_stand_beside_attention(tmp_path):
+    from plotting.bars import pass_panels
+    panel, = pass_panels(read_results([write(tmp_path / "run", passes(batch=4, causal="top-left"))]).rows)
+    assert {shape: {part: row["kernel"] for part, row in shares.items()} for shape, shares in panel.shares.items()} == \
+        {shape: {"forward": "flash_avx512", "backward": "flash_backward_avx512", "both": "flash_backward_avx512"}
+         for shape in ("1 × 2048 × 64", "48 × 64 × 64 causal")}
+    words = [text for text, _ in page_texts(pages_of("passes", tmp_path / "run")[0])]
+    assert {"85", "75", "80", "1 × 2048 × 64", "48 × 64 × 64 causal", "forward", "backward", "both"} <= set(words)
+    with pytest.raises(views.NothingToDraw, match="no row is of gradients"):
+        pass_panels(read_results([write(tmp_path / "one", passes()[:4])]).rows)
 
 
 def test_bytes_of_keys_stand_beside_their_rate(tmp_path):
