@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Bars. Speed-up: how much faster each kernel is than the baseline, per case; whiskers show the paired interval. Passes: share
-of the peak of attention and of its gradients, shape by shape."""
+"""Bars. Speed-up: how much faster each kernel is than the baseline, per case; whiskers show the paired interval. Passes:
+share of the peak of attention and of its gradients, shape by shape."""
 
 from dataclasses import dataclass
 from math import log10
@@ -154,8 +154,8 @@ def pass_panels(rows):
 def pass_page(panels, header, notes):
     most = max(len(panel.shares) for panel in panels)
     frame = Frame(width=2.8, height=BAR * len(PASSES) * most + 0.1, left=1.5, right=0.35, below=0.32)
-    lines = [*header, "Bar: median share of the peak loop beside it, of the kernel with the most operations a second; label: "
-                      "heads × tokens × head_dim"]
+    lines = [*header, "Bar: median share of the peak loop beside it, of the kernel with the most operations a second; "
+                      "label: heads × tokens × head_dim"]
     seen = [name for name in PASSES if any(name in shares for panel in panels for shares in panel.shares.values())]
     page = Page("Attention and its gradients", lines, views.titles(panels), columns_for(panels, 3), frame,
                 [[(Patch(facecolor=PASSES[name]), name) for name in seen]], notes)

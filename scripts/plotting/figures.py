@@ -103,8 +103,8 @@ def machines(results, looks):
 
 
 FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
-           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "passes": passes, "pages": in_pages,
-           "kv-bytes": kv_bytes, "errors": errors, "machines": machines}
+           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "passes": passes,
+           "pages": in_pages, "kv-bytes": kv_bytes, "errors": errors, "machines": machines}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------
