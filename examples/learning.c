@@ -133,17 +133,17 @@ attn_linear_grad learn_linear_grad(const learner *l, linear_at map) {
 }
 
 void learn_map(const learner *l, linear_at map, int64_t rows, const float *x, float *y) {
-  learn_check(attn_dense_run(
-      &ATTN_STRUCT(attn_dense, .rows = rows, .in = map.in, .out = map.out, .map = learn_linear(l, map), .x = x, .y = y),
-      &l->run));
+  learn_check(attn_dense_run(&ATTN_STRUCT(attn_dense, .rows = rows, .in = map.in, .out = map.out,
+                                          .map = learn_linear(l, map), .x = x, .y = y, .bf16_products = l->bf16),
+                             &l->run));
 }
 
 void learn_map_grad(const learner *l, linear_at map, int64_t rows, const float *x, const float *d_y, float *d_x) {
   const attn_linear_grad d = learn_linear_grad(l, map);
-  learn_check(
-      attn_dense_grad(&ATTN_STRUCT(attn_dense, .rows = rows, .in = map.in, .out = map.out, .map = learn_linear(l, map),
-                                   .x = x, .d_y = d_y, .d_x = d_x, .d_weight = d.weight, .d_bias = d.bias),
-                      &l->run));
+  learn_check(attn_dense_grad(
+      &ATTN_STRUCT(attn_dense, .rows = rows, .in = map.in, .out = map.out, .map = learn_linear(l, map), .x = x, .d_y = d_y,
+                   .d_x = d_x, .d_weight = d.weight, .d_bias = d.bias, .bf16_products = l->bf16),
+      &l->run));
 }
 
 static attn_norm norm_of(const learner *l, norm_at norm) {

@@ -41,6 +41,7 @@ typedef struct learner {
   float *weights, *grads, *m, *v;
   attn_options run;
   attn_dropout drop; /* its seed draws weights, too; its offset is the step */
+  bool bf16;         /* products of bf16 */
 } learner;
 
 /* Where a map or a norm lies among the parameters. */

@@ -5,8 +5,8 @@
  *     example_train_gpt [option=value]... TEXT...
  *
  * Options: steps, batch, seq, width, heads, layers, rate, dropout, seed, threads, every (steps between lines), save (a
- * checkpoint, read at the start where it exists, written at the end and on SIGINT), sample (characters at the end). After
- * an interruption a run goes on to the same bits. */
+ * checkpoint, read at the start where it exists, written at the end and on SIGINT), sample (characters at the end), bf16 (1:
+ * products round their factors to bf16). After an interruption a run goes on to the same bits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +16,10 @@
 
 enum { BYTES = 256, MOST_LAYERS = 32, WARMUP = 20 };
 
-static learn_option options[] = {{"steps", 200}, {"batch", 12},  {"seq", 64},    {"width", 128},
-                                 {"heads", 4},   {"layers", 4},  {"rate", 1e-3}, {"dropout", 0},
-                                 {"seed", 1},    {"threads", 0}, {"every", 10},  {"sample", 200}};
-enum { STEPS, BATCH, SEQ, WIDTH, HEADS, LAYERS, RATE, DROPOUT, SEED, THREADS, EVERY, SAMPLE, OPTIONS };
+static learn_option options[] = {{"steps", 200}, {"batch", 12},   {"seq", 64},    {"width", 128}, {"heads", 4},
+                                 {"layers", 4},  {"rate", 1e-3},  {"dropout", 0}, {"seed", 1},    {"threads", 0},
+                                 {"every", 10},  {"sample", 200}, {"bf16", 0}};
+enum { STEPS, BATCH, SEQ, WIDTH, HEADS, LAYERS, RATE, DROPOUT, SEED, THREADS, EVERY, SAMPLE, BF16, OPTIONS };
 
 /* ---- Text ---- */
 
@@ -120,13 +120,14 @@ static attn_multi_head attention_at(int layer) {
   g.arrays = learn_arrays(&l, layer);
   return ATTN_STRUCT(attn_multi_head, .attention = &g.attention, .arrays = &g.arrays, .width = g.width,
                      .in = learn_linear(&l, in), .out = learn_linear(&l, out), .x = g.n1[layer], .y = g.made,
-                     .kept = g.kept[layer], .d_in = learn_linear_grad(&l, in), .d_out = learn_linear_grad(&l, out));
+                     .kept = g.kept[layer], .d_in = learn_linear_grad(&l, in), .d_out = learn_linear_grad(&l, out),
+                     .bf16_products = l.bf16);
 }
 
 static attn_dense logits_layer(void) {
   return ATTN_STRUCT(attn_dense, .rows = g.rows, .in = g.width, .out = classes,
                      .map = {.weight = l.weights + table, .transposed = true}, .x = g.n1[g.layers], .y = g.logits,
-                     .d_y = g.logits, .d_x = g.d_rows, .d_weight = l.grads + table);
+                     .d_y = g.logits, .d_x = g.d_rows, .d_weight = l.grads + table, .bf16_products = l.bf16);
 }
 
 static attn_embedding embedding_of(int64_t rows, int64_t first) {
@@ -249,6 +250,7 @@ int main(int arguments, char **argument) {
   tokenise();
   l.drop = ATTN_STRUCT(attn_dropout, .probability = (float)options[DROPOUT].value, .seed = (uint64_t)options[SEED].value);
   l.run = ATTN_STRUCT(attn_options, .threads = (int)options[THREADS].value);
+  l.bf16 = options[BF16].value > 0;
   attn_problem_init(&g.attention, g.batch, g.heads, g.heads, g.seq, g.seq, g.width / g.heads, g.width / g.heads);
   attn_problem_set_causal(&g.attention, ATTN_ALIGN_TOP_LEFT);
   g.attention.dropout = l.drop.probability;

@@ -45,9 +45,12 @@ typedef struct attn_dense {
   float *d_weight;    /**< Output [in][out], or [out][in] if W is transposed; or NULL. */
   float *d_bias;      /**< Output [out]; or NULL. */
   bool accumulate;    /**< d_weight and d_bias are added to what stands there. */
+  bool bf16_products; /**< x, W and d_y are rounded to bf16 for the products, whose sums stay float32: W is the master of
+                         such weights. Quicker where the CPU's products of bf16 are (attn_product_create()). */
 } attn_dense;
 
-/** Computes y. options are those of attn_product_create(), whose kernel names the product. Allocates the packed W. */
+/** Computes y. options are those of attn_product_create(), whose kernel names the product. Allocates the packed W, and
+ * with bf16_products its values. */
 ATTN_API attn_status attn_dense_run(const attn_dense *layer, const attn_options *options);
 
 /** Computes d_x, d_weight and d_bias, those that are not NULL. options likewise. Each element of d_x is a chain over out,
@@ -155,6 +158,7 @@ typedef struct attn_multi_head {
   attn_linear_grad d_out;       /**< Outputs: gradients of `out`. */
   bool plain_values;            /**< V is m itself, whose rows have heads_kv dim_v elements: no map has columns of V. */
   bool accumulate;              /**< Gradients of weights and of `arrays` are added to what stands there. */
+  bool bf16_products;           /**< Products with maps round as those of attn_dense. */
 } attn_multi_head;
 
 /** Floats of `kept`; -1, with the sentence set, for a layer that is wrong. */

@@ -177,12 +177,12 @@ static attn_status point(attention_run *r) {
 static attn_dense input_of(const attention_run *r, int which) {
   const side *s = &r->side[which];
   return ATTN_STRUCT(attn_dense, .rows = s->rows, .in = s->width, .out = s->columns, .map = s->map, .x = s->x,
-                     .accumulate = r->l.accumulate);
+                     .accumulate = r->l.accumulate, .bf16_products = r->l.bf16_products);
 }
 
 static attn_dense output_of(const attention_run *r) {
   return ATTN_STRUCT(attn_dense, .rows = r->rows_q, .in = r->heads_width, .out = r->l.width, .map = r->l.out, .x = r->args.o,
-                     .accumulate = r->l.accumulate);
+                     .accumulate = r->l.accumulate, .bf16_products = r->l.bf16_products);
 }
 
 /* ---- Forward ---- */

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/convert.h"
 #include "src/train/tasks.h"
 
 static const attn_struct_layout layout = ATTN_LAYOUT(attn_dense, x);
@@ -22,12 +23,37 @@ typedef struct product {
   float *out;
 } product;
 
-static attn_status multiply(const product *p, const attn_options *options) {
-  attn_product *packed;
-  const attn_product_weights weights =
+typedef struct narrowing {
+  const float *from;
+  uint16_t *to;
+} narrowing;
+
+static void narrow_part(void *context, int64_t first, int64_t count) {
+  const narrowing *n = context;
+  for (int64_t i = first; i < first + count; i++) n->to[i] = attn_bf16_of_f32(n->from[i]);
+}
+
+/* Packs w, with its values rounded to bf16 if `bf16`. */
+static attn_status pack(const product *p, bool bf16, const attn_options *options, attn_product **packed) {
+  attn_product_weights weights =
       ATTN_STRUCT(attn_product_weights, .depth = p->depth, .columns = p->columns, .weight = p->w.at,
                   .stride_depth = p->w.row, .stride_column = p->w.column, .bias = p->bias);
-  attn_status status = attn_product_create(&weights, options, &packed);
+  if (!bf16) return attn_product_create(&weights, options, packed);
+  const int64_t count = p->depth * p->columns;
+  narrowing values = {p->w.at, attn_nn_allocate("values of bf16", (size_t)count * sizeof(uint16_t))};
+  if (!values.to) return ATTN_OUT_OF_MEMORY;
+  weights.weight = values.to;
+  weights.dtype = ATTN_BF16;
+  weights.bf16_rows = true;
+  attn_status status = attn_train_parts(options, count, narrow_part, &values);
+  if (status == ATTN_OK) status = attn_product_create(&weights, options, packed);
+  attn_aligned_free(values.to);
+  return status;
+}
+
+static attn_status multiply(const product *p, bool bf16, const attn_options *options) {
+  attn_product *packed;
+  attn_status status = pack(p, bf16, options, &packed);
   if (status != ATTN_OK) return status;
   const size_t bytes = attn_product_workspace(packed, p->rows);
   void *workspace = attn_nn_allocate("the workspace", bytes);
@@ -68,7 +94,8 @@ attn_status attn_dense_run(const attn_dense *layer, const attn_options *options)
   const attn_nn_pointer pointers[] = {{"attn_dense.map.weight", l.map.weight}, {"attn_dense.x", l.x}, {"attn_dense.y", l.y}};
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
-  return multiply(&(product){l.rows, l.in, l.out, {l.x, l.in, 1}, weight_of(&l), l.map.bias, false, l.y}, options);
+  return multiply(&(product){l.rows, l.in, l.out, {l.x, l.in, 1}, weight_of(&l), l.map.bias, false, l.y}, l.bf16_products,
+                  options);
 }
 
 /* ---- Gradients ---- */
@@ -79,7 +106,7 @@ static attn_status grad_weight(const attn_dense *l, const attn_options *options)
   const bool t = l->map.transposed;
   const product p = {t ? l->out : l->in, l->rows, t ? l->in : l->out, flip(t ? d_y : x),
                      t ? x : d_y,        NULL,    l->accumulate,      l->d_weight};
-  return multiply(&p, options);
+  return multiply(&p, l->bf16_products, options);
 }
 
 /* Sums over no rows, which products do not take. */
@@ -100,7 +127,8 @@ attn_status attn_dense_grad(const attn_dense *layer, const attn_options *options
   REQUIRE(!l.d_x || l.map.weight, "attn_dense.map.weight is NULL; d_x needs it");
   REQUIRE(!l.d_weight || l.x, "attn_dense.x is NULL; d_weight needs it");
   if (l.d_x)
-    status = multiply(&(product){l.rows, l.out, l.in, {l.d_y, l.out, 1}, flip(weight_of(&l)), NULL, false, l.d_x}, options);
+    status = multiply(&(product){l.rows, l.out, l.in, {l.d_y, l.out, 1}, flip(weight_of(&l)), NULL, false, l.d_x},
+                      l.bf16_products, options);
   if (status == ATTN_OK && l.d_weight) status = grad_weight(&l, options);
   if (status != ATTN_OK || !l.d_bias) return status;
   return attn_train_sum_columns(

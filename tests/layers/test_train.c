@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/philox.h"
 #include "tests/support/differences.h"
 #include "tests/support/nn_support.h"
@@ -86,6 +87,28 @@ TEST(dense_gradients_accumulate_and_do_not_depend_on_threads) {
   l.accumulate = false;
   test_ok(attn_dense_grad(&l, NULL));
   assert_true(d_w[3] == 0 && d_b[3] == 0);
+}
+
+static void round_all(float *values, int64_t count) {
+  for (int64_t i = 0; i < count; i++) values[i] = attn_f32_of_bf16(attn_bf16_of_f32(values[i]));
+}
+
+TEST(products_of_bf16_round_their_factors) {
+  static float x_t[ROWS * IN], exact_x[ROWS * IN], exact_y[ROWS * OUT], exact_weight[IN * OUT];
+  attn_dense l = dense_of(false);
+  l.bf16_products = true;
+  test_ok(attn_dense_run(&l, NULL));
+  test_ok(attn_dense_grad(&l, NULL));
+  memcpy(exact_x, x, sizeof x), memcpy(exact_y, d_y, sizeof d_y), memcpy(exact_weight, weight, sizeof weight);
+  round_all(x, ROWS * IN), round_all(d_y, ROWS * OUT), round_all(weight, IN * OUT);
+  transpose(x, ROWS, IN, x_t);
+  nn_passes(apply(x, ROWS, IN, l.map, OUT), y);
+  nn_passes(apply(d_y, ROWS, OUT, (attn_linear){.weight = weight, .transposed = true}, IN), d_x);
+  nn_passes(apply(x_t, IN, ROWS, (attn_linear){.weight = d_y}, OUT), d_w);
+  nn_rejected(apply(exact_x, ROWS, IN, l.map, OUT), y);
+  nn_rejected(apply(exact_y, ROWS, OUT, (attn_linear){.weight = weight, .transposed = true}, IN), d_x);
+  nn_rejected(apply(x_t, IN, ROWS, (attn_linear){.weight = exact_y}, OUT), d_w);
+  nn_rejected(apply(x, ROWS, IN, (attn_linear){.weight = exact_weight, .bias = bias}, OUT), y);
 }
 
 /* ---- Norms ---- */
