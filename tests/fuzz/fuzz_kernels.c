@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "check/check.h"
+#include "data/generate.h"
 #include "dense.h"
 #include "kernels/common/problem/exact_row.h"
+#include "kernels/common/problem/operation.h"
 #include "problem.h"
 
 /* ---- Outputs -------------------------------------------------------------------------------------------------------- */
@@ -310,6 +312,69 @@ static void check_exact_rows(fuzz_problem *f, const dense_row *rows) {
   check_outputs(f, &exact, rows);
 }
 
+/* ---- Gradients ------------------------------------------------------------------------------------------------------ */
+
+/* Memory of a row tensor that is dense. */
+static void *allocate_dense(attn_problem *p, attn_operand_id which) {
+  const int64_t elements = attn_operand_set_dense(p, which);
+  void *memory = calloc((size_t)elements + 1, attn_operand_of(p, which).element_bytes);
+  if (!memory) fuzz_fail("no memory for a tensor of gradients");
+  return memory;
+}
+
+static bool run_by_name(const attn_problem *p, const attn_args *args, const char *kernel, int workers) {
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = kernel, .threads = workers, .parallel_for = run_backwards);
+  attn_plan *plan;
+  const attn_status status = attn_plan_create(p, &options, &plan);
+  if (status != ATTN_OK && status != ATTN_UNSUPPORTED) fuzz_fail("%s: %s", kernel, attn_last_error());
+  if (status != ATTN_OK) return false;
+  if (bench_run_once(plan, args) != ATTN_OK) fuzz_fail("%s: %s", kernel, attn_last_error());
+  attn_plan_destroy(plan);
+  return true;
+}
+
+static bool is_finite_at(const void *data, attn_dtype dtype, int64_t i) {
+  return isfinite(attn_oracle_load(data, dtype, i));
+}
+
+/* The gradients of the problem, if it has any, by every kernel: they read their inputs and no more, and write dense arrays,
+ * finite ones to the same bits for any number of workers. */
+static void run_gradients(const fuzz_problem *f, int workers) {
+  static const attn_operand_id owned[] = {ATTN_OPERAND_O,   ATTN_OPERAND_LSE, ATTN_OPERAND_D_O,
+                                          ATTN_OPERAND_D_Q, ATTN_OPERAND_D_K, ATTN_OPERAND_D_V};
+  enum { OWNED = sizeof owned / sizeof *owned };
+  attn_problem p = f->problem;
+  attn_args args = f->args;
+  void *memory[OWNED] = {NULL};
+  attn_problem_set_backward(&p);
+  for (int i = 0; i < OWNED; i++) (void)attn_operand_set_dense(&p, owned[i]);
+  if (attn_problem_validate(&p) != ATTN_OK || p.score == ATTN_SCORE_PRECOMPUTED || p.shared_prefix) return;
+  for (int i = 0; i < OWNED; i++) attn_operand_point(&p, owned[i], &args, memory[i] = allocate_dense(&p, owned[i]));
+  const attn_problem forward = bench_forward_of(&p);
+  const attn_args forward_args = bench_forward_args(&args);
+  (void)run_by_name(&forward, &forward_args, "naive_c", workers);
+  const int64_t count = attn_operand_set_dense(&p, ATTN_OPERAND_D_O), keys = attn_operand_set_dense(&p, ATTN_OPERAND_D_V);
+  for (int64_t i = 0; i < count; i++) bench_store(memory[2], p.dtype_o, i, (double)(i % 7) / 4 - 0.75);
+  const size_t bytes = (size_t)keys * attn_operand_of(&p, ATTN_OPERAND_D_V).element_bytes;
+  unsigned char *before = malloc(bytes + 1);
+  if (!before) fuzz_fail("no memory for a copy of d_v");
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (attn_kernel_unusable(kernel) || attn_kernel_rejects(kernel, &p)) continue;
+    if (!run_by_name(&p, &args, kernel->name, 1)) continue;
+    memcpy(before, memory[OWNED - 1], bytes);
+    (void)run_by_name(&p, &args, kernel->name, workers);
+    for (int64_t n = 0; n < keys; n++) {
+      const size_t size = bytes / (size_t)keys, at = (size_t)n * size;
+      if (is_finite_at(before, p.dtype_kv, n) && memcmp(before + at, (unsigned char *)memory[OWNED - 1] + at, size) != 0)
+        fuzz_fail("%s: d_v has other bits with %d workers", kernel->name, workers);
+    }
+  }
+  for (int i = 0; i < OWNED; i++) free(memory[i]);
+  free(before);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_bytes bytes = {data, data + size};
   fuzz_problem f;
@@ -327,6 +392,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (attn_kernel_unusable(kernel) || slow != (libraries % 8 == 7)) continue;
     run_kernel(&f, kernel, rows, how, mistakes);
   }
+  if (!(f.problem.uses & ATTN_USE_STATE)) run_gradients(&f, 1 + (how & 3));
   free(rows);
   return 0;
 }

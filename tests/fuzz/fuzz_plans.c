@@ -62,6 +62,16 @@ static attn_problem read_problem(fuzz_bytes *bytes) {
   p.mask_stride = read_score_strides(bytes, p.mask_stride);
   p.scores_stride = read_score_strides(bytes, p.scores_stride);
   p.score_weight_stride_h = read_number(bytes);
+  const uint8_t pass = fuzz_byte(bytes);
+  if (pass & 1) p.dropout = read_real(bytes);
+  if (pass & 2) attn_problem_set_backward(&p);
+  if (pass & 4) p.uses |= (uint32_t)fuzz_byte(bytes) << 15; /* from ATTN_USE_D_LSE on */
+  if (pass & 8) p.operation = (attn_operation)(fuzz_byte(bytes) & 3);
+  p.d_o_stride = read_strides(bytes, p.d_o_stride);
+  p.d_q_stride = read_strides(bytes, p.d_q_stride);
+  p.d_k_stride = read_strides(bytes, p.d_k_stride);
+  p.d_v_stride = read_strides(bytes, p.d_v_stride);
+  p.d_bias_stride = read_score_strides(bytes, p.d_bias_stride);
   return p;
 }
 

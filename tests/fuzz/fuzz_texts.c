@@ -49,7 +49,8 @@ static bool is_same(const attn_problem *a, const attn_problem *b) {
   return !memcmp(&a->batch, &b->batch, sizes) && !memcmp(&a->q_stride, &b->q_stride, strides) && a->dtype_q == b->dtype_q &&
          a->dtype_kv == b->dtype_kv && a->dtype_o == b->dtype_o && a->score == b->score && a->scale == b->scale &&
          a->softcap == b->softcap && a->align == b->align && a->window_left == b->window_left &&
-         a->window_right == b->window_right && a->uses == b->uses;
+         a->window_right == b->window_right && a->uses == b->uses && a->operation == b->operation &&
+         a->dropout == b->dropout;
 }
 
 /* A case read from an id has an id of its own. Reading that one must give the same case. */
