@@ -136,6 +136,13 @@ static attn_embedding embedding_of(int64_t rows, int64_t first) {
 
 static void drop(int place, const float *x, float *y) { learn_drop(&l, place, g.rows, g.width, x, y); }
 
+/* The stream's gradient behind a dropout. */
+static const float *drop_grad(int place) {
+  if (l.drop.probability == 0) return g.d_stream;
+  drop(place, g.d_stream, g.d_rows);
+  return g.d_rows;
+}
+
 static void forward(void) {
   const attn_embedding words = embedding_of(classes, table), places = embedding_of(g.seq, positions);
   learn_check(attn_embed(&words, g.rows, g.input, g.s1[0]));
@@ -167,14 +174,12 @@ static double backward(void) {
   learn_check(attn_dense_grad(&d, &l.run));
   learn_join_grad(&l, last_norm, g.rows, g.s1[g.layers], g.d_rows, NULL, g.d_stream);
   for (int i = g.layers - 1; i >= 0; i--) {
-    drop(2 * i + 2, g.d_stream, g.d_rows);
-    learn_map_grad(&l, block[i].down, g.rows, g.act[i], g.d_rows, g.d_wide);
+    learn_map_grad(&l, block[i].down, g.rows, g.act[i], drop_grad(2 * i + 2), g.d_wide);
     learn_check(attn_activation_grad(ATTN_GELU, 4 * g.rows * g.width, g.up[i], g.act[i], g.d_wide, g.d_wide, &l.run));
     learn_map_grad(&l, block[i].up, g.rows, g.n2[i], g.d_wide, g.d_rows);
     learn_join_grad(&l, block[i].norm2, g.rows, g.s2[i], g.d_rows, g.d_stream, g.d_stream);
-    drop(2 * i + 1, g.d_stream, g.d_rows);
     attn_multi_head a = attention_at(i);
-    a.d_y = g.d_rows, a.d_x = g.made;
+    a.d_y = drop_grad(2 * i + 1), a.d_x = g.made;
     learn_check(attn_multi_head_grad(&a, &l.run));
     learn_join_grad(&l, block[i].norm1, g.rows, g.s1[i], g.made, g.d_stream, g.d_stream);
   }
