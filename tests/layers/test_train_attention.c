@@ -287,11 +287,61 @@ TEST(packed_sequences_have_the_bits_of_separate_ones) {
   }
 }
 
+/* ---- Nothing to do ---- */
+
+TEST(no_queries_and_no_keys_leave_zeros) {
+  place_all(&shapes[2]);
+  test_fill(given, (size_t)numbers, 50);
+  attn_multi_head l = layer_of_shape();
+  const int count = (s.width_memory + 1) * memory_columns;
+  problem.seq_q = 0;
+  for (int i = 0; i < numbers; i++) got[i] = 1;
+  test_ok(attn_multi_head_run(&l, NULL));
+  test_ok(attn_multi_head_grad(&l, NULL));
+  for (int i = at_memory; i < at_in; i++) assert_true(got[i] == 0);
+  for (int i = 0; i < count; i++) assert_true(got[at_in_memory + i] == 0);
+  l = layer_of_shape();
+  problem.seq_k = 0;
+  arrays.kv_len = (const int32_t[BATCH]){0};
+  test_ok(attn_multi_head_run(&l, NULL));
+  test_ok(attn_multi_head_grad(&l, NULL));
+  for (int i = 0; i < BATCH * s.seq_q * s.width; i++) {
+    assert_true(made[i] == l.out.bias[i % s.width]);
+    assert_true(got[i] == 0);
+  }
+  problem.batch = 0;
+  assert_true(attn_multi_head_kept(&l) == 0);
+}
+
 /* ---- Mistakes ---- */
+
+/* A size of the problem. */
+static void refuses(int64_t *size, int64_t value, attn_multi_head *l, const char *sentence) {
+  const int64_t before = *size;
+  *size = value;
+  test_invalid(attn_multi_head_run(l, NULL), sentence);
+  assert_true(attn_multi_head_kept(l) == -1);
+  *size = before;
+}
 
 TEST(mistakes_are_sentences) {
   place_all(&shapes[0]);
   attn_multi_head l = layer_of_shape();
+  refuses(&problem.heads_q, 0, &l, "attention.heads_q is 0");
+  refuses(&problem.heads_kv, 0, &l, "attention.heads_kv is 0");
+  refuses(&problem.dim_qk, 0, &l, "attention.dim_qk is 0");
+  refuses(&problem.dim_v, 0, &l, "attention.dim_v is 0");
+  refuses(&problem.seq_k, -1, &l, "attention.seq_k is -1");
+  refuses(&l.width_memory, -1, &l, "attn_multi_head.width_memory is -1");
+  l.x = NULL;
+  test_invalid(attn_multi_head_run(&l, NULL), "attn_multi_head.x is NULL");
+  l = layer_of_shape();
+  l.y = NULL;
+  test_invalid(attn_multi_head_run(&l, NULL), "attn_multi_head.y is NULL");
+  l.out.weight = NULL;
+  test_invalid(attn_multi_head_grad(&l, NULL), "attn_multi_head.y is NULL");
+  l = layer_of_shape();
+  test_invalid(attn_multi_head_run(&l, &(attn_options){.struct_size = 1}), "attn_options");
   l.width = 0;
   test_invalid(attn_multi_head_run(&l, NULL), "attn_multi_head.width is 0");
   l = layer_of_shape();
@@ -310,7 +360,7 @@ TEST(mistakes_are_sentences) {
   l.plain_values = true;
   test_invalid(attn_multi_head_run(&l, NULL), "with plain_values these are heads_kv dim_v, 4");
   problem.score = ATTN_SCORE_PRECOMPUTED;
-  test_invalid(attn_multi_head_run(&l, NULL), "values come from x by `in`");
+  test_invalid(attn_multi_head_run(&l, NULL), "has plain_values with ATTN_SCORE_PRECOMPUTED");
   l = layer_of_shape();
   l.d_y = NULL;
   test_invalid(attn_multi_head_grad(&l, NULL), "attn_multi_head.d_y is NULL");
