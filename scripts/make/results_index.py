@@ -32,7 +32,8 @@ every single time, and results.json, the rows of results.csv for Google Benchmar
 `scripts/bench.sh` makes such a folder under `results/local/`, which git ignores."""
 FURTHER = {"figures/rate-seq.svg": "rates", "figures/winners.svg": "fastest kernels",
            "machine.tuning": "tuning file", "regret.svg": "regret heatmap",
-           "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
+           "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "training": "gradients",
+           "peers": "other libraries",
            "models": "other libraries on shapes of models", "pages": "keys and values in pages", "mixed": "mixed batches",
            "cascade": "shared prefixes", "quantised": "keys and values of 8 bits",
            "block-sparse": "lists of key blocks", "mla": "latent rows"}
