@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs other projects' own tests of attention in pages against libattn, unchanged, through the shims of upstream/.
+"""Runs other projects' own tests of attention against libattn, unchanged, through the shims of upstream/.
 
     tests/clients/check_upstream.py --flash-attention ~/flash-attention --vllm ~/vllm [--sample 200] [--seed 1]
 
 Both are checkouts (or unpacked sdists) of yours; none is a part of this repository. The environment variables
 ATTN_FLASH_ATTENTION and ATTN_VLLM name them too. Needs pytest, torch and, for FlashAttention, einops; LIBATTN_PYTHON names
-libattn_python.so (default: that of build/). Of FlashAttention the tests of KV caches and pages run, of vLLM those of CPU
-attention. Every skip is printed with its reason.
+libattn_python.so (default: that of build/). Of FlashAttention the tests of its functions run, with gradients and
+dropout, of vLLM those of CPU attention. Every skip is printed with its reason.
 
 Exit code: 0 all passed or were skipped, 1 a test failed, 77 no checkout, or a package is missing.
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent / "upstream"
 ROOT = HERE.parents[2]
 # name -> (the shim, its file of tests, which of them, what they import beside torch and pytest)
-PROJECTS = {"flash-attention": ("flash_attn_shim", "tests/test_flash_attn.py", "kvcache or paged or varlen_causal",
-                                ["einops"]),
+PROJECTS = {"flash-attention": ("flash_attn_shim", "tests/test_flash_attn.py",
+                                "kvcache or paged or varlen_causal or packed or output or bwd or deterministic", ["einops"]),
             "vllm": ("vllm_shim", "tests/kernels/attention/test_cpu_attn.py", "", [])}
 
 

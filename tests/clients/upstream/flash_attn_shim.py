@@ -6,6 +6,7 @@ PyTorch's operations) come from the checkout that ATTN_FLASH_ATTENTION names. Wh
 CPU.
 """
 
+import inspect
 import os
 import sys
 import types
@@ -41,10 +42,42 @@ def in_its_words(function):
     return call
 
 
-def not_here(name):
-    def call(*_args, **_options):
-        pytest.skip(f"libattn has no {name}")
+def with_weights(function):
+    """With dropout FlashAttention gives weights without their denominators, negative where they are dropped."""
+    names = inspect.signature(function)
+
+    def call(*args, **options):
+        given = names.bind(*args, **options)
+        given.apply_defaults()
+        given = given.arguments
+        state = torch.get_rng_state()
+        seed = torch.randint(2**63 - 1, ())
+        torch.set_rng_state(state)
+        result = function(*args, **options)
+        weighted = given["return_attn_probs"] and given["dropout_p"]
+        return (*result[:2], weights(seed, **given)) if weighted else result
     return call
+
+
+def weights(seed, q, k, v, dropout_p, causal, window_size, alibi_slopes, softmax_scale, softcap, cu_seqlens_q=None,
+            cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, **_):
+    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    sizes = [n or x.shape[1] for n, x in ((max_seqlen_q, q), (max_seqlen_k, k))]
+    found = torch.zeros(batch, q.shape[-2], *(-(-n // 128) * 128 for n in sizes))
+    kept = torch.ops.libattn.dropout_mask(seed, 0, dropout_p, (batch, q.shape[-2], *sizes))
+    each = alibi_slopes is not None and alibi_slopes.ndim == 2 and not (alibi_slopes == alibi_slopes[:1]).all()
+    for b in range(batch):
+        rows = [x[b:b + 1] if cu is None else x[None, cu[b]:cu[b + 1]] for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k))]
+        o = {**ours._USUAL, **ours._flash_options(0.0, softmax_scale, causal, window_size, softcap)}
+        if alibi_slopes is not None:
+            o["alibi"] = alibi_slopes[b] if alibi_slopes.ndim == 2 else alibi_slopes
+        queries, keys = (x.detach().float().transpose(1, 2) for x in rows)
+        scores = ours._scores(queries, keys.repeat_interleave(q.shape[-2] // k.shape[-2], 1), o)[0]
+        scores = (scores - scores.amax(-1, keepdim=True).nan_to_num(neginf=0)).exp()
+        mask = torch.ops.libattn.dropout_mask(seed, b, dropout_p, (1, *kept.shape[1:]))[0] if each else kept[b]
+        signs = mask[:, :scores.shape[1], :scores.shape[2]] * 2.0 - 1
+        found[b, :, :scores.shape[1], :scores.shape[2]] = scores * signs
+    return found
 
 
 def varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
@@ -81,15 +114,15 @@ def module(name, **members):
 
 def pytest_configure(config):
     package = Path(os.environ["ATTN_FLASH_ATTENTION"]) / "flash_attn"
-    lacking = {name: not_here(name) for name in ("flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
-                                                 "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func")}
-    module("flash_attn", __path__=[str(package)], **lacking,
-           **{name: in_its_words(getattr(ours, name))
-              for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")})
-    module("flash_attn.flash_attn_interface", _get_block_size_n=not_here("block sizes"), USE_TRITON_ROCM=False,
+    for name in ("flash_attn_func", "flash_attn_varlen_func"):  # the packed kinds call them
+        setattr(ours, name, with_weights(getattr(ours, name)))
+    module("flash_attn", __path__=[str(package)],
+           **{name: in_its_words(getattr(ours, name)) for name in ours.__all__ if name.startswith("flash_attn")})
+    module("flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 1 << 20, USE_TRITON_ROCM=False,
            _flash_attn_varlen_forward=in_its_words(varlen_forward), flash_attn_gpu=None)
     module("flash_attn.ops", __path__=[])
     module("flash_attn.ops.triton", __path__=[])
     module("flash_attn.ops.triton.rotary", apply_rotary=apply_rotary)
     torch.cuda.get_device_capability = lambda *_: (8, 0)
+    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(total_memory=1 << 30)  # leaves the largest out
     OnCpu().__enter__()
