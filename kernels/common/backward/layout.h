@@ -72,7 +72,7 @@ static bool wants_score_gradients(const attn_problem *p) {
          p->score == ATTN_SCORE_PRECOMPUTED;
 }
 
-static bool backward_layout_of(const attn_problem *p, backward_layout *at) {
+static inline bool backward_layout_of(const attn_problem *p, backward_layout *at) {
   const int64_t dim_qk = k_dimensions(p), keys = BACKWARD_KEYS, rows = BACKWARD_ROWS, scores = SCORE_ROWS * SCORE_STRIDE;
   const int64_t row_pairs = OPERAND_VALUES == 2 ? rows / 2 : 0, down = SUMS_ARE_TURNED ? 0 : row_pairs;
   *at = (backward_layout){.rows = round_up(p->seq_q, TILE_ROWS),

@@ -18,6 +18,19 @@ static inline const char *takes_no_state(const attn_problem *p, char *buffer, si
   return "it needs the largest of all scores of a row first, so keys cannot come in pieces: ATTN_USE_STATE must not be set";
 }
 
+/* For kernels of gradients that keep no sums over queries or keys. */
+static inline const char *takes_rows_of_gradients(const attn_problem *p) {
+  if (!attn_uses(p, ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT)) return NULL;
+  return "it has no gradients of what is added to scores: only d_q, d_k and d_v";
+}
+
+/* For kernels of gradients whose products are those of whole matrices. */
+static inline const char *takes_dot_gradients(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  (void)buffer, (void)buffer_bytes;
+  if (p->score != ATTN_SCORE_DOT) return "it computes gradients of dot scores only: others are no matrix products";
+  return takes_rows_of_gradients(p);
+}
+
 /* For kernels whose products multiply bfloat16 values: dot scores of bf16 queries and keys. */
 static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   (void)buffer, (void)buffer_bytes;
@@ -31,10 +44,9 @@ static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t
 
 /* Gradients by such products, without those of what is added to scores. */
 static inline const char *backward_takes_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  const uint32_t sums = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
   if (p->dtype_o != ATTN_BF16) return "its products need bf16 values of d_o: dtype_o must be ATTN_BF16";
-  if (attn_uses(p, sums)) return "it has no gradients of what is added to scores: only d_q, d_k and d_v";
-  return takes_bf16(p, buffer, buffer_bytes);
+  const char *reason = takes_rows_of_gradients(p);
+  return reason ? reason : takes_bf16(p, buffer, buffer_bytes);
 }
 
 static inline const char *takes_bf16_at_once(const attn_problem *p, char *buffer, size_t buffer_bytes) {

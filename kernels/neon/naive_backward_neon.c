@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* naive_backward_neon: the textbook's gradients of attention. The loops are kernels/common/backward/naive_backward.h. */
+#include "vec_neon.h"
+
+#include "kernels/common/backward/naive_backward.h"
+
+const attn_kernel attn_naive_backward_neon = {
+    .info = {.name = "naive_backward_neon",
+             .algorithm = "naive_backward",
+             .isa = "neon",
+             .library = "",
+             .summary = "textbook gradients: P and dS of a head, whole matrices, in memory; tiles of 8 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .operation = ATTN_BACKWARD,
+    .dropout = true,
+    .rejects = takes_dot_gradients,
+    .plan = naive_backward_plan,
+    .run = naive_backward_run,
+};
