@@ -21,9 +21,9 @@
 
 static void sgemm(const library_product *p) {
   BLAS(cblas_sgemm)
-  (CblasRowMajor, CblasNoTrans, p->b_transposed ? CblasTrans : CblasNoTrans, (blasint)p->rows, (blasint)p->columns,
-   (blasint)p->depth, 1.0f, p->a, (blasint)p->a_stride, p->b, (blasint)p->b_stride, p->accumulate ? 1.0f : 0.0f, p->c,
-   (blasint)p->c_stride);
+  (CblasRowMajor, p->a_transposed ? CblasTrans : CblasNoTrans, p->b_transposed ? CblasTrans : CblasNoTrans, (blasint)p->rows,
+   (blasint)p->columns, (blasint)p->depth, 1.0f, p->a, (blasint)p->a_stride, p->b, (blasint)p->b_stride,
+   p->accumulate ? 1.0f : 0.0f, p->c, (blasint)p->c_stride);
 }
 
 /* ---- Threads ---- */

@@ -14,13 +14,8 @@
 #include "kernels/common/problem/exact_row.h"
 #include "kernels/common/problem/rejects.h"
 
-const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",
-                                      [ATTN_SCORE_GAUSSIAN] =
-                                          "gaussian scores are no matrix product; |q|^2 - 2 q k + |k|^2 would "
-                                          "cancel"};
-  if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) return names[p->score];
-  if (attn_uses(p, ATTN_USE_STATE)) return takes_no_state(p, buffer, buffer_bytes);
+/* More than the library counts in 32 bits; NULL: not. */
+static const char *too_large(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   const struct {
     const char *name;
     int64_t value;
@@ -32,6 +27,16 @@ const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t bu
     return buffer;
   }
   return NULL;
+}
+
+const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",
+                                      [ATTN_SCORE_GAUSSIAN] =
+                                          "gaussian scores are no matrix product; |q|^2 - 2 q k + |k|^2 would "
+                                          "cancel"};
+  if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) return names[p->score];
+  const char *reason = takes_no_state(p, buffer, buffer_bytes);
+  return reason ? reason : too_large(p, buffer, buffer_bytes);
 }
 
 /* ---- Memory of a unit: K rows unless read in place, V rows, and which V rows are finite ---- */
@@ -215,4 +220,30 @@ void attn_composed_run(const attn_schedule *schedule, const attn_args *args, att
     pack(schedule, args, task, unit_memory);
   else
     compute(schedule, args, task, unit_memory, scratch, product);
+}
+
+/* ---- Gradients ---- */
+
+/* Plan data: the tier's, then its table. */
+typedef struct composed_gradients {
+  unsigned char of_tier[STEPS_OWN_BYTES];
+  const attn_score_steps *steps;
+} composed_gradients;
+_Static_assert(sizeof(composed_gradients) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
+
+const char *attn_composed_rejects_gradients(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  const char *reason = takes_dot_gradients(p, buffer, buffer_bytes);
+  return reason ? reason : too_large(p, buffer, buffer_bytes);
+}
+
+bool attn_composed_plan_gradients(const attn_problem *p, const attn_machine *machine, int64_t rows,
+                                  attn_schedule *schedule) {
+  ((composed_gradients *)(void *)schedule->own)->steps = machine->steps;
+  return machine->steps->plan_gradients(p, rows, schedule);
+}
+
+void attn_composed_run_gradients(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                 void *scratch, library_product_fn product) {
+  const composed_gradients *own = (const void *)schedule->own;
+  own->steps->run_gradients(schedule, args, task, unit_memory, scratch, product);
 }

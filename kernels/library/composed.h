@@ -9,20 +9,6 @@
 
 #include "score_steps.h"
 
-/* c = a b, or a b^T: float matrices by rows, c[rows][columns], a[rows][depth], b[depth][columns] or, transposed,
- * [columns][depth]; strides are elements from one row to the next, at least a row long. The previous content of c does not
- * matter. All sizes >= 1. */
-typedef struct library_product {
-  int64_t rows, columns, depth;
-  const float *a, *b;
-  float *c;
-  int64_t a_stride, b_stride, c_stride;
-  bool b_transposed;
-  bool accumulate; /* c += a b; of products of dense layers alone */
-} library_product;
-
-typedef void (*library_product_fn)(const library_product *product);
-
 /* Why such a kernel cannot take the problem: scores that are no product, or more than a library counts in 32 bits. NULL =
  * takes it. */
 const char *attn_composed_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes);
@@ -32,5 +18,16 @@ bool attn_composed_plan(const attn_problem *problem, const attn_machine *machine
 
 void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch, library_product_fn product);
+
+/* ---- Gradients: the five products of unfused_backward.h, on blocks of `rows` query rows ---- */
+
+const char *attn_composed_rejects_gradients(const attn_problem *problem, char *buffer, size_t buffer_bytes);
+
+/* Two phases: terms of queries, then a KV head per task. False if a size overflows. */
+bool attn_composed_plan_gradients(const attn_problem *problem, const attn_machine *machine, int64_t rows,
+                                  attn_schedule *schedule);
+
+void attn_composed_run_gradients(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                 void *scratch, library_product_fn product);
 
 #endif

@@ -9,11 +9,13 @@
 #define ATTN_LIBRARY_SCORE_STEPS_H
 
 #include "kernels/common/tiles/row_block.h"
+#include "library_product.h"
 
 enum {
   STEPS_LANES = 16, /* floats of row_sum per row: the most lanes of any tier */
-  STEPS_KEYS = 64   /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's
+  STEPS_KEYS = 64,  /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's
                        PANEL_KEYS */
+  STEPS_OWN_BYTES = ATTN_OWN_BYTES - sizeof(void *) /* of attn_schedule.own, for the plan data of gradients */
 };
 
 typedef struct attn_score_steps {
@@ -47,6 +49,12 @@ typedef struct attn_score_steps {
   /* O = acc / row_sum (sinks joined) and LSE of every row, stored. A row that does not come out finite is computed anew in
    * double precision, from its allowed keys alone. */
   void (*finish_rows)(const row_block *block);
+
+  /* Gradients on blocks of `rows` query rows, whose products are the library's: plan and run of a kernel, but that its plan
+   * data are STEPS_OWN_BYTES (unfused_backward.h). */
+  bool (*plan_gradients)(const attn_problem *problem, int64_t rows, attn_schedule *schedule);
+  void (*run_gradients)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                        void *scratch, library_product_fn product);
 } attn_score_steps;
 
 #endif

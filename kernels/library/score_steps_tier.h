@@ -5,10 +5,12 @@
 #ifndef ATTN_LIBRARY_SCORE_STEPS_TIER_H
 #define ATTN_LIBRARY_SCORE_STEPS_TIER_H
 
+#include "kernels/common/backward/unfused_backward.h"
 #include "kernels/common/tiles/two_pass_softmax.h"
 #include "score_steps.h"
 
 _Static_assert(STEPS_LANES % (int)VEC_LANES == 0, "score_steps.h promises rows of STEPS_LANES");
+_Static_assert(sizeof(backward_layout) <= STEPS_OWN_BYTES, "attn_schedule.own holds it and a pointer");
 _Static_assert(STEPS_KEYS % (int)PANEL_KEYS == 0, "score_steps.h promises panels of STEPS_KEYS");
 
 static bool is_finite_row(const float *row, int64_t count) {
@@ -129,6 +131,8 @@ static void steps_finish_rows(const row_block *block) {
       .take_softmax = steps_take_softmax,                \
       .add_narrowed = steps_add_narrowed,                \
       .finish_rows = steps_finish_rows,                  \
+      .plan_gradients = unfused_plan,                    \
+      .run_gradients = unfused_run,                      \
   };
 
 #endif

@@ -15,13 +15,6 @@
 #include "kernels/common/problem/unroll.h"
 #include "kernels/ref/vec_c.h"
 
-/* Elements i, j, k, l of the 8 of a and b. */
-#ifdef __clang__
-#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, (vec_bits){i, j, k, l})
-#endif
-
 #ifdef __SSE2__
 /* Steps of product() in register_tile.h, row by row: four factors of a row are one load, and each takes one instruction to
  * spread. clang 14 would spill sums with more than one step. */
@@ -60,22 +53,5 @@ static ALWAYS_INLINE void product_steps(vec sum[][TILE_VECS], const float *a, in
   }
 }
 #endif
-
-/* r[i] lane j <-> r[j] lane i. */
-static ALWAYS_INLINE void vec_transpose(vec r[4]) {
-  const vec low[2] = {SHUFFLE(r[0], r[1], 0, 4, 1, 5), SHUFFLE(r[2], r[3], 0, 4, 1, 5)};
-  const vec high[2] = {SHUFFLE(r[0], r[1], 2, 6, 3, 7), SHUFFLE(r[2], r[3], 2, 6, 3, 7)};
-  r[0] = SHUFFLE(low[0], low[1], 0, 1, 4, 5);
-  r[1] = SHUFFLE(low[0], low[1], 2, 3, 6, 7);
-  r[2] = SHUFFLE(high[0], high[1], 0, 1, 4, 5);
-  r[3] = SHUFFLE(high[0], high[1], 2, 3, 6, 7);
-}
-
-/* Lane i of the result is the sum of x[i]'s lanes. */
-static ALWAYS_INLINE vec vec_sum_each(const vec x[4]) {
-  vec r[4] = {x[0], x[1], x[2], x[3]};
-  vec_transpose(r);
-  return (r[0] + r[2]) + (r[1] + r[3]);
-}
 
 #endif

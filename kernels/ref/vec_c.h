@@ -12,6 +12,7 @@
 #endif
 
 #include "kernels/common/problem/convert.h"
+#include "kernels/common/problem/unroll.h"
 
 typedef float vec __attribute__((vector_size(16)));
 typedef uint32_t vec_bits __attribute__((vector_size(16)));
@@ -192,6 +193,30 @@ static inline vec vec_exp2(vec t) {
   p = p * f + 0x1.62e42ap-1f;
   p = p * f + 1.0f;
   return p * (vec)((vec_bits)shifted << 23);
+}
+
+/* Elements i, j, k, l of the 8 of a and b. */
+#ifdef __clang__
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, (vec_bits){i, j, k, l})
+#endif
+
+/* r[i] lane j <-> r[j] lane i. */
+static ALWAYS_INLINE void vec_transpose(vec r[4]) {
+  const vec low[2] = {SHUFFLE(r[0], r[1], 0, 4, 1, 5), SHUFFLE(r[2], r[3], 0, 4, 1, 5)};
+  const vec high[2] = {SHUFFLE(r[0], r[1], 2, 6, 3, 7), SHUFFLE(r[2], r[3], 2, 6, 3, 7)};
+  r[0] = SHUFFLE(low[0], low[1], 0, 1, 4, 5);
+  r[1] = SHUFFLE(low[0], low[1], 2, 3, 6, 7);
+  r[2] = SHUFFLE(high[0], high[1], 0, 1, 4, 5);
+  r[3] = SHUFFLE(high[0], high[1], 2, 3, 6, 7);
+}
+
+/* Lane i of the result is the sum of x[i]'s lanes. */
+static ALWAYS_INLINE vec vec_sum_each(const vec x[4]) {
+  vec r[4] = {x[0], x[1], x[2], x[3]};
+  vec_transpose(r);
+  return (r[0] + r[2]) + (r[1] + r[3]);
 }
 
 #endif

@@ -40,7 +40,7 @@ static void multiply_strip(const library_product *m, float *c, float_rows b, int
   for (int64_t i = 0; i < m->rows; i += TILE_ROWS) {
     const float_rows a = {m->a_transposed ? m->a + k * m->a_stride + i : m->a + i * m->a_stride + k, m->a_stride};
     (m->a_transposed ? multiply_columns_of_a : multiply_rows_of_a)(c + i * m->c_stride, m->c_stride, a, b, depth,
-                                                                   m->adds || k > 0, vecs);
+                                                                   m->accumulate || k > 0, vecs);
   }
 }
 

@@ -20,8 +20,7 @@
 #include "rows.h"
 #include "terms.h"
 
-enum { SPARE_FLOATS = 48, UNFUSED_OWN_BYTES = ATTN_OWN_BYTES - sizeof(void *) /* a library's kernel keeps a pointer */ };
-_Static_assert(sizeof(backward_layout) <= UNFUSED_OWN_BYTES, "attn_schedule.own holds it");
+enum { SPARE_FLOATS = 48 };
 _Static_assert(SPARE_FLOATS >= TILE_ROWS + VEC_LANES, "tiles and vectors may go so far beyond the last key");
 
 /* Floats from one row of P to the next: an odd number of lines, for the products that read columns. */
@@ -157,7 +156,7 @@ static void add_to_keys(const unfused_block *b, const float *weights, const floa
                                 .b_stride = floats,
                                 .c = to + b->keys.begin * floats,
                                 .c_stride = floats,
-                                .adds = true});
+                                .accumulate = true});
 }
 
 /* Adds what the block's queries give to dK and dV, and fills in their dQ. */
