@@ -73,7 +73,7 @@ required|cmake|cmake|building
 optional|ninja|ninja-build|building in less time, in the tests
 optional|cmocka|libcmocka-dev|the unit tests
 optional|hwloc|libhwloc-dev|topology and binding in attnbench
-optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
+optional|openblas|libopenblas-dev|the kernels of kernels/blas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN

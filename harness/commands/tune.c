@@ -21,7 +21,9 @@ static int64_t points;
 
 static const cli_option options[] = {
     {CLI_LIST, 'a', "axis", "AXIS=VALUES",
-     "repeatable: dtype, head_dim, causal (default all types, 20 to 256, both); with --check dtype alone", &asked.axes},
+     "repeatable: dtype, head_dim, causal, pass (default all types, 20 to 256, both, both); with --check dtype and pass "
+     "alone",
+     &asked.axes},
     {CLI_DURATION, 0, "budget", "TIME", "of the whole: 90s, 5m (default 10m, 1m with --check)", &budget_s},
     {CLI_STRING, 'o', "output", "FILE", "write the tuning file there; - is stdout (the default)", &output},
     {CLI_STRING, 0, "emit-class", "NAME", "write costs for all CPUs like this one (kernels/machines)", &class_name},
@@ -174,10 +176,10 @@ int bench_tune_main(int argc, char **argv) {
     return cli_usage_error("tune", "--tuning, --without-class and --csv belong to --check, which is missing");
   const char *values;
   for (int i = 0; checks && i < asked.axes.count; i++)
-    if (!bench_axis_is(asked.axes.item[i], "dtype", &values))
-      return cli_usage_error("tune",
-                             "-a %s: should be dtype with --check, whose problems have all head dimensions and masks",
-                             asked.axes.item[i]);
+    if (!bench_axis_is(asked.axes.item[i], "dtype", &values) && !bench_axis_is(asked.axes.item[i], "pass", &values))
+      return cli_usage_error(
+          "tune", "-a %s: should be dtype or pass with --check, whose problems have all head dimensions and masks",
+          asked.axes.item[i]);
   if (!(budget_s > 0)) budget_s = checks ? 60 : 600;
   return checks ? check_tuning() : tune();
 }

@@ -22,6 +22,7 @@ static int check_case(const bench_case *bench) {
 int bench_tune_check(const bench_tune_line *line) {
   bench_case bench;
   const bench_tune_shape shape = {.dtype = line->dtype,
+                                  .backward = line->backward,
                                   .mask = line->causal ? TUNE_CAUSAL : TUNE_FULL,
                                   .dim = line->dim,
                                   .group = 4,

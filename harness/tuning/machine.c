@@ -16,6 +16,7 @@
 const char *const bench_tune_mask_name[TUNE_MASKS] = {"full", "causal", "window", "mask", "bias", "alibi", "softcap"};
 
 static const double SOFTCAP = 30;
+static const float HIGH_LSE = 12;
 
 attn_dtype bench_tune_queries(attn_dtype dtype) { return attn_dtype_is_float(dtype) ? dtype : ATTN_F32; }
 
@@ -43,6 +44,7 @@ void bench_tune_problem(const bench_tune_shape *s, attn_problem *problem) {
   if (s->mask == TUNE_ALIBI) problem->align = ATTN_ALIGN_BOTTOM_RIGHT;
   if (s->mask == TUNE_CAUSAL || s->mask == TUNE_WINDOW) attn_problem_set_causal(problem, ATTN_ALIGN_BOTTOM_RIGHT);
   if (s->mask == TUNE_WINDOW) problem->window_left = s->window;
+  if (s->backward) attn_problem_set_backward(problem);
 }
 
 static void set_int(bench_spec *spec, bench_axis axis, int64_t value) {
@@ -87,6 +89,7 @@ void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
   set_int(&spec, AXIS_HEAD_DIM, s->dim);
   set_int(&spec, AXIS_SEQ_Q, s->seq_q);
   set_int(&spec, AXIS_SEQ_K, s->seq_k);
+  if (s->backward) bench_spec_set(&spec, AXIS_PASS, "backward");
   bench_case_build(&spec, 1, bench);
 }
 
@@ -114,6 +117,14 @@ static void fill(bench_buffer *t, attn_dtype dtype, size_t first) {
   }
 }
 
+/* Any o does. An lse above all scores keeps P in its usual range, below 1. */
+static void fill_gradients(const attn_problem *p, bench_tensors *tensors) {
+  bench_buffer *lse = &tensors->buffers[BENCH_LSE];
+  fill(&tensors->buffers[BENCH_O], p->dtype_o, 0);
+  fill(&tensors->buffers[BENCH_D_O], p->dtype_o, VALUES / 4);
+  for (size_t at = 0; at < lse->bytes; at += sizeof(float)) memcpy(lse->data + at, &HIGH_LSE, sizeof HIGH_LSE);
+}
+
 static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
   if (!bench_tensors_create_empty(p, tensors)) return false;
   fill(&tensors->buffers[BENCH_Q], p->dtype_q, 0);
@@ -123,6 +134,7 @@ static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
     fill(&tensors->buffers[BENCH_K_SCALE], ATTN_F32, 0);
     fill(&tensors->buffers[BENCH_V_SCALE], ATTN_F32, 0);
   }
+  if (p->operation == ATTN_BACKWARD) fill_gradients(p, tensors);
   if (p->uses & ATTN_USE_BIAS) fill(&tensors->buffers[BENCH_BIAS], ATTN_F32, VALUES / 2);
   bench_fill_slopes(&tensors->buffers[BENCH_ALIBI_SLOPES], p->heads_q);
   for (size_t i = 0; p->uses & ATTN_USE_MASK && i < tensors->buffers[BENCH_MASK].bytes; i++)

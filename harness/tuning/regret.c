@@ -51,7 +51,8 @@ static int64_t queries(uint64_t *seed, int64_t keys) {
 const double BENCH_REGRET_WORK = 2e8;
 
 double bench_tune_work(const bench_tune_shape *s) {
-  return 2.0 * (double)(s->dim * s->group * s->heads_kv) * (double)s->seq_k * (double)s->seq_q;
+  const double products = s->backward ? 5 : 2;
+  return products * (double)(s->dim * s->group * s->heads_kv) * (double)s->seq_k * (double)s->seq_q;
 }
 
 /* Half of the problems are full, a quarter is causal, all others share the rest. */
@@ -198,6 +199,7 @@ bool bench_regret_measure(const bench_tune_source *source, const bench_tune_line
   for (int i = 0; i < points; i++) {
     problems[i].shape = bench_regret_shape(&seed);
     if (lines) problems[i].shape.dtype = lines->item[i % lines->count].dtype;
+    if (lines) problems[i].shape.backward = lines->item[i % lines->count].backward;
     for (int c = 0; c < count; c++) problems[i].chosen[c] = choose(&problems[i].shape, regrets[c].tuning);
   }
   const bool fine = look_at_all(source, points, count, FIRST_LOOK * seconds / points, problems);

@@ -28,7 +28,7 @@ static bench_tune_shape random_shape(const bench_tune_line *line, uint64_t *seed
   bench_tune_shape s;
   do {
     s = bench_regret_shape(seed);
-    s.dtype = line->dtype, s.dim = line->dim;
+    s.dtype = line->dtype, s.dim = line->dim, s.backward = line->backward;
   } while (line->causal != (s.mask == TUNE_CAUSAL || s.mask == TUNE_WINDOW) || bench_tune_work(&s) > BENCH_REGRET_WORK);
   return s;
 }
@@ -102,6 +102,7 @@ static void expect_two(const bench_tune_result *result, const bench_tune_shape *
   least[0] = least[1] = INFINITY;
   for (int k = 0; k < TUNE_KERNELS; k++) {
     if (!bench_tune_has_line(result, k, bench_tune_type(shape))) continue;
+    if (attn_registry_get(k)->operation != problem.operation) continue;
     const double ns = attn_expected_ns(attn_registry_get(k), result->costs[k][bench_tune_type(shape)].ns, &problem);
     least[1] = fmin(least[1], fmax(ns, least[0]));
     least[0] = fmin(least[0], ns);

@@ -34,14 +34,15 @@ typedef struct bench_tune_shape {
   attn_dtype dtype; /* K and V have it; Q and O, too, or they are float32 */
   bench_tune_mask mask;
   int64_t dim, group, heads_kv, seq_k, seq_q, window;
-  bool threads; /* with several numbers of threads; else with one */
+  bool threads;  /* with several numbers of threads; else with one */
+  bool backward; /* gradients */
 } bench_tune_shape;
 
 enum {
-  TUNE_KERNELS = 31, /* in the order of the registry; further ones are not looked at */
+  TUNE_KERNELS = 40, /* in the order of the registry; further ones are not looked at */
   TUNE_TYPES = ATTN_DTYPE_COUNT
 };
-typedef uint32_t bench_tune_set; /* kernels, a bit for each */
+typedef uint64_t bench_tune_set; /* kernels, a bit for each */
 #define TUNE_ALL ((bench_tune_set)-1)
 
 /* Where times come from. Tests pass scripted ones, and so know what must come out. The automatic choice is timed beside the
@@ -103,10 +104,10 @@ typedef struct bench_tune_result {
   const char *class;                               /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
 
-/* Problems of one type, mask and head_dim, which are tuned together. */
+/* Problems of one operation, type, mask and head_dim, which are tuned together. */
 typedef struct bench_tune_line {
   attn_dtype dtype;
-  bool causal;
+  bool causal, backward;
   int64_t dim;
 } bench_tune_line;
 
@@ -116,8 +117,8 @@ typedef struct bench_tune_lines {
   int count;
 } bench_tune_lines;
 
-/* The lines that values of -a ask for: "dtype=f32,bf16", head_dim or causal. Returns 0, or an exit code, having said why on
- * stderr. */
+/* The lines that values of -a ask for: "dtype=f32,bf16", head_dim, causal or pass. Returns 0, or an exit code, having said
+ * why on stderr. */
 int bench_tune_list(const cli_list *axes, bench_tune_lines *lines);
 
 /* Checks every kernel on a problem of the line. Returns 0, or BENCH_EXIT_FAILED, having said which kernel fails. */

@@ -18,5 +18,6 @@ const attn_kernel attn_flash_backward_avx512bf16 = {
     .dropout = true,
     .rejects = backward_takes_bf16,
     .plan = backward_plan,
+    .terms = BACKWARD_KERNEL_TERMS,
     .run = backward_run,
 };

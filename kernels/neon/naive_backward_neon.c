@@ -15,5 +15,6 @@ const attn_kernel attn_naive_backward_neon = {
     .dropout = true,
     .rejects = takes_dot_gradients,
     .plan = naive_backward_plan,
+    .terms = NAIVE_BACKWARD_TERMS,
     .run = naive_backward_run,
 };

@@ -20,5 +20,6 @@ const attn_kernel attn_flash_backward_neonbf16 = {
     .dropout = true,
     .rejects = backward_takes_bf16,
     .plan = backward_plan,
+    .terms = BACKWARD_KERNEL_TERMS,
     .run = backward_run,
 };

@@ -17,5 +17,6 @@ const attn_kernel attn_flash_backward_portable = {
     .dropout = true,
     .rejects = takes_everything,
     .plan = backward_plan,
+    .terms = BACKWARD_KERNEL_TERMS,
     .run = backward_run,
 };

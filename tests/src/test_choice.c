@@ -37,6 +37,7 @@ static attn_problem random_problem(void) {
   if (draw(6) == 0) p.softcap = 20;
   if (draw(9) == 0) p.score = (attn_score)draw(ATTN_SCORE_PRECOMPUTED + 1);
   if (p.score == ATTN_SCORE_ADDITIVE) p.uses |= ATTN_USE_SCORE_WEIGHT;
+  if (draw(4) == 0) attn_problem_set_backward(&p);
   return p;
 }
 
@@ -243,6 +244,35 @@ static void check_choices(int count) {
 }
 
 TEST(the_choice_is_the_least_sum) { check_choices(test_few() ? 100 : 500); }
+
+static attn_problem gradients_of(attn_dtype dtype, int64_t heads, int64_t tokens, bool causal) {
+  attn_problem p;
+  attn_problem_init(&p, 2, heads, heads, tokens, tokens, 64, 64);
+  p.dtype_q = p.dtype_kv = p.dtype_o = dtype;
+  if (causal) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+  attn_problem_set_backward(&p);
+  return p;
+}
+
+/* The registry names the quickest kernel of gradients in float32 first. Costs may find a quicker one for bf16 or 16 tokens,
+ * and never one that keeps score matrices or has shorter vectors. */
+TEST(gradients_are_chosen_by_costs_as_well_as_by_rank) {
+  static const int64_t tokens[] = {64, 128, 384, 512, 1024, 2048};
+  if (strcmp(attn_tier_best(), "c") == 0) return; /* plain C has no costs */
+  for (int n = 0; n < 2 * (int)(2 * COUNT(tokens)); n++) {
+    const attn_dtype dtype = n % 2 ? ATTN_BF16 : ATTN_F32;
+    const attn_problem p = gradients_of(dtype, 4, tokens[n / 4], n / 2 % 2);
+    const attn_kernel *first = first_that_takes(&p);
+    attn_plan *plan;
+    test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
+    const attn_kernel_info *chosen = attn_kernel_find(attn_plan_kernel(plan));
+    test_contains(attn_plan_describe(plan), "automatic, by costs of");
+    if (dtype == ATTN_F32) assert_string_equal(chosen->name, first->info.name);
+    assert_string_equal(chosen->algorithm, "flash_backward");
+    assert_true(attn_tier_find(chosen->isa) >= attn_tier_find(first->info.isa));
+    attn_plan_destroy(plan);
+  }
+}
 
 /* The system may deny a tier that the CPU has, such as AMX: then the next kernel is taken. */
 TEST(tiers_that_are_denied_are_left_out) {

@@ -359,3 +359,76 @@ TEST(tiles_are_counted) {
     check(&c, terms, &p);
   }
 }
+
+/* ---- Gradients ---- */
+
+static void count_backward_tile(counter *c, const attn_problem *p, const backward_walk *walk, double seen, double blocks) {
+  const bool whole_panels = is_shifted(p) || p->softcap > 0 || p->score != ATTN_SCORE_DOT;
+  const double wide_k = up_to((double)p->dim_qk, walk->lanes), wide_v = up_to((double)p->dim_v, walk->lanes);
+  const double vectors = whole_panels              ? up_to(seen, walk->panel_keys)
+                         : seen < (double)p->seq_k ? seen + walk->lanes / 2.0
+                                                   : up_to(seen, walk->lanes);
+  count(c, "tile", blocks), count(c, "tile_panel", times_to(vectors, walk->panel_keys)), count(c, "tile_vector", vectors);
+  count(c, "tile_vector_width", vectors * mean_dim(p)), count(c, "tile_ragged", is_ragged(p));
+  count(c, "tile_key_width", seen * (wide_k + wide_k + wide_v) / 3); /* dQ, dK and dV */
+  count_scores(c, p, walk->tile_rows * vectors / walk->lanes);
+  count(c, "dropped", p->dropout > 0 ? walk->tile_rows * vectors / walk->lanes : 0);
+  if (p->uses & ATTN_USE_D_BIAS) count(c, "again", vectors * mean_dim(p));
+  if (p->uses & ATTN_USE_D_ALIBI) count(c, "again", vectors * mean_dim(p));
+  if (p->uses & ATTN_USE_D_SCORE_WEIGHT) count(c, "again", vectors * mean_dim(p));
+  if (p->score == ATTN_SCORE_PRECOMPUTED) count(c, "again", vectors * mean_dim(p));
+}
+
+static void count_backward_row(counter *c, const attn_problem *p, const backward_walk *walk, double seen, double blocks) {
+  const double wide_k = up_to((double)p->dim_qk, walk->lanes), wide = (wide_k + up_to((double)p->dim_v, walk->lanes)) / 2;
+  const double kept = 8 * fmin((double)walk->rows, (double)p->seq_q) * fmin(seen, (double)walk->keys) / (1 << 19);
+  count(c, "row", 1), count(c, "row_width", wide), count(c, "row_tail", wide > mean_dim(p));
+  count(c, "range_width", (walk->ranges - 1) * wide_k);
+  count(c, "block_row", blocks), count(c, "block_row_width", blocks * wide);
+  count(c, "block_row_tail", wide > mean_dim(p) ? blocks : 0);
+  count(c, "additive", p->score == ATTN_SCORE_ADDITIVE ? seen * mean_dim(p) : 0);
+  count(c, "gaussian", p->score == ATTN_SCORE_GAUSSIAN ? seen * mean_dim(p) : 0);
+  count(c, "given", p->score == ATTN_SCORE_PRECOMPUTED ? seen : 0);
+  if (kept > 1) count(c, "kept_beyond_512k", seen * fmin(log2(kept) / 3, 1));   /* all beyond 4 MiB, */
+  if (kept > 8) count(c, "kept_beyond_8m", seen * fmin(log2(kept / 8) / 3, 1)); /* and from there on beyond 32 MiB */
+}
+
+static void count_backward_head(counter *c, const attn_problem *p, const backward_walk *walk) {
+  const double keys = seen_by_some(p, 0, p->seq_q), wide_k = up_to((double)p->dim_qk, walk->lanes);
+  const double wide = (wide_k + up_to((double)p->dim_v, walk->lanes)) / 2;
+  const double seen = seen_by_a_tile(p, walk->in_tiles ? walk->tile_rows : walk->rows < p->seq_q ? walk->rows : p->seq_q);
+  const double blocks = seen > 0 ? times_to(seen, (int)walk->keys) : 1;
+  count(c, "head", 1), count(c, "key", (double)p->seq_k), count(c, "key_width", wide * (double)p->seq_k);
+  count(c, "key_tail", wide > mean_dim(p) ? (double)p->seq_k : 0);
+  for (int64_t g = 0; g < (int64_t)group_of(p); g++)
+    for (int64_t row = 0; row < p->seq_q; row++) {
+      if (row % walk->rows == 0) count(c, "block", blocks);
+      if (row % walk->tile_rows == 0) count_backward_tile(c, p, walk, seen, blocks);
+      count_backward_row(c, p, walk, seen, blocks);
+    }
+  count_levels(c, p, keys, group_of(p) * (double)p->seq_q * mean_dim(p) * 8, ""); /* Q and dO beside K and V */
+}
+
+TEST(gradients_are_counted) {
+  static const uint32_t uses[] = {0, 0, ATTN_USE_D_BIAS, ATTN_USE_D_ALIBI, ATTN_USE_D_SCORE_WEIGHT};
+  seed = 7;
+  for (int i = 0; i < 200; i++) {
+    counter c = {.names = attn_backward_term_names, .terms = BACKWARD_TERM_COUNT};
+    double terms[ATTN_MAX_TERMS];
+    attn_problem p = random_problem(96);
+    p.uses |= uses[draw(COUNT(uses))];
+    p.dropout = draw(3) ? 0 : 0.1f;
+    const backward_walk walk = {.lanes = 4 << draw(3),
+                                .tile_rows = 6 + 2 * (int)draw(2),
+                                .panel_keys = 16 << draw(3),
+                                .rows = draw(2) ? 192 : 48,
+                                .keys = draw(2) ? 192 : 20000,
+                                .ranges = (double)(1 + draw(4)),
+                                .in_tiles = draw(2)};
+    for (int64_t head = 0; head < p.heads_kv; head++) count_backward_head(&c, &p, &walk);
+    count(&c, "call", 1);
+    clear(terms);
+    attn_backward_terms(&p, &walk, terms);
+    check(&c, terms, &p);
+  }
+}

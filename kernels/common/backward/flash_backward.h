@@ -22,6 +22,7 @@
 #define ATTN_COMMON_FLASH_BACKWARD_H
 
 #include "kernels/common/problem/rejects.h"
+#include "kernels/common/problem/terms.h"
 #include "products.h"
 #include "score_gradients.h"
 
@@ -145,5 +146,22 @@ static inline void backward_run(const attn_schedule *schedule, const attn_args *
     default: score_gradients(schedule, args, task, scratch);
   }
 }
+
+/* ---- Their time ---- */
+
+static inline void backward_terms_of(const attn_problem *p, double *terms) {
+  const int64_t range = range_keys(p->seq_k);
+  const backward_walk walk = {.lanes = VEC_LANES,
+                              .tile_rows = TILE_ROWS,
+                              .panel_keys = PANEL_KEYS,
+                              .rows = BACKWARD_ROWS,
+                              .keys = even_part(range, BACKWARD_KEYS),
+                              .ranges = (double)max64(1, ceil_div(p->seq_k, range)),
+                              .in_tiles = true};
+  attn_backward_terms(p, &walk, terms);
+}
+
+#define BACKWARD_KERNEL_TERMS \
+  { BACKWARD_TERM_COUNT, attn_backward_term_names, backward_terms_of }
 
 #endif

@@ -5,6 +5,7 @@
 #ifndef ATTN_COMMON_NAIVE_BACKWARD_H
 #define ATTN_COMMON_NAIVE_BACKWARD_H
 
+#include "kernels/common/problem/terms.h"
 #include "unfused_backward.h"
 
 enum {
@@ -81,5 +82,18 @@ static inline void naive_backward_run(const attn_schedule *schedule, const attn_
                                       void *scratch) {
   unfused_run(schedule, args, task, memory, scratch, multiply_by_tiles);
 }
+
+static inline void naive_backward_terms_of(const attn_problem *p, double *terms) {
+  const backward_walk walk = {.lanes = VEC_LANES,
+                              .tile_rows = TILE_ROWS,
+                              .panel_keys = PANEL_KEYS,
+                              .rows = max64(p->seq_q, 1),
+                              .keys = max64(p->seq_k, 1),
+                              .ranges = 1};
+  attn_backward_terms(p, &walk, terms);
+}
+
+#define NAIVE_BACKWARD_TERMS \
+  { BACKWARD_TERM_COUNT, attn_backward_term_names, naive_backward_terms_of }
 
 #endif

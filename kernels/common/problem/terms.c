@@ -326,3 +326,65 @@ void attn_tile_terms(const attn_problem *p, const tile_walk *walk, double *t) {
   for (int i = 0; i < TILE_TERM_COUNT; i++) t[i] *= c.heads;
   t[TILE_call] = 1;
 }
+
+/* ---- Gradients ---- */
+
+#define BACKWARD_TERM(name) BACKWARD_##name,
+enum { BACKWARD_TERMS(BACKWARD_TERM) };
+const char *const attn_backward_term_names[BACKWARD_TERM_COUNT] = {BACKWARD_TERMS(TERM_NAME)};
+
+/* Scores that gradients of what is added to them compute again: sums over queries and keys. */
+static double scores_again(const attn_problem *p, double scores) {
+  static const uint32_t sums[] = {ATTN_USE_D_BIAS, ATTN_USE_D_ALIBI, ATTN_USE_D_SCORE_WEIGHT};
+  double times = p->score == ATTN_SCORE_PRECOMPUTED;
+  for (int i = 0; i < 3; i++) times += attn_uses(p, sums[i]);
+  return times * scores;
+}
+
+static void add_products(const attn_problem *p, const counts *c, const backward_walk *w, double *t) {
+  const int64_t together = w->in_tiles ? w->tile_rows : min64(w->rows, p->seq_q);
+  const double tiles = c->group * whole(c->queries, w->tile_rows), seen = attn_tile_keys(p, (int)max64(together, 1));
+  const bool in_panels = attn_uses(p, SCORE_SHIFTS) || p->softcap > 0 || p->score != ATTN_SCORE_DOT;
+  const double vectors = in_panels                 ? padded(seen, w->panel_keys)
+                         : seen < (double)p->seq_k ? seen + w->lanes / 2.0
+                                                   : padded(seen, w->lanes);
+  const double blocks = fmax(ceil(seen / (double)w->keys), 1), elements = c->rows * seen * mean_dim(p);
+  const double scores = tiles * w->tile_rows * vectors / w->lanes;
+  const double kept = log2(fmax((double)min64(w->rows, p->seq_q) * fmin(seen, (double)w->keys) * 2 * sizeof(float), 1));
+  t[BACKWARD_block] = c->group * whole(c->queries, (int)w->rows) * blocks;
+  t[BACKWARD_block_row] = c->rows * blocks;
+  t[BACKWARD_block_row_width] = c->rows * blocks * c->wide;
+  t[BACKWARD_block_row_tail] = c->rows * blocks * c->tail;
+  t[BACKWARD_tile] = tiles * blocks;
+  t[BACKWARD_tile_panel] = tiles * whole(vectors, w->panel_keys);
+  t[BACKWARD_tile_vector] = tiles * vectors;
+  t[BACKWARD_tile_vector_width] = tiles * vectors * mean_dim(p);
+  t[BACKWARD_tile_key_width] = tiles * seen * (2 * c->wide_k + c->wide_v) / 3;
+  t[BACKWARD_tile_ragged] = tiles * rows_are_ragged(p);
+  add_score_terms(p, scores, t + BACKWARD_masked);
+  t[BACKWARD_dropped] = p->dropout > 0 ? scores : 0;
+  t[BACKWARD_additive] = p->score == ATTN_SCORE_ADDITIVE ? elements : 0;
+  t[BACKWARD_gaussian] = p->score == ATTN_SCORE_GAUSSIAN ? elements : 0;
+  t[BACKWARD_given] = p->score == ATTN_SCORE_PRECOMPUTED ? c->rows * seen : 0;
+  t[BACKWARD_again] = scores_again(p, tiles * vectors * mean_dim(p));
+  t[BACKWARD_kept_beyond_512k] = c->rows * seen * beyond(kept, 19, 22);
+  t[BACKWARD_kept_beyond_8m] = c->rows * seen * beyond(kept, 22, 25);
+}
+
+/* The terms of a query are found, P and dS made of each pair of blocks, multiplied, and sums stored. */
+void attn_backward_terms(const attn_problem *p, const backward_walk *walk, double *t) {
+  const counts c = counts_of(p, (term_widths){.lanes = walk->lanes, .values = walk->lanes});
+  for (int i = 0; i < BACKWARD_TERM_COUNT; i++) t[i] = 0;
+  if (p->seq_q > 0 && p->seq_k > 0) add_products(p, &c, walk, t);
+  t[BACKWARD_head] = 1;
+  t[BACKWARD_key] = (double)p->seq_k;
+  t[BACKWARD_key_width] = (double)p->seq_k * c.wide;
+  t[BACKWARD_key_tail] = (double)p->seq_k * c.tail;
+  t[BACKWARD_row] = c.rows;
+  t[BACKWARD_row_width] = c.rows * c.wide;
+  t[BACKWARD_row_tail] = c.rows * c.tail;
+  t[BACKWARD_range_width] = c.rows * c.wide_k * (walk->ranges - 1);
+  add_cache_terms(p, c.keys, c.rows * mean_dim(p) * 2 * sizeof(float), t + BACKWARD_beyond_64k);
+  for (int i = 0; i < BACKWARD_TERM_COUNT; i++) t[i] *= c.heads;
+  t[BACKWARD_call] = 1;
+}

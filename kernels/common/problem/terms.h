@@ -138,6 +138,37 @@ typedef struct term_widths {
   SCORE_TERMS(TERM)                                                          \
   CACHE_TERMS(TERM)
 
+/* Gradients: blocks of queries against blocks of keys, each in tiles. */
+#define BACKWARD_TERMS(TERM)                                                                 \
+  TERM(call)                                                                                 \
+  TERM(head)                                                                                 \
+  TERM(key) /* packed, and its gradients stored */                                           \
+  TERM(key_width)                                                                            \
+  TERM(key_tail) /* keys whose last vector is not full */                                    \
+  TERM(row)      /* terms of a query, and its gradient stored */                             \
+  TERM(row_width)                                                                            \
+  TERM(row_tail)                                                                             \
+  TERM(range_width) /* dQ of further ranges */                                               \
+  TERM(block)                                                                                \
+  TERM(block_row) /* rows of queries, for each block of keys */                              \
+  TERM(block_row_width)                                                                      \
+  TERM(block_row_tail)                                                                       \
+  TERM(tile) /* tiles of queries for each block of keys */                                   \
+  TERM(tile_panel)                                                                           \
+  TERM(tile_vector)                                                                          \
+  TERM(tile_vector_width) /* the products S and dP, of vectors of keys */                    \
+  TERM(tile_key_width)    /* the products dV, dK and dQ, a third of them */                  \
+  TERM(tile_ragged)       /* tiles whose rows see different keys */                          \
+  SCORE_TERMS(TERM)                                                                          \
+  TERM(dropped)                                                                              \
+  TERM(additive) /* elements of q and k of other scores than dot products */                 \
+  TERM(gaussian)                                                                             \
+  TERM(given)                                                                                \
+  TERM(again)            /* scores that are computed again for gradients of what is added */ \
+  TERM(kept_beyond_512k) /* P and dS of a block in memory beyond the size of a cache */      \
+  TERM(kept_beyond_8m)                                                                       \
+  CACHE_TERMS(TERM)
+
 /* Vectors of scores, or scores, that pass through something. */
 enum { SCORE_TERM_COUNT = 4 };
 #define SCORE_TERMS(TERM)            \
@@ -161,11 +192,13 @@ enum { CACHE_TERM_COUNT = 6 };
 enum {
   FLASH_TERM_COUNT = 0 FLASH_TERMS(ONE_TERM),
   DECODE_TERM_COUNT = 0 DECODE_TERMS(ONE_TERM),
-  TILE_TERM_COUNT = 0 TILE_TERMS(ONE_TERM)
+  TILE_TERM_COUNT = 0 TILE_TERMS(ONE_TERM),
+  BACKWARD_TERM_COUNT = 0 BACKWARD_TERMS(ONE_TERM)
 };
 #undef ONE_TERM
-extern const char *const attn_flash_term_names[FLASH_TERM_COUNT], *const attn_decode_term_names[DECODE_TERM_COUNT],
-                                                                      *const attn_tile_term_names[TILE_TERM_COUNT];
+extern const char *const attn_flash_term_names[FLASH_TERM_COUNT],
+    *const attn_decode_term_names[DECODE_TERM_COUNT], *const attn_tile_term_names[TILE_TERM_COUNT],
+                                                          *const attn_backward_term_names[BACKWARD_TERM_COUNT];
 
 /* few: whether the kernel computes few rows without packing (few_rows.h). */
 void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel_keys, bool few, double *terms);
@@ -190,6 +223,16 @@ typedef struct tile_walk {
 } tile_walk;
 
 void attn_tile_terms(const attn_problem *problem, const tile_walk *walk, double *terms);
+
+/* How gradients go through a problem. */
+typedef struct backward_walk {
+  int lanes, tile_rows, panel_keys;
+  int64_t rows, keys; /* of a block */
+  double ranges;      /* of keys, each of which has a dQ */
+  bool in_tiles;      /* products leave out keys that no row of a tile sees; else those that no row of the block does */
+} backward_walk;
+
+void attn_backward_terms(const attn_problem *problem, const backward_walk *walk, double *terms);
 
 /* Keys of a sequence that some row sees. */
 double attn_seen_keys(const attn_problem *problem);

@@ -486,13 +486,14 @@ TEST(lines_are_all_types_masks_and_dims) {
   static bench_tune_lines lines;
   lines.count = 0;
   assert_int_equal(bench_tune_list(&(cli_list){.count = 0}, &lines), 0);
-  assert_int_equal(lines.count, (int)COUNT(dims) * (int)COUNT(dtypes) * 2);
-  for (int i = 0; i < lines.count; i++) {
-    const bench_tune_line *l = &lines.item[i];
-    assert_int_equal(l->dim, dims[i / 2 / (int)COUNT(dtypes)]);
-    assert_int_equal(l->causal, i % 2);
-    assert_int_equal(l->dtype, dtypes[i / 2 % (int)COUNT(dtypes)]);
-  }
+  int n = 0;
+  for (size_t d = 0; d < COUNT(dims); d++)
+    for (size_t t = 0; t < COUNT(dtypes); t++)
+      for (int i = 0; i < (attn_dtype_is_float(dtypes[t]) ? 4 : 2); i++) { /* gradients of floats alone */
+        const bench_tune_line *l = &lines.item[n++];
+        assert_true(l->dim == dims[d] && l->dtype == dtypes[t] && l->causal == i % 2 && l->backward == i / 2);
+      }
+  assert_int_equal(lines.count, n);
 }
 
 TEST(lines_are_those_that_were_asked_for) {
@@ -501,10 +502,11 @@ TEST(lines_are_those_that_were_asked_for) {
     const char *said; /* the refusal; "" where they are taken */
     int lines;
   } cases[] = {
-      {{"head_dim=64", "causal=none"}, "", 1 * 8 * 1},
-      {{"dtype=bf16,f32", "head_dim=40,80"}, "", 2 * 2 * 2},
+      {{"head_dim=64", "causal=none"}, "", 1 * (8 + 3) * 1},
+      {{"dtype=bf16,f32", "head_dim=40,80"}, "", 2 * 2 * 2 * 2},
+      {{"dtype=bf16,f32", "pass=backward"}, "", 2 * 11 * 2},
       {{"seq=64", "head_dim=64"},
-       "attnbench tune: -a seq=64: should be dtype, head_dim or causal; tune takes all of the others\n",
+       "attnbench tune: -a seq=64: should be dtype, head_dim, causal or pass; tune takes all of the others\n",
        0},
       {{"head_dim=16666667", "causal=none"},
        "attnbench tune: -a head_dim=16666667: should be at most 16666666: the random problems that tune times",
