@@ -3,7 +3,7 @@
  * stands between them. */
 #include "openblas.h"
 
-/* As in gemm_openblas.c: P and dS of a block over 2048 keys fill 2 MiB. dK and dV are added to once a block. */
+/* Like gemm_openblas.c: P and dS of a block over 2048 keys fill 2 MiB. dK and dV are added to once a block. */
 enum { GEMM_ROWS = 128 };
 
 static bool gemm_backward_openblas_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {

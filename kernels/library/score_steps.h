@@ -15,7 +15,7 @@ enum {
   STEPS_LANES = 16, /* floats of row_sum per row: the most lanes of any tier */
   STEPS_KEYS = 64,  /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's
                        PANEL_KEYS */
-  STEPS_OWN_BYTES = ATTN_OWN_BYTES - sizeof(void *) /* of attn_schedule.own, for the plan data of gradients */
+  STEPS_OWN_BYTES = ATTN_OWN_BYTES - sizeof(void *) /* the part of attn_schedule.own for plan data of gradients */
 };
 
 typedef struct attn_score_steps {

@@ -46,7 +46,7 @@ typedef struct backward_layout {
   int64_t minus_lse, minus_delta, d_q, turned_rows, unit_bytes; /* a unit */
   int64_t k_panels, v_panels, k_rows, q, d_o, p, d_s, slope, d_k, d_v, range, max, kept, sums, terms;
   int64_t q_pairs, d_o_pairs, p_pairs, d_s_pairs, d_s_key_pairs, turned, scratch_bytes; /* a thread */
-  int64_t rows, qk_floats, v_floats, ranges, turned_stride;
+  int64_t rows, qk_floats, v_floats, ranges;
 } backward_layout;
 _Static_assert(sizeof(backward_layout) <= ATTN_OWN_BYTES, "attn_schedule.own holds it");
 
@@ -54,6 +54,11 @@ static const backward_layout *backward_layout_in(const attn_schedule *schedule) 
 
 /* Elements of an operand that hold so many values, in whole steps. */
 static int64_t elements_of(int64_t values) { return round_up(values, OPERAND_STEP) / OPERAND_VALUES; }
+
+/* Floats from one column of turned rows to the next: an odd number of lines, mostly. */
+static int64_t turned_stride(const attn_problem *p) {
+  return SUMS_ARE_TURNED ? round_up(p->seq_q, OPERAND_STEP) / 2 + 16 : 0;
+}
 
 /* The fewest equal parts of at most `most` keys, in whole panels. */
 static int64_t even_part(int64_t keys, int64_t most) { return round_up(ceil_div(keys, ceil_div(keys, most)), PANEL_KEYS); }
@@ -80,11 +85,10 @@ static inline bool backward_layout_of(const attn_problem *p, backward_layout *at
                           .v_floats = round_up(p->dim_v, FLOATS_STEP),
                           .ranges = max64(1, ceil_div(p->seq_k, range_keys(p->seq_k)))};
   const int64_t heads = attn_group(p);
-  at->turned_stride = SUMS_ARE_TURNED ? round_up(p->seq_q, OPERAND_STEP) / 2 + 16 : 0; /* an odd number of lines, mostly */
   const memory_part unit[] = {{&at->minus_lse, heads * at->rows + TILE_ROWS, float_bytes(1)},
                               {&at->minus_delta, heads * at->rows + TILE_ROWS, float_bytes(1)},
                               {&at->d_q, at->ranges * heads * at->rows, float_bytes(at->qk_floats)},
-                              {&at->turned_rows, heads * (at->qk_floats + at->v_floats), float_bytes(at->turned_stride)}};
+                              {&at->turned_rows, heads * (at->qk_floats + at->v_floats), float_bytes(turned_stride(p))}};
   const memory_part scratch[] = {{&at->k_panels, keys, float_bytes(elements_of(dim_qk))},
                                  {&at->v_panels, keys, float_bytes(elements_of(p->dim_v))},
                                  {&at->k_rows, elements_of(keys), float_bytes(at->qk_floats)},

@@ -70,7 +70,8 @@ static row_source d_o_rows(const backward_task *t, int64_t h, int64_t row) {
 static float_rows turned_from(const backward_task *t, bool of_d_o, int64_t h, int64_t row) {
   const backward_layout *at = t->at;
   const int64_t columns = (h - t->unit.head) * (at->qk_floats + at->v_floats) + (of_d_o ? at->qk_floats : 0);
-  return (float_rows){floats_at(t->memory, at->turned_rows) + columns * at->turned_stride + row / 2, at->turned_stride};
+  const int64_t stride = turned_stride(t->p);
+  return (float_rows){floats_at(t->memory, at->turned_rows) + columns * stride + row / 2, stride};
 }
 
 /* Turns rows of the terms' task `item`: all blocks of keys read them. */

@@ -227,8 +227,8 @@ void attn_tile_terms(const attn_problem *problem, const tile_walk *walk, double 
 /* How gradients go through a problem. */
 typedef struct backward_walk {
   int lanes, tile_rows, panel_keys;
-  int64_t rows, keys; /* of a block */
-  double ranges;      /* of keys, each of which has a dQ */
+  int64_t rows, keys; /* a block has so many */
+  double ranges;      /* ranges of keys, which have a dQ each */
   bool in_tiles;      /* products leave out keys that no row of a tile sees; else those that no row of the block does */
 } backward_walk;
 
