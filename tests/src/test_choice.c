@@ -255,21 +255,26 @@ static attn_problem gradients_of(attn_dtype dtype, int64_t heads, int64_t tokens
 }
 
 /* The registry names the quickest kernel of gradients in float32 first. Costs may find a quicker one for bf16 or 16 tokens,
- * and never one that keeps score matrices or has shorter vectors. */
+ * and never one that keeps score matrices or has shorter vectors. A class whose costs were scaled from another CPU's, which
+ * are 50 % off for all that is known, may name another tier: a Zen 4 has the same peak in two of them. */
 TEST(gradients_are_chosen_by_costs_as_well_as_by_rank) {
   static const int64_t tokens[] = {64, 128, 384, 512, 1024, 2048};
   if (strcmp(attn_tier_best(), "c") == 0) return; /* plain C has no costs */
   for (int n = 0; n < 2 * (int)(2 * COUNT(tokens)); n++) {
     const attn_dtype dtype = n % 2 ? ATTN_BF16 : ATTN_F32;
     const attn_problem p = gradients_of(dtype, 4, tokens[n / 4], n / 2 % 2);
-    const attn_kernel *first = first_that_takes(&p);
     attn_plan *plan;
+    int rank = 0;
+    while (!takes(attn_registry_get(rank), &p) || attn_registry_get(rank)->terms.count == 0) rank++;
+    const attn_kernel *first = attn_registry_get(rank); /* those without terms rank behind */
     test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
     const attn_kernel_info *chosen = attn_kernel_find(attn_plan_kernel(plan));
     test_contains(attn_plan_describe(plan), "automatic, by costs of");
-    if (dtype == ATTN_F32) assert_string_equal(chosen->name, first->info.name);
     assert_string_equal(chosen->algorithm, "flash_backward");
-    assert_true(attn_tier_find(chosen->isa) >= attn_tier_find(first->info.isa));
+    if (!strstr(attn_plan_describe(plan), "error of costs 50 %")) {
+      if (dtype == ATTN_F32) assert_string_equal(chosen->name, first->info.name);
+      assert_true(attn_tier_find(chosen->isa) >= attn_tier_find(first->info.isa));
+    }
     attn_plan_destroy(plan);
   }
 }
