@@ -47,8 +47,8 @@ static void widen(attn_numerics *to, const attn_numerics *by) {
 /* Takes in the kernels that a plan has for the sequences. */
 static void widen_by_plan(const bench_trial *t, const attn_plan *plan, attn_numerics *numerics) {
   const bench_build *build = bench_trial_build(t);
-  const attn_problem *p = &t->tensors->problem;
   if (t->layer || !t->automatic || !build->plan_kernel_of) return;
+  const attn_problem *p = &t->tensors->problem;
   for (int64_t b = 0; b < p->batch; b++) {
     const int64_t queries = attn_sequence_of(p, &t->tensors->args, b).len_q;
     const attn_kernel_info *kernel = attn_kernel_find(build->plan_kernel_of(plan, queries));
