@@ -146,9 +146,10 @@ def test_gradients(name):
         for key, place in places.items():
             assert getattr(written, key) is place
             assert_close(place, times * np.asarray(getattr(found, key)), 1e-6)
-    one = libattn.sdpa_grad(*arguments, d_lse=d_lse, dq=False, dk=False, **options)
+    named = {"d_lse": d_lse, "kernel": "flash_backward_c", **options}  # the choice may depend on what is asked for
+    one, all_of = libattn.sdpa_grad(*arguments, dq=False, dk=False, **named), libattn.sdpa_grad(*arguments, **named)
     assert one[:2] == (None, None)
-    assert np.array_equal(one.dv, found.dv)
+    assert np.array_equal(one.dv, all_of.dv)
 
 
 def test_dropout_mask():

@@ -111,7 +111,7 @@ class CommandLine(FolderTest):
                     ATTN_MACHINE="vax")  # a name decides, and no costs
 
     def test_tune_refuses_what_would_spoil_it(self):
-        self.expect(2, ["-a seq=4: should be dtype, head_dim or causal"], "tune", "-a", "seq=4")
+        self.expect(2, ["-a seq=4: should be dtype, head_dim, causal or pass"], "tune", "-a", "seq=4")
         self.expect(2, ["-a dtype=f32+bf16: should be f32, f16, bf16, or f32+"], "tune", "-a", "dtype=f32+bf16")
         self.expect(2, ["head_dim=2000000000: should be at most 16666666"], "tune", "-a", "head_dim=2000000000")
         self.expect(2, ["ATTN_KERNEL is set"], "tune", ATTN_KERNEL="naive_c")
