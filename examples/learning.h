@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Common parts of programs that learn by attn/train.h: parameters in one array, their gradients in a second, the moments
- * of AdamW in two more, so that clipping, a step and a checkpoint are one call each. Every failure ends the program with a
+/* Common parts of programs that learn by attn/train.h: parameters in one array, their gradients in a second, AdamW's
+ * moments in two more, so that clipping, a step and a checkpoint are one call each. Every failure ends the program with a
  * sentence. */
 #ifndef EXAMPLES_LEARNING_H
 #define EXAMPLES_LEARNING_H

@@ -47,25 +47,6 @@ static bool sees_none(const backward_task *t, int64_t row, int64_t rows, const b
   return (first.begin < first.end && first.begin >= s->key + s->keys) || (last.begin < last.end && last.end <= s->key);
 }
 
-/* Rows of q and of d_o of query head h from `row` on. */
-static row_source q_rows(const backward_task *t, int64_t h, int64_t row) {
-  const attn_problem *p = t->p;
-  return (row_source){.from = attn_q_storage(p, t->args),
-                      .offset = attn_row_offset(p, &p->q_stride, t->unit.b, h, t->unit.seq.first_q + row),
-                      .row_stride = p->q_stride.s,
-                      .column_stride = p->q_stride.d,
-                      .columns = p->dim_qk};
-}
-
-static row_source d_o_rows(const backward_task *t, int64_t h, int64_t row) {
-  const attn_problem *p = t->p;
-  return (row_source){.from = {t->args->d_o, p->dtype_o},
-                      .offset = attn_row_offset(p, &p->d_o_stride, t->unit.b, h, t->unit.seq.first_q + row),
-                      .row_stride = p->d_o_stride.s,
-                      .column_stride = p->d_o_stride.d,
-                      .columns = p->dim_v};
-}
-
 /* Turned rows of query head h from `row` on, which begins a step of products: those of q, and behind them those of d_o. */
 static float_rows turned_from(const backward_task *t, bool of_d_o, int64_t h, int64_t row) {
   const backward_layout *at = t->at;

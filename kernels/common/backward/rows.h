@@ -15,7 +15,6 @@ typedef struct backward_task {
   const attn_args *args;
   const backward_layout *at;
   unit_keys unit;
-  float *unit_memory; /* d_q of the range */
   void *memory, *scratch;
 } backward_task;
 
@@ -28,6 +27,25 @@ static backward_task task_of(const attn_schedule *schedule, const attn_args *arg
                      .memory = memory,
                      .scratch = scratch};
   return t;
+}
+
+/* Rows of q and of d_o of query head h from `row` on. */
+static row_source q_rows(const backward_task *t, int64_t h, int64_t row) {
+  const attn_problem *p = t->p;
+  return (row_source){.from = attn_q_storage(p, t->args),
+                      .offset = attn_row_offset(p, &p->q_stride, t->unit.b, h, t->unit.seq.first_q + row),
+                      .row_stride = p->q_stride.s,
+                      .column_stride = p->q_stride.d,
+                      .columns = p->dim_qk};
+}
+
+static row_source d_o_rows(const backward_task *t, int64_t h, int64_t row) {
+  const attn_problem *p = t->p;
+  return (row_source){.from = {t->args->d_o, p->dtype_o},
+                      .offset = attn_row_offset(p, &p->d_o_stride, t->unit.b, h, t->unit.seq.first_q + row),
+                      .row_stride = p->d_o_stride.s,
+                      .column_stride = p->d_o_stride.d,
+                      .columns = p->dim_v};
 }
 
 /* A gradient: where its rows go, and how they are rounded. */

@@ -4,8 +4,8 @@
  *     S = Q K^T,  P = exp(S - lse),  dP = dO V^T,  dS = P (dP - delta)
  *     dV += P^T dO,  dK += dS^T Q,  dQ = dS K
  *
- * naive_backward takes all queries of a head at once and multiplies by tiles; kernels on a library take blocks and multiply
- * by the library (kernels/library/composed.h). P and dS of a block against all keys are 8 bytes a pair.
+ * naive_backward takes all queries of a head at once, and its products are tiles; kernels on a library take blocks and call
+ * the library (kernels/library/composed.h). P and dS of a block against all keys are 8 bytes a pair.
  *
  * A task is a KV head: the heads that share it, and their blocks, add to dK and dV in order, so bits depend on no thread.
  * Gradients that are not finite are computed again as in flash_backward.h.
@@ -184,17 +184,8 @@ static void differentiate_rows(const unfused_block *b, float *d_q, float *d_k, f
 static void load_unfused_rows(const backward_task *t, int64_t head, int64_t row, int64_t rows, unfused_block *b) {
   const attn_problem *p = t->p;
   const backward_layout *at = t->at;
-  const int64_t h = t->unit.head + head, token = t->unit.seq.first_q + row;
-  const row_source q = {.from = attn_q_storage(p, t->args),
-                        .offset = attn_row_offset(p, &p->q_stride, t->unit.b, h, token),
-                        .row_stride = p->q_stride.s,
-                        .column_stride = p->q_stride.d,
-                        .columns = p->dim_qk};
-  const row_source d_o = {.from = {t->args->d_o, p->dtype_o},
-                          .offset = attn_row_offset(p, &p->d_o_stride, t->unit.b, h, token),
-                          .row_stride = p->d_o_stride.s,
-                          .column_stride = p->d_o_stride.d,
-                          .columns = p->dim_v};
+  const int64_t h = t->unit.head + head;
+  const row_source q = q_rows(t, h, row), d_o = d_o_rows(t, h, row);
   b->minus_lse = floats_at(t->memory, at->minus_lse) + head * at->rows + row;
   b->minus_delta = floats_at(t->memory, at->minus_delta) + head * at->rows + row;
   b->q = floats_at(t->scratch, at->q);
