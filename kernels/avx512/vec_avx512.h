@@ -11,8 +11,8 @@
 typedef __m512 vec;
 
 /* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts:
- * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. Tiers
- * whose products are not made here ask for other rows. */
+ * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. A
+ * tier with products of its own sets another number of rows. */
 #ifndef AVX512_TILE_ROWS
 #define AVX512_TILE_ROWS 6
 #endif

@@ -2,8 +2,8 @@
 /* flash_backward: sizes of its blocks and ranges, and what lies where in the memory of a unit and of a thread.
  *
  * Parameters: those of tiles.h, and
- *   PAIR_OPERANDS  optional: products are of pairs of bf16 values, two neighbours along the sum (pair_operands.h); default:
- *                  of floats (float_operands.h); tested: set (avx512bf16, neonbf16, amx), not set (the others)
+ *   PAIR_OPERANDS  optional: operands are pairs of bf16 values, two neighbours along the sum (pair_operands.h), and not
+ *                  floats (float_operands.h); tested: set (avx512bf16, neonbf16, amx), not set (the others)
  *   OPERAND_STEP   optional, with it: values that a product sums over at once; default: 2; tested: 2 (avx512bf16), 32 (amx)
  *   TURNED_SUMS    optional, with it: no left operand of a product is transposed, so dK and dV are summed transposed,
  *                  [column][key], until they are stored; tested: set (amx) */
