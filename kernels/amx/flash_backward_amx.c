@@ -64,4 +64,5 @@ const attn_kernel attn_flash_backward_amx = {
     .rejects = backward_takes_bf16,
     .plan = backward_plan,
     .run = flash_backward_amx_run,
+    .terms = BACKWARD_KERNEL_TERMS,
 };
