@@ -15,10 +15,16 @@ def worst_kernel(kernels):
     return [max(getattr(kernel, name) for kernel in usable) for name in ("exp_error", "p_rounding", "input_flush")]
 
 
-def proven_limit(o, q, k, v, arithmetic, *, dtype="float32", scale=None, softcap=0, bias=None, alibi=None, sinks=None,
-                 p=None, input_rounding=0.0, **masks):
-    """The largest error that each element of o may have; all arrays as float64 [batch, heads, tokens, dim]. p: the
-    probabilities. input_rounding: a relative error that q, k and v have besides, because they were rounded before."""
+def proven_limit(*arguments, **options):
+    """The largest error that each element of o may have: see proven_limits()."""
+    return proven_limits(*arguments, **options)[0]
+
+
+def proven_limits(o, q, k, v, arithmetic, *, dtype="float32", scale=None, softcap=0, bias=None, alibi=None, sinks=None,
+                  p=None, input_rounding=0.0, **masks):
+    """(the largest error of each element of o, a_proven of each row: the LSE errs by that and 4u (1 + |lse|)); all arrays as
+    float64 [batch, heads, tokens, dim]. p: the probabilities. input_rounding: a relative error that q, k and v have besides,
+    because they were rounded before."""
     eps, p_rounding, flush = arithmetic
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, group, 1) for x in (k, v))
@@ -50,23 +56,24 @@ def proven_limit(o, q, k, v, arithmetic, *, dtype="float32", scale=None, softcap
     with np.errstate(over="ignore"):
         e = np.where(2 * a < 1, np.expm1(2 * a) * m, 2 * (max_v[..., None] + abs(o))) + lost + input_rounding * m
     u_o, step = ROUNDING[dtype]
-    return e + u_o * (abs(o) + e) + step / 2
+    return e + u_o * (abs(o) + e) + step / 2, a[..., 0]
 
 
-def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False, factors=1.0):
+def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False, mask=True, factors=1.0):
     """The largest errors that dq, dk and dv may have, of dense dot-product attention; all arrays as float64, of any
     dimensions in front that broadcast. `out` and `lse` are rounded before they are used, and scores are computed twice.
-    factors: those of dropout, which multiply P and dP."""
+    mask: bool, as of sdpa(). factors: those of dropout, which multiply P and dP."""
     dim, dim_v, keys = q.shape[-1], v.shape[-1], k.shape[-2]
     scale, (u_o, step) = 1 / np.sqrt(dim), ROUNDING[dtype]
 
     def turn(x):
         return np.swapaxes(x, -1, -2)
 
-    seen = np.tri(q.shape[-2], keys, dtype=bool) if causal else np.ones((q.shape[-2], keys), bool)
+    seen = mask & (np.tri(q.shape[-2], keys, dtype=bool) if causal else np.ones((q.shape[-2], keys), bool))
     s = np.where(seen, scale * (q @ turn(k)), -np.inf)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
+    some = seen.any(-1, keepdims=True)
+    p = np.exp(s - np.where(some, s.max(-1, keepdims=True), 0))
+    p /= np.where(some, p.sum(-1, keepdims=True), 1)
     kept = p * factors
     o, dp = kept @ v, factors * (do @ turn(v))
     delta, terms = (do * o).sum(-1, keepdims=True), factors * (abs(do) @ turn(abs(v)))
