@@ -119,7 +119,7 @@ static inline bool backward_plan(const attn_problem *p, const attn_machine *mach
   (void)machine;
   if (!backward_layout_of(p, at)) return false;
   schedule->phases = wants_score_gradients(p) ? 4 : 3;
-  const int64_t row_tasks = attn_group(p) * max64(1, ceil_div(p->seq_q, TASK_ROWS));
+  const int64_t row_tasks = term_tasks(p);
   schedule->items[TERMS_PHASE] = row_tasks;
   schedule->items[RANGE_PHASE] = at->ranges;
   schedule->items[QUERY_PHASE] = k_dimensions(p) ? row_tasks : 1;

@@ -103,6 +103,9 @@ static void end_terms(const head_terms *t, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) t->minus_lse[i] = -INFINITY, t->minus_delta[i] = 0.0f;
 }
 
+/* Tasks of a KV head that find terms. */
+static int64_t term_tasks(const attn_problem *p) { return attn_group(p) * max64(1, ceil_div(p->seq_q, TASK_ROWS)); }
+
 /* Task `item`: TASK_ROWS rows of a head; the last one also ends the terms. */
 static void query_terms(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
   const attn_problem *p = &schedule->problem;

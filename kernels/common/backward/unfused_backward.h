@@ -253,7 +253,7 @@ static bool unfused_plan(const attn_problem *p, int64_t rows, attn_schedule *sch
   backward_layout *at = (void *)schedule->own;
   if (!unfused_layout_of(p, rows, at)) return false;
   schedule->phases = 2;
-  schedule->items[0] = attn_group(p);
+  schedule->items[0] = term_tasks(p);
   schedule->items[1] = 1;
   schedule->row_block = rows;
   schedule->key_block = p->seq_k;
