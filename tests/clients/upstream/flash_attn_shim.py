@@ -118,7 +118,7 @@ def pytest_configure(config):
         setattr(ours, name, with_weights(getattr(ours, name)))
     module("flash_attn", __path__=[str(package)],
            **{name: in_its_words(getattr(ours, name)) for name in ours.__all__ if name.startswith("flash_attn")})
-    module("flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 1 << 20, USE_TRITON_ROCM=False,
+    module("flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 1 << 20, USE_TRITON_ROCM=True,
            _flash_attn_varlen_forward=in_its_words(varlen_forward), flash_attn_gpu=None)
     module("flash_attn.ops", __path__=[])
     module("flash_attn.ops.triton", __path__=[])

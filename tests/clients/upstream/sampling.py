@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: MIT
 """A pytest plugin for other projects' tests: of each function it runs a seeded sample, because some have hundreds of
-thousands of cases; and every skip has a reason.
+thousands of cases; it leaves out what wants more memory or CPU time than may be; and every skip has a reason.
 
 ATTN_UPSTREAM_SAMPLE: how many cases of a function (default: all of them). ATTN_UPSTREAM_SEED: which ones (default 1).
+ATTN_UPSTREAM_GIGABYTES, ATTN_UPSTREAM_SECONDS: what a case may take (default 0: anything).
 """
 
 import linecache
 import math
 import os
 import random
+import resource
+import signal
 
 import pytest
+
+GIGABYTES, SECONDS = (float(os.environ.get(f"ATTN_UPSTREAM_{name}", 0)) for name in ("GIGABYTES", "SECONDS"))
+
+
+def stop(*_):
+    pytest.skip(f"takes more than {SECONDS:g} s of CPU time")
+
+
+def pytest_configure(config):
+    if GIGABYTES:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(GIGABYTES * 2**30),) * 2)
+    signal.signal(signal.SIGPROF, stop)
 
 
 def pytest_pycollect_makeitem(collector, name, obj):
@@ -55,12 +70,17 @@ def join(parts):
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Features that libattn lacks are skips with a reason; a skip without one gets the condition that stands above it."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return (yield)
     except NotImplementedError as error:
         if not str(error).startswith("libattn"):
             raise
         pytest.skip(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        pytest.skip(f"wants more than {GIGABYTES:g} GB of memory")
     except pytest.skip.Exception as skipped:
         if skipped.msg:
             raise
@@ -69,3 +89,5 @@ def pytest_pyfunc_call(pyfuncitem):
         while frame.tb_next and frame.tb_frame.f_code.co_filename != at:
             frame = frame.tb_next
         pytest.skip(f"the test leaves this out: {linecache.getline(at, frame.tb_lineno - 1).strip()}")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
