@@ -134,6 +134,6 @@ attn_status attn_row_join_run(const attn_row_join *join, const attn_options *opt
   join_run run = {&j, j.function ? j.function : attn_row_join_choose(&wanted), max64(1, BLOCK_ELEMENTS / j.width)};
   if (!run.function) return ATTN_INVALID_ARGUMENT; /* attn_row_join_choose() has said why */
   if (wanted.threads == 0 && !attn_parallel_pays_for_elements(j.rows * j.width * arrays(&j))) resolved.threads = 1;
-  attn_parallel_run(&resolved, ceil_div(j.rows, run.rows), run_block, &run);
+  attn_parallel_run_near(&resolved, ceil_div(j.rows, run.rows), run_block, &run);
   return ATTN_OK;
 }

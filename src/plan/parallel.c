@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 
+#include "attn/kernel.h"
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/resources.h"
@@ -118,4 +119,48 @@ void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn 
     options->parallel_for(options->pool, tasks, options->threads, task, context);
   else
     run_threads(options->threads, tasks, task, context);
+}
+
+/* ---- Near tasks ---- */
+
+enum { MOST_SHARES = 64 };
+
+/* Consecutive tasks, one share for each worker (or for several, where there are many). */
+typedef struct near_share {
+  _Alignas(ATTN_MEMORY_ALIGN) _Atomic int64_t next;
+} near_share;
+
+typedef struct near_run {
+  attn_task_fn task;
+  void *context;
+  int64_t tasks;
+  int shares;
+  near_share share[MOST_SHARES];
+} near_run;
+
+static int64_t share_begin(const near_run *r, int share) { return r->tasks * share / r->shares; }
+
+/* One call for each task. It takes one of its worker's share, or of the next share that has one: some share has, because
+ * no other call takes two. */
+static void take_one(void *context, int64_t i, int worker) {
+  near_run *r = context;
+  (void)i;
+  for (int n = 0;; n++) {
+    const int share = (worker + n) % r->shares;
+    const int64_t next = atomic_fetch_add_explicit(&r->share[share].next, 1, memory_order_relaxed);
+    assert(n < r->shares);
+    if (next >= share_begin(r, share + 1)) continue;
+    r->task(r->context, next, worker);
+    return;
+  }
+}
+
+void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
+  near_run r = {task, context, tasks, options->threads < MOST_SHARES ? options->threads : MOST_SHARES, {{0}}};
+  if (tasks <= 1 || options->threads <= 1) {
+    run_serially(tasks, task, context);
+    return;
+  }
+  for (int s = 0; s < r.shares; s++) atomic_init(&r.share[s].next, share_begin(&r, s));
+  attn_parallel_run(options, tasks, take_one, &r);
 }

@@ -342,8 +342,11 @@ static void run_waves(const attn_plan *plan, const attn_args *args, const int64_
   for (int64_t first = 0; first < all; first += s->wave_units) {
     int64_t units = all - first < s->wave_units ? all - first : s->wave_units;
     context.first_unit = first;
+    /* Units for all threads: each finds its own in its caches. Fewer: items in their order, the longest first. */
+    void (*const run)(const attn_options *, int64_t, attn_task_fn, void *) =
+        units < plan->options.threads ? attn_parallel_run : attn_parallel_run_near;
     for (context.phase = 0; context.phase < s->phases; context.phase++)
-      attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
+      run(&plan->options, units * s->items[context.phase], run_task, &context);
   }
   if (hooks->end_run) hooks->end_run();
 }

@@ -26,7 +26,7 @@ attn_status attn_train_tasks(const attn_options *options, int64_t elements, int6
   if (status != ATTN_OK || tasks == 0) return status;
   if (wanted.threads == 0 && !attn_parallel_pays_for_elements(elements)) resolved.threads = 1;
   wrapped w = {task, context};
-  attn_parallel_run(&resolved, tasks, run_task, &w);
+  attn_parallel_run_near(&resolved, tasks, run_task, &w);
   return ATTN_OK;
 }
 
