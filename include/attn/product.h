@@ -100,7 +100,7 @@ typedef struct attn_product_args {
  * ATTN_MAX_ISA allow, never another library's. product_amx packs bf16 weights into 2 bytes each, others into 6: with these
  * it is slower for few rows, and taken by name only. product_avx512bf16 takes bf16 rows and weights alone, and is taken
  * where its instructions are quicker than those for float32. product_avx512vnni takes int8_rows alone. ATTN_KERNEL is about
- * attention and not read. On failure *product is NULL. */
+ * attention and not read. Where options name a number of threads, these pack, too. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 

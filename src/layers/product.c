@@ -4,8 +4,7 @@
  * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns] or in the
  * kernel's own form, with the bias beside it. A task is a block of rows times a strip of columns:
  *
- *     for each depth block: X of the rows, where it lies in dense rows of float32, or gathered as such (as columns, where
- *     those lie dense)
+ *     for each depth block: X of the rows, where it lies in dense rows or columns of float32, or gathered as such
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part in L1 or L2
  *     scatter the sums to Y, but where the last depth block could write them there: float32 in dense columns
  *
@@ -324,47 +323,80 @@ static void round_step(const attn_product *product, int64_t panel, int64_t depth
     }
 }
 
-/* W of float32 as it is: its rows, or squares of its columns, so that lines of both stay in level 1. Panels are innermost,
- * because W then comes from memory as it lies. */
-static void copy_weights(const attn_product_weights *w, attn_product *product) {
+/* Columns of W, whose elements lie side by side, into steps `begin` .. `end` of a panel: the tier transposes squares. */
+static void copy_columns(const attn_product *product, const float *from, int64_t across, int64_t columns, int64_t steps,
+                         float *to) {
+  int64_t from_at[MOST_COLUMNS], to_at[MOST_COLUMNS];
+  for (int64_t c = 0; c < columns; c++) from_at[c] = c * across, to_at[c] = c;
+  product->rows->write(&(attn_kv_rows){.tokens = columns,
+                                       .heads = 1,
+                                       .dim = steps,
+                                       .from = {from, ATTN_F32},
+                                       .from_at = from_at,
+                                       .from_element = 1,
+                                       .to = to,
+                                       .to_dtype = ATTN_F32,
+                                       .to_at = to_at,
+                                       .to_element = product->kernel->panel_columns});
+}
+
+/* W of float32 as it is: rows begin .. end, as rows or by columns. Panels are innermost, because W then comes from memory as
+ * it lies. */
+static void copy_weights(const attn_product_weights *w, const attn_product *product, int64_t begin, int64_t end) {
   const int64_t width = product->kernel->panel_columns, down = w->stride_depth, across = w->stride_column;
-  for (int64_t begin = 0, end; begin < w->depth; begin = end) {
-    end = across == 1 ? begin + 1 : min64(begin + SQUARE, w->depth);
-    for (int64_t p = 0; p < product->panels; p++) {
-      const int64_t count = min64(width, w->columns - p * width);
-      const float *from = (const float *)w->weight + begin * down + p * width * across;
-      float *to = (float *)(void *)packed_at(product, p, begin);
-      if (across == 1) memcpy(to, from, (size_t)count * sizeof *to);
-      for (int64_t c = 0; across != 1 && c < count; c++) {
-        const float *ahead = from + min64(c + 8, count - 1) * across;
-        for (int64_t k = 0; k < end - begin; k += 16) __builtin_prefetch(ahead + k * down);
-        for (int64_t k = 0; k < end - begin; k++) to[k * width + c] = from[k * down + c * across];
-      }
-      for (int64_t k = 0; count < width && k < end - begin; k++)
-        memset(to + k * width + count, 0, (size_t)(width - count) * sizeof *to);
+  for (int64_t p = 0; p < product->panels; p++) {
+    const int64_t count = min64(width, w->columns - p * width);
+    const float *from = (const float *)w->weight + begin * down + p * width * across;
+    float *to = (float *)(void *)packed_at(product, p, begin);
+    if (down == 1 && across != 1) copy_columns(product, from, across, count, end - begin, to);
+    for (int64_t k = 0; k < end - begin; k++, to += width) {
+      if (across == 1) memcpy(to, from + k * down, (size_t)count * sizeof *to);
+      for (int64_t c = 0; across != 1 && down != 1 && c < count; c++) to[c] = from[k * down + c * across];
+      memset(to + count, 0, (size_t)(width - count) * sizeof *to);
     }
   }
 }
 
-static void pack(const attn_product_weights *w, attn_product *product) {
+static void pack_panel(const attn_product_weights *w, attn_product *product, int64_t panel) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t width = kernel->panel_columns, depth = depth_step(kernel);
   const bool narrow = is_narrow(kernel, product->dtype);
   float own[MOST_STEP_FLOATS];
   assert(depth * width <= MOST_STEP_FLOATS);
-  const bool copies = product->dtype == ATTN_F32 && !kernel->form;
-  if (copies) copy_weights(w, product);
-  for (int64_t p = 0; !copies && p < product->panels; p++) {
-    if (w->int8_weights) find_scales(w, product, p);
-    for (int64_t step = 0; step < product->steps; step++) {
-      char *to = packed_at(product, p, step);
-      float *floats = kernel->form || narrow ? own : (float *)(void *)to;
-      load_step(w, step * depth, depth, p * width, width, floats);
-      if (w->int8_weights) round_step(product, p, depth, floats);
-      if (kernel->form) kernel->form->pack_step(floats, product->dtype, to);
-      if (narrow) kernel->narrow(floats, product->dtype, to);
-    }
+  if (w->int8_weights) find_scales(w, product, panel);
+  for (int64_t step = 0; step < product->steps; step++) {
+    char *to = packed_at(product, panel, step);
+    float *floats = kernel->form || narrow ? own : (float *)(void *)to;
+    load_step(w, step * depth, depth, panel * width, width, floats);
+    if (w->int8_weights) round_step(product, panel, depth, floats);
+    if (kernel->form) kernel->form->pack_step(floats, product->dtype, to);
+    if (narrow) kernel->narrow(floats, product->dtype, to);
   }
+}
+
+typedef struct packing {
+  const attn_product_weights *w;
+  attn_product *product;
+  bool copies;
+} packing;
+
+static void pack_task(void *context, int64_t i, int worker) {
+  const packing *p = context;
+  (void)worker;
+  const uint64_t mode = attn_float_mode_enter(); /* scales are rounded, and the caller may have traps for that */
+  if (p->copies)
+    copy_weights(p->w, p->product, i * SQUARE, min64((i + 1) * SQUARE, p->w->depth));
+  else
+    pack_panel(p->w, p->product, i);
+  attn_float_mode_leave(mode);
+}
+
+/* Threads are started only where the caller has named a number: a program may create layers and then fork. */
+static void pack(const attn_product_weights *w, attn_product *product, bool named) {
+  attn_options options = product->options;
+  if (!named) options.threads = 1;
+  packing p = {w, product, product->dtype == ATTN_F32 && !product->kernel->form};
+  attn_parallel_run_near(&options, p.copies ? ceil_div(w->depth, SQUARE) : product->panels, pack_task, &p);
   if (w->scale) memcpy(product->scale, w->scale, (size_t)w->columns * sizeof(float));
   if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
 }
@@ -468,7 +500,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
     (*product)->options.threads = kernel->most_threads();
   const uint64_t mode = attn_float_mode_enter(); /* scales are rounded, and the caller may have traps for that */
   set_blocks(*product, attn_tuning_caches(class->costs));
-  pack(&own, *product);
+  pack(&own, *product, wanted.threads > 0);
   attn_float_mode_leave(mode);
   return ATTN_OK;
 }
@@ -515,7 +547,8 @@ static thread_memory memory_of(const attn_product *product, int64_t rows, int64_
 /* How the rows and columns of one run are cut. */
 typedef struct layout {
   int64_t rows_per_block, blocks, panels_per_strip, strips;
-  int64_t rows; /* rows that are cut into blocks together: all, or those of one sequence */
+  int64_t near_blocks; /* with which a thread begins */
+  int64_t rows;        /* rows that are cut into blocks together: all, or those of one sequence */
   thread_memory memory;
 } layout;
 
@@ -536,6 +569,7 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   l.strips = min64(max64(ceil_div(product->panels, product->strip_panels), ceil_div(tasks, l.blocks)), product->panels);
   l.panels_per_strip = ceil_div(product->panels, l.strips);
   l.strips = ceil_div(product->panels, l.panels_per_strip);
+  l.near_blocks = ceil_div(l.blocks, threads);
   l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
   return l;
 }
@@ -679,15 +713,23 @@ static bool rows_fit(const attn_product_kernel *kernel, const strip *s) {
   return kernel->form ? s->capacity == s->rows : s->rows >= kernel->tile_rows && !kernel->rows_by_place;
 }
 
-/* X of the depth block serves where it lies, for a kernel that packs it or has no form: dense rows. */
+/* Columns of X that are FAR or more apart share few sets of level 1, so that many panels read them sooner from a copy. */
+static bool columns_near(const attn_product_args *args, int64_t panels) {
+  enum { FAR = 2048, PAGE = 4096, FEW_PANELS = 4 };
+  const int64_t apart = float_bytes(llabs(args->x_stride.d));
+  return apart < FAR || (apart < PAGE && panels <= FEW_PANELS);
+}
+
+/* X of the depth block serves where it lies, for a kernel that packs it or has no form: dense rows, or without a form dense
+ * columns. */
 static bool x_in_place(const run_context *c, const strip *s) {
   const attn_strides *stride = &c->args->x_stride;
   const attn_product_kernel *kernel = c->product->kernel;
-  const bool takes_rows = packs_x(kernel) || (!kernel->form && !s->few && !c->x_transposed);
+  const bool takes_rows = packs_x(kernel) ? !c->x_transposed : !kernel->form && !s->few;
   int64_t step;
   return takes_rows && rows_fit(kernel, s) && c->product->dtype_x == c->product->x_kept &&
-         (c->product->rounds_x == ATTN_F32 || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim && stride->d == 1 &&
-         even_rows(c->args, stride, s, &step);
+         (c->product->rounds_x == ATTN_F32 || c->product->x_kept == ATTN_BF16) && !c->args->x_head_dim &&
+         (c->x_transposed ? columns_near(c->args, s->panels) : stride->d == 1) && even_rows(c->args, stride, s, &step);
 }
 
 /* So does Y, for the sums of the last depth block and, with a form, of all: the columns of every panel are dense and all
@@ -771,9 +813,12 @@ static void set_x(const run_context *c, const strip *s, attn_product_block *bloc
   block->x = s->x;
   block->x_stride = c->x_transposed ? s->capacity : s->x_stride;
   if (!s->x_in_place) return gather(c, s);
-  const elements first = x_elements(c, s->first_row, &(segment){.offset = s->begin});
+  const elements first = x_elements(c, s->first_row, &(segment){.offset = s->begin * c->args->x_stride.d});
   block->x = address_of(&first);
-  (void)even_rows(c->args, &c->args->x_stride, s, &block->x_stride);
+  if (c->x_transposed)
+    block->x_stride = c->args->x_stride.d;
+  else
+    (void)even_rows(c->args, &c->args->x_stride, s, &block->x_stride);
 }
 
 /* In a Y of float32. */
@@ -917,14 +962,26 @@ static row_range rows_of_block(const layout *at, int64_t block) {
   return (row_range){block / each * at->rows + within, min64(at->rows_per_block, at->rows - within)};
 }
 
-/* Strips are outermost, so that neighbouring tasks share W. */
+typedef struct place {
+  int64_t block, strip;
+} place;
+
+/* Near blocks follow each other, so that loops over rows leave them with their threads. Within these strips are outermost,
+ * so that neighbouring tasks share W. */
+static place place_of(const layout *at, int64_t task) {
+  const int64_t first = task / (at->near_blocks * at->strips) * at->near_blocks, within = task - first * at->strips;
+  const int64_t blocks = min64(at->near_blocks, at->blocks - first);
+  return (place){first + within % blocks, within / blocks};
+}
+
 static void run_task(void *pointer, int64_t task, int worker) {
   const run_context *c = pointer;
   const attn_product *product = c->product;
   assert(task >= 0 && task < c->at.blocks * c->at.strips && worker >= 0 && worker < product->options.threads);
-  const row_range block = rows_of_block(&c->at, task % c->at.blocks);
+  const place at = place_of(&c->at, task);
+  const row_range block = rows_of_block(&c->at, at.block);
   char *memory = c->workspace + worker * c->at.memory.bytes;
-  strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
+  strip s = {.first_row = block.first, .rows = block.count, .first_panel = at.strip * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
   s.few = product->kernel->run_few && s.rows <= ATTN_PRODUCT_FEW_ROWS && !c->x_transposed;
   s.capacity = packs_x(product->kernel) ? s.rows : round_up(s.rows, product->kernel->tile_rows);
@@ -1042,7 +1099,7 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
   status = attn_check_workspace("attn_product", workspace, workspace_bytes, attn_product_workspace(product, rows));
   if (status != ATTN_OK) return status;
   if (product->kernel->begin_run) product->kernel->begin_run();
-  attn_parallel_run(&options, context.at.blocks * context.at.strips, run_task, &context);
+  attn_parallel_run_near(&options, context.at.blocks * context.at.strips, run_task, &context);
   if (product->kernel->end_run) product->kernel->end_run();
   return ATTN_OK;
 }

@@ -53,7 +53,11 @@ static attn_status pack(const product *p, bool bf16, const attn_options *options
 
 static attn_status multiply(const product *p, bool bf16, const attn_options *options) {
   attn_product *packed;
-  attn_status status = pack(p, bf16, options, &packed);
+  attn_options named;
+  attn_status status = attn_options_read(options, &named);
+  if (status == ATTN_OK && named.threads == 0 && attn_parallel_pays_for_elements(p->depth * p->columns))
+    named.threads = attn_parallel_default_threads(); /* they pack, too */
+  if (status == ATTN_OK) status = pack(p, bf16, &named, &packed);
   if (status != ATTN_OK) return status;
   const size_t bytes = attn_product_workspace(packed, p->rows);
   void *workspace = attn_nn_allocate("the workspace", bytes);

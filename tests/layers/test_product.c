@@ -518,6 +518,7 @@ static void check_bits_of_rows(const char *name, types t) {
       ATTN_STRUCT(attn_options, .kernel = name, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
   for (int i = 0; i < 3; i++) {
     attn_product *product = create(&l, &many[i]);
+    pool.tasks = 0; /* those of packing */
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
     run(product, &l.args);
     check_rows(&l, expected, 0, 230);
@@ -654,6 +655,7 @@ TEST(test_narrow_layers_use_their_threads) {
   test_pool pool = {.backwards = true};
   attn_product *product =
       create(&l, &ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool));
+  pool.tasks = 0; /* those of packing */
   run(product, &l.args);
   assert_int_equal(pool.tasks, 3); /* 67 rows each */
   assert_true(worst_ratio(&l, -1) <= 1);

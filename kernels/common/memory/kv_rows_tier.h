@@ -291,20 +291,32 @@ static void write_floats(const attn_kv_rows *r, int64_t t, int64_t head, int64_t
   write_token_rows(&row);
 }
 
-/* `tokens` (a multiple of VEC_LANES) from t on, which lie side by side in a transposed page: their rows as floats, then
- * squares of them. */
+/* Elements `first` .. of tokens' rows as floats: where they lie, if they are floats evenly apart, or in the stage. */
+static staged_rows stage_rows(const attn_kv_rows *r, int64_t t, int64_t tokens, int64_t head, int64_t first, float *stage) {
+  staged_rows rows = {stage, stage_stride(r), tokens, min64(CHUNK, r->dim - first)};
+  const int64_t step = tokens > 1 ? r->from_at[t + 1] - r->from_at[t] : r->dim;
+  if (!r->turns && r->from.dtype == ATTN_F32 && r->from_element == 1 &&
+      tokens_in_step(r->from_at, t, t + tokens, step) == tokens) {
+    rows.data = (const float *)r->from.data + r->from_at[t] + head * r->from_head + first;
+    rows.stride = step;
+    return rows;
+  }
+  for (int64_t i = 0; i < tokens; i++) write_floats(r, t + i, head, first, rows.count, stage + i * rows.stride);
+  return rows;
+}
+
+/* `tokens` (a multiple of VEC_LANES) from t on, which lie side by side in a transposed page: squares of their rows. */
 static void write_columns(const attn_kv_rows *r, int64_t t, int64_t tokens, int64_t head) {
-  float floats[STAGE_FLOATS];
-  staged_rows rows = {.data = floats, .stride = stage_stride(r), .tokens = tokens};
+  float stage[STAGE_FLOATS];
+  staged_rows rows;
   for (int64_t first = 0; first < r->dim; first += rows.count) {
-    rows.count = min64(CHUNK, r->dim - first);
     const int64_t at = r->to_at[t] + head * r->to_head + first * r->to_element;
-    prefetch_columns(r, at, tokens, rows.count);
-    for (int64_t i = 0; i < tokens; i++) write_floats(r, t + i, head, first, rows.count, floats + i * rows.stride);
+    prefetch_columns(r, at, tokens, min64(CHUNK, r->dim - first));
+    rows = stage_rows(r, t, tokens, head, first, stage);
     store_stage(r, rows, at);
     for (int64_t d = round_down(rows.count, VEC_LANES); d < rows.count; d++)
       for (int64_t i = 0; i < tokens; i++)
-        attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, floats[i * rows.stride + d]);
+        attn_store_f32(r->to, r->to_dtype, at + d * r->to_element + i, rows.data[i * rows.stride + d]);
   }
 }
 

@@ -43,7 +43,10 @@ typedef struct written_rows {
   int lines; /* vectors of all rows, or 0 */
 } written_rows;
 
-/* product_of() with prefetches evenly between its steps. Many at once would hold up all loads behind them. */
+static ALWAYS_INLINE void prefetch_line(uintptr_t at) { __builtin_prefetch((const void *)at, 0, 2); }
+
+/* product_of() with prefetches evenly between its steps. Many at once would hold up all loads behind them. Of a
+ * transposed x the next lines of all rows are, because it may lie as the caller has it. */
 static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_rows x, float_rows panel, int64_t depth,
                                         const bool transposed, const int vecs, lines_ahead ahead, const written_rows out) {
   int64_t k = 0;
@@ -52,7 +55,9 @@ static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_row
   for (; k + AHEAD_STEPS <= depth; k += AHEAD_STEPS) {
     const uintptr_t end = ahead.at + ahead.bytes;
     NO_UNROLL
-    for (; ahead.at < end; ahead.at += LINE_BYTES) __builtin_prefetch((const void *)ahead.at, 0, 2);
+    for (; ahead.at < end; ahead.at += LINE_BYTES) prefetch_line(ahead.at);
+    UNROLL
+    for (int j = 0; transposed && j < AHEAD_STEPS; j++) prefetch_line((uintptr_t)(x.at + j * x.stride) + LINE_BYTES);
     if (line < out.lines) __builtin_prefetch(out.at + line / vecs * out.stride + line % vecs * VEC_LANES, 1, 3);
     line++;
     product_of(sum, x, transposed, panel, AHEAD_STEPS, vecs);
