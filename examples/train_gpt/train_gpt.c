@@ -175,7 +175,7 @@ static double backward(void) {
   learn_join_grad(&l, last_norm, g.rows, g.s1[g.layers], g.d_rows, NULL, g.d_stream);
   for (int i = g.layers - 1; i >= 0; i--) {
     learn_map_grad(&l, block[i].down, g.rows, g.act[i], drop_grad(2 * i + 2), g.d_wide);
-    learn_check(attn_activation_grad(ATTN_GELU, 4 * g.rows * g.width, g.up[i], g.act[i], g.d_wide, g.d_wide, &l.run));
+    learn_check(attn_activation_grad(ATTN_GELU, 4 * g.rows * g.width, g.up[i], g.d_wide, g.d_wide, &l.run));
     learn_map_grad(&l, block[i].up, g.rows, g.n2[i], g.d_wide, g.d_rows);
     learn_join_grad(&l, block[i].norm2, g.rows, g.s2[i], g.d_rows, g.d_stream, g.d_stream);
     attn_multi_head a = attention_at(i);

@@ -258,7 +258,7 @@ static void attend_grad(stack *s, block *b, int i, const float *x, const float *
 static void feed_forward_grad(stack *s, block *b, const float *x) {
   add_norm_grad(s, b, FEED_FORWARD);
   learn_map_grad(&l, b->down, s->rows, b->act, s->d_made, s->d_wide);
-  learn_check(attn_activation_grad(ATTN_RELU, 4 * s->rows * width, b->wide, b->act, s->d_wide, s->d_wide, &l.run));
+  learn_check(attn_activation_grad(ATTN_RELU, 4 * s->rows * width, b->wide, s->d_wide, s->d_wide, &l.run));
   learn_map_grad(&l, b->up, s->rows, x, s->d_wide, s->d_rows);
   add(s->d, s->d_rows, s->rows * width);
 }

@@ -91,10 +91,9 @@ ATTN_API attn_status attn_norm_grad_run(const attn_norm_grad *grad, const attn_o
 ATTN_API attn_status attn_activation_run(attn_activation activation, int64_t count, const float *x, float *y,
                                          const attn_options *options);
 
-/** d_x = d_y activation'(x), from x; d_x may be d_y, x or y. y = activation(x) is not read. At 0 the slope of ATTN_RELU is
- * 0. Errors are below 1e-6 |d_y|. */
-ATTN_API attn_status attn_activation_grad(attn_activation activation, int64_t count, const float *x, const float *y,
-                                          const float *d_y, float *d_x, const attn_options *options);
+/** d_x = d_y activation'(x); d_x may be d_y or x. At 0 the slope of ATTN_RELU is 0. Errors are below 1e-6 |d_y|. */
+ATTN_API attn_status attn_activation_grad(attn_activation activation, int64_t count, const float *x, const float *d_y,
+                                          float *d_x, const attn_options *options);
 
 /** Dropout (Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html), inverted: an element becomes 0 with
  * this probability, or is divided by its complement. The rule to the bit is that of dropout in attention

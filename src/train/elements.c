@@ -42,9 +42,9 @@ static void grad_part(void *context, int64_t first, int64_t count) {
   r->grad(r->x + first, r->d_y + first, r->to + first, count);
 }
 
-attn_status attn_activation_grad(attn_activation activation, int64_t count, const float *x, const float *y, const float *d_y,
-                                 float *d_x, const attn_options *options) {
-  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}, {"d_y", d_y}, {"d_x", d_x}};
+attn_status attn_activation_grad(attn_activation activation, int64_t count, const float *x, const float *d_y, float *d_x,
+                                 const attn_options *options) {
+  const attn_nn_pointer pointers[] = {{"x", x}, {"d_y", d_y}, {"d_x", d_x}};
   attn_status status = check_activation(activation, count);
   if (status == ATTN_OK && count > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
