@@ -72,6 +72,7 @@ def find_library():
 
 LIBRARY = find_library()
 _loaded = ctypes.PyDLL(str(LIBRARY))  # holds the GIL in calls: only for what makes Python's objects
+XLA_HANDLER = _loaded.attn_python_xla  # for JAX
 
 # ---- The C interface ---------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 
 #include "call.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "args.h"
 #include "attn/extend.h"
 #include "kernels/blocks.h"
 #include "kernels/common/problem/arithmetic.h"
@@ -49,6 +49,8 @@ static const struct {
                     {ATTN_USE_KEY_BLOCKS, KEY_key_blocks, "lists of key blocks"}};
 enum { KEYWORD_USES = sizeof keyword_uses / sizeof *keyword_uses };
 
+const char *call_keyword(int key) { return keyword_names[key]; }
+
 static bool intern(PyObject **interned, const char *const *names, int count) {
   for (int i = 0; i < count; i++)
     if (!(interned[i] = PyUnicode_InternFromString(names[i]))) return false;
@@ -86,6 +88,7 @@ void call_init(call *c, const interpreter *of, bool backward) {
   c->hint = "";
   holdings_start(&c->held, of->arrays);
   c->out = c->lse = NULL;
+  c->runs_later = false;
   memset(c->gradient, 0, sizeof c->gradient);
 }
 
@@ -584,16 +587,6 @@ static bool take_numbers(call *c, int key, bool integers, int64_t expected, uint
 
 /* ---- Putting it together --------------------------------------------------------------------------------------------- */
 
-/* The tokens of the longest sequence. */
-static int64_t longest(const int32_t *borders, int64_t sequences) {
-  int64_t most = 0;
-  for (int64_t i = 0; i < sequences; i++) {
-    const int64_t tokens = (int64_t)borders[i + 1] - borders[i];
-    most = tokens > most ? tokens : most;
-  }
-  return most;
-}
-
 /* Pages hold keys that are not packed: only queries have borders then. */
 static bool take_borders(call *c, int64_t total_q, int64_t total_k) {
   attn_problem *p = &c->wanted.problem;
@@ -608,10 +601,10 @@ static bool take_borders(call *c, int64_t total_q, int64_t total_k) {
   p->uses |= ATTN_USE_VARLEN;
   p->batch = count_q - 1;
   p->total_q = total_q;
-  p->seq_q = c->set.max_seqlen[0] ? c->set.max_seqlen[0] : longest(c->args.cu_seqlens_q, p->batch);
+  p->seq_q = c->set.max_seqlen[0] ? c->set.max_seqlen[0] : args_longest(c->args.cu_seqlens_q, p->batch);
   if (paged) return true;
   p->total_k = total_k;
-  p->seq_k = c->set.max_seqlen[1] ? c->set.max_seqlen[1] : longest(c->args.cu_seqlens_k, p->batch);
+  p->seq_k = c->set.max_seqlen[1] ? c->set.max_seqlen[1] : args_longest(c->args.cu_seqlens_k, p->batch);
   return true;
 }
 
@@ -815,14 +808,11 @@ static bool take_scale(call *c, int key, attn_strides *stride, const float **fie
 
 /* Both or none; one of them alone leaves the other 1. */
 static bool take_scales(call *c) {
-  static const float one = 1;
   attn_problem *p = &c->wanted.problem;
   if (!take_scale(c, KEY_k_scale, &p->k_scale_stride, &c->args.k_scale) ||
       !take_scale(c, KEY_v_scale, &p->v_scale_stride, &c->args.v_scale))
     return false;
-  if (!(p->uses & ATTN_USE_KV_SCALES)) return true;
-  if (!c->args.v_scale) c->args.v_scale = &one;
-  if (!c->args.k_scale && p->score != ATTN_SCORE_PRECOMPUTED) c->args.k_scale = &one;
+  args_complete_scales(p, &c->args);
   return true;
 }
 
@@ -979,19 +969,6 @@ static void describe_dense(int ndim, const int64_t *shape, dtype type, tensor *o
   }
 }
 
-static bool beyond(const int32_t *borders, int64_t sequences, int64_t tokens) {
-  return borders && (borders[0] > 0 || borders[sequences] < tokens);
-}
-
-/* Packed tokens of no sequence, which the library does not write: they are 0 in a new output, as rows without keys. */
-static void clear_padding(const call *c, int key, const tensor *out) {
-  const attn_problem *p = &c->wanted.problem;
-  const int64_t count = elements(out);
-  if (!beyond(c->args.cu_seqlens_q, p->batch, p->total_q) && !beyond(c->args.cu_seqlens_k, p->batch, p->total_k)) return;
-  memset(out->data, 0, (size_t)count * (out->type == DTYPE_F32 ? 4 : 2));
-  for (int64_t i = 0; key == KEY_lse && i < count; i++) ((float *)(void *)out->data)[i] = -INFINITY;
-}
-
 /* The output that is given under `key`, or a new one, into *owned. sdpa_grad() reads what is given as out and lse. */
 static bool take_output(call *c, int key, const tensor *like, bool float32, int ndim, const int64_t *shape, bool make,
                         PyObject **owned, tensor *out) {
@@ -1002,7 +979,7 @@ static bool take_output(call *c, int key, const tensor *like, bool float32, int 
   }
   if (!make) return describe_dense(ndim, shape, float32 ? DTYPE_F32 : like->type, out), true;
   if (!(*owned = tensor_new(like, float32, ndim, shape, &c->held, out))) return false;
-  clear_padding(c, key, out);
+  args_clear_padding(&c->wanted.problem, &c->args, key == KEY_lse, out->data, elements(out), out->type == DTYPE_F32 ? 4 : 2);
   return true;
 }
 
@@ -1171,7 +1148,8 @@ static bool take_gradient(call *c, const gradient *g, bool accumulate, tensor *o
     return PyErr_Format(PyExc_ValueError, "%s is missing with accumulate; give the array to add to, or %s=False", name,
                         name),
            false;
-  if (!take_output(c, g->key, g->like, g->float32, g->ndim, g->shape, true, &c->gradient[g->key - KEY_dq], out) ||
+  if (!take_output(c, g->key, g->like, g->float32, g->ndim, g->shape, !c->held.take_specs, &c->gradient[g->key - KEY_dq],
+                   out) ||
       !same_shape(name, out, g->ndim, g->shape))
     return false;
   const dtype right = g->float32 ? DTYPE_F32 : g->like->type;
@@ -1300,8 +1278,8 @@ bool call_build(call *c, bool make_outputs) {
   const row_shape rows = rows_of(c, t, v);
   make_outputs = make_outputs && !c->no_out;
   const view o = {.b = v[0].b, .h = v[0].h, .s = v[0].s, .d = v[2].d};
-  return take_options(c) && take_dropout(c, !c->held.take_specs) && take_o(c, layout, t, &o, make_outputs) &&
-         take_lse(c, rows, &t[0], make_outputs) &&
+  return take_options(c) && take_dropout(c, !c->held.take_specs || c->runs_later) &&
+         take_o(c, layout, t, &o, make_outputs) && take_lse(c, rows, &t[0], make_outputs) &&
          (c->backward ? take_gradients(c, layout, t, &o, rows) : take_state(c, rows));
 }
 

@@ -83,6 +83,7 @@ typedef struct call {
   PyObject *out, *lse;           /* owned */
   PyObject *gradient[GRADIENTS]; /* likewise; NULL = not wanted */
   bool no_out;                   /* out is False: the state alone goes on */
+  bool runs_later;               /* only described now, but complete */
 } call;
 
 /* Makes the objects of the present interpreter (arrays_new() explains the arguments). NULL with an exception. */
@@ -90,6 +91,8 @@ interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject
 
 /* Call in the interpreter that made it. */
 void interpreter_free(interpreter *of);
+
+const char *call_keyword(int key);
 
 /* Before anything else is done with a call. */
 void call_init(call *c, const interpreter *of, bool backward);

@@ -9,6 +9,7 @@
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "call.h"
+#include "compile.h"
 #include "linear.h"
 #include "shared/shared.h" /* for its layouts only */
 #include "threads.h"
@@ -255,13 +256,54 @@ static PyObject *tune(PyObject *self, PyObject *const *args, Py_ssize_t count, P
   return call_finish(&c, done);
 }
 
-/* ---- Small things ---------------------------------------------------------------------------------------------------- */
+/* ---- Programs of XLA ------------------------------------------------------------------------------------------------- */
 
 static PyObject *integers(int count, const int64_t *values) {
   PyObject *tuple = PyTuple_New(count);
   for (int i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple, i, PyLong_FromLongLong(values[i]));
   return tuple;
 }
+
+/* Makes the plan, so that a problem that has none is refused now. Sequences whose lengths are not known may be of any. */
+static bool try_plan(const call *c, const compiled *made) {
+  request wanted = c->wanted;
+  attn_status status;
+  if (made->longest[0]) wanted.problem.seq_q = wanted.problem.total_q;
+  if (made->longest[1]) wanted.problem.seq_k = wanted.problem.total_k;
+  PyThreadState *python = PyEval_SaveThread();
+  planned_release(planned_get(&wanted, &status));
+  PyEval_RestoreThread(python);
+  return succeed(c->of, status);
+}
+
+/* (the names of the operands in their order, a `compiled` as integers) */
+static PyObject *compile(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool backward) {
+  call c;
+  compiled made;
+  PyObject *result = NULL;
+  call_init(&c, interpreter_of(self), backward);
+  const bool read = call_sort(&c, backward ? "sdpa_grad" : "sdpa", args, count, names, false) && call_read_settings(&c);
+  PyObject *operands = read ? compile_call(&c, &made) : NULL;
+  if (operands && try_plan(&c, &made) && (result = PyTuple_New(2))) {
+    int64_t numbers[sizeof made / 8];
+    memcpy(numbers, &made, sizeof made);
+    PyTuple_SetItem(result, 0, operands);
+    PyTuple_SetItem(result, 1, integers(sizeof made / 8, numbers));
+  }
+  if (operands && !result) Py_DecRef(operands);
+  call_finish(&c, false);
+  return result;
+}
+
+static PyObject *compile_sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return compile(self, args, count, names, false);
+}
+
+static PyObject *compile_sdpa_grad(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return compile(self, args, count, names, true);
+}
+
+/* ---- Small things ---------------------------------------------------------------------------------------------------- */
 
 /* Holdings that Python keeps: they end with the capsule. */
 static const char HELD[] = "libattn.held";
@@ -387,6 +429,8 @@ static PyMethodDef definitions[] = {
     {"sdpa_grad", (PyCFunction)(uintptr_t)sdpa_grad, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"sdpa_grad_of_tensors", (PyCFunction)(uintptr_t)sdpa_grad_of_tensors, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"plan", (PyCFunction)(uintptr_t)plan, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"compile_sdpa", (PyCFunction)(uintptr_t)compile_sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"compile_sdpa_grad", (PyCFunction)(uintptr_t)compile_sdpa_grad, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"why_not", (PyCFunction)(uintptr_t)why_not, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"tune", (PyCFunction)(uintptr_t)tune, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"view", (PyCFunction)(uintptr_t)view, METH_FASTCALL, NULL},

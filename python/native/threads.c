@@ -6,6 +6,7 @@
  *
  *   - libgomp, and the runtimes of LLVM and Intel, which offer the same entry GOMP_parallel(). Its threads are those that
  *     PyTorch has just used, and its number of threads is what torch.set_num_threads() has set.
+ *   - XLA's, in a call from one of its programs: it lends them for the time of the call.
  *   - Else, and in a child of fork(), which has none of its parent's threads, the pool: a thread per CPU that this process
  *     may use. They wait on a condition, so that an idle pool costs nothing. */
 #define _GNU_SOURCE
@@ -191,8 +192,69 @@ static void run_pool(int workers, void (*body)(void *context, int worker), void 
   pthread_mutex_unlock(&pool.lock);
 }
 
-/* ---- What src/plan/parallel.c asks for
- * ------------------------------------------------------------------------------------ */
+/* ---- Threads that are lent ------------------------------------------------------------------------------------------- */
+
+static _Thread_local const lent_pool *lent;
+
+void threads_lend(const lent_pool *from) { lent = from; }
+
+/* A loop that helpers may join until it is closed. The last one who knows of it frees it. */
+typedef struct open_loop {
+  pthread_mutex_t lock;
+  pthread_cond_t done;
+  int holders, workers, running;
+  bool closed;
+  void (*body)(void *context, int worker);
+  void *context;
+} open_loop;
+
+static void leave_loop(open_loop *l) {
+  const bool last = --l->holders == 0;
+  pthread_mutex_unlock(&l->lock);
+  if (!last) return;
+  pthread_cond_destroy(&l->done);
+  pthread_mutex_destroy(&l->lock);
+  free(l);
+}
+
+static void help(void *data) {
+  open_loop *l = data;
+  pthread_mutex_lock(&l->lock);
+  if (!l->closed) {
+    const int worker = ++l->workers;
+    l->running++;
+    pthread_mutex_unlock(&l->lock);
+    l->body(l->context, worker);
+    pthread_mutex_lock(&l->lock);
+    if (--l->running == 0) pthread_cond_signal(&l->done);
+  }
+  leave_loop(l);
+}
+
+/* Helpers that do not come in time are not waited for: all of them may be at work for others, or wait as this thread does.
+ */
+static void run_lent(const lent_pool *from, int workers, void (*body)(void *context, int worker), void *context) {
+  open_loop *l = malloc(sizeof *l);
+  if (!l) {
+    body(context, 0);
+    return;
+  }
+  *l = (open_loop){.lock = PTHREAD_MUTEX_INITIALIZER,
+                   .done = PTHREAD_COND_INITIALIZER,
+                   .holders = workers,
+                   .body = body,
+                   .context = context};
+  int missing = 0;
+  for (int i = 1; i < workers; i++) missing += !from->schedule(from->pool, help, l);
+  body(context, 0);
+  pthread_mutex_lock(&l->lock);
+  l->closed = true;
+  l->holders -= missing;
+  while (l->running > 0) pthread_cond_wait(&l->done, &l->lock);
+  leave_loop(l);
+}
+
+/* ---- What src/plan/parallel.c asks for ------------------------------------------------------------------------------- */
 
 /* CPUs that this process may use. */
 static int cpus(void) {
@@ -208,6 +270,7 @@ static int asked_for(void) { /* OMP_NUM_THREADS, which everybody knows */
 }
 
 int attn_parallel_default_threads(void) {
+  if (lent) return lent->threads < MOST_THREADS ? lent->threads : MOST_THREADS;
   runtime *r = use_openmp();
   if (r) return r->max_threads() < MOST_THREADS ? r->max_threads() : MOST_THREADS;
   static atomic_int kept;
@@ -220,6 +283,7 @@ int attn_parallel_default_threads(void) {
 }
 
 int attn_parallel_available(int wanted) {
+  if (lent) return wanted < lent->threads ? wanted : lent->threads;
   runtime *r = use_openmp();
   if (wanted <= 1 || (r && r->level() > 0)) return 1;
   const int most = r ? r->thread_limit() : MOST_THREADS;
@@ -246,9 +310,11 @@ static void take_tasks_openmp(void *pointer) {
 }
 
 void attn_threads_run(int threads, int64_t tasks, attn_task_fn task, void *context) {
-  loop l = {.tasks = tasks, .task = task, .context = context, .openmp = use_openmp()};
+  loop l = {.tasks = tasks, .task = task, .context = context, .openmp = lent ? NULL : use_openmp()};
   threads = attn_parallel_available(threads);
-  if (threads > 1 && l.openmp) {
+  if (threads > 1 && lent) {
+    run_lent(lent, threads, take_tasks, &l);
+  } else if (threads > 1 && l.openmp) {
     l.openmp->parallel(take_tasks_openmp, &l, (unsigned)threads, 0);
   } else if (threads > 1 && pthread_mutex_trylock(&pool.user) == 0) {
     run_pool(grow(threads), take_tasks, &l);

@@ -31,8 +31,8 @@ def cpu():
     return found[1] if found else "unknown CPU"
 
 
-def caption(options):
-    return (f"{cpu()}, {options.dtype}, {options.threads} thread{'s' * (options.threads > 1)}, PyTorch {torch.__version__}, "
+def caption(options, peer=f"PyTorch {torch.__version__}"):
+    return (f"{cpu()}, {options.dtype}, {options.threads} thread{'s' * (options.threads > 1)}, {peer}, "
             f"libattn {libattn.version()}, {options.rounds} rounds")
 
 
