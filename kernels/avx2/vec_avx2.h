@@ -113,10 +113,16 @@ static inline void vec_store_f16(uint16_t *p, vec x) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-/* Integers of 64 bits, and the products of their lower halves with a factor. */
+/* Integers of 64 bits and their halves: kernels/common/memory/dropout.h. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
 static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
   return (vec_longs)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+}
+static inline vec_longs vec_upper_halves(vec_longs x) { /* shifts would take the ports that products take */
+  return (vec_longs)_mm256_shuffle_epi32((__m256i)x, 0xf5);
+}
+static inline vec_longs vec_join_halves(vec_longs lower, vec_longs upper) {
+  return (vec_longs)_mm256_blend_epi32((__m256i)lower, _mm256_slli_epi64((__m256i)upper, 32), 0xaa);
 }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */

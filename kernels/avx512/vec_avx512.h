@@ -140,7 +140,7 @@ static inline vec vec_load_first_nibbles(const uint8_t *p, int64_t n, int shift,
   return nibbles_of(_mm_mask_loadu_epi8(_mm_set1_epi8((char)0x88), first_lanes(n), p), shift, scale);
 }
 
-/* Integers of 64 bits, and the products of their lower halves with a factor. */
+/* Integers of 64 bits and their halves: kernels/common/memory/dropout.h. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
 static inline __attribute__((always_inline)) vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
 #ifdef ATTN_EMULATED_IMMINTRIN_H /* its vectors are structs, which have no casts */
@@ -148,6 +148,20 @@ static inline __attribute__((always_inline)) vec_longs vec_multiply_halves(vec_l
   return x;
 #else
   return (vec_longs)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+#endif
+}
+static inline __attribute__((always_inline)) vec_longs vec_upper_halves(vec_longs x) {
+#ifdef ATTN_EMULATED_IMMINTRIN_H
+  return x >> 32;
+#else /* shifts would take the port that products take */
+  return (vec_longs)_mm512_shuffle_epi32((__m512i)x, _MM_PERM_DDBB);
+#endif
+}
+static inline __attribute__((always_inline)) vec_longs vec_join_halves(vec_longs lower, vec_longs upper) {
+#ifdef ATTN_EMULATED_IMMINTRIN_H
+  return (lower & UINT32_MAX) | upper << 32;
+#else
+  return (vec_longs)_mm512_mask_shuffle_epi32((__m512i)lower, 0xaaaa, (__m512i)upper, _MM_PERM_CCAA);
 #endif
 }
 

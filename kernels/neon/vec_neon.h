@@ -184,11 +184,13 @@ static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(vaddq
 /* x, but 0 wherever p is 0, even if x is NaN. */
 static inline vec vec_unless_zero(vec x, vec p) { return vbslq_f32(vceqzq_f32(p), vdupq_n_f32(0.0f), x); }
 
-/* Integers of 64 bits, and the products of their lower halves with a factor. */
+/* Integers of 64 bits and their halves: kernels/common/memory/dropout.h. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
 static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
   return (vec_longs)vmull_n_u32(vmovn_u64((uint64x2_t)x), factor);
 }
+static inline vec_longs vec_upper_halves(vec_longs x) { return x >> 32; }
+static inline vec_longs vec_join_halves(vec_longs lower, vec_longs upper) { return (lower & UINT32_MAX) | upper << 32; }
 
 static inline int vec_any_above(vec x, float limit) { return vmaxnmvq_f32(x) > limit; } /* NaN: only if all lanes are */
 static inline int vec_any_nan(vec x) { return __builtin_isnan(vmaxvq_f32(x)); }

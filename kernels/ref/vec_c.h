@@ -165,12 +165,14 @@ static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(x + b
 /* x, but 0 wherever p is 0, even if x is NaN. */
 static inline vec vec_unless_zero(vec x, vec p) { return vec_choose((vec_bits)(p == vec_zero()), vec_zero(), x); }
 
-/* Integers of 64 bits, and the products of their lower halves with a factor. */
+/* Integers of 64 bits and their halves: kernels/common/memory/dropout.h. */
 typedef uint64_t vec_longs __attribute__((vector_size(VEC_LANES * sizeof(float))));
 static inline vec_longs vec_multiply_halves(vec_longs x, uint32_t factor) {
   for (int n = 0; n < VEC_LANES / 2; n++) x[n] = (uint64_t)(uint32_t)x[n] * factor;
   return x;
 }
+static inline vec_longs vec_upper_halves(vec_longs x) { return x >> 32; }
+static inline vec_longs vec_join_halves(vec_longs lower, vec_longs upper) { return (lower & UINT32_MAX) | upper << 32; }
 
 static inline int any_lane(vec_bits lanes) {
 #ifdef __SSE2__

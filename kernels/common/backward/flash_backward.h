@@ -53,7 +53,7 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
       s.minus_lse = floats_at(t->memory, t->at->minus_lse) + head * t->at->rows + row;
       s.minus_delta = floats_at(t->memory, t->at->minus_delta) + head * t->at->rows + row;
       load_step(t, t->unit.head + head, row, rows, &s);
-      fill_scores(&s, p->dropout > 0 ? floats_at(t->scratch, t->at->kept) : NULL);
+      fill_scores(&s);
       key_gradient(&s, &s.p_down, &s.d_o.down, d_v, t->at->v_floats, fresh);
       if (dots) {
         key_gradient(&s, &s.d_s_down, &s.q.down, d_k, t->at->qk_floats, fresh);
@@ -72,12 +72,17 @@ static void differentiate_block(const backward_task *t, int64_t range, int64_t k
               sums_by_key(d_v, t->at->v_floats, turned + BACKWARD_KEYS * t->at->qk_floats));
 }
 
+/* Keys of a block of a range: groups of dropout that two blocks share would be computed twice. */
+static int64_t block_keys(const attn_problem *p, int64_t range) {
+  return even_part(range, p->dropout > 0 ? PHILOX_GROUP : BACKWARD_KEYS);
+}
+
 /* Task `item`: one range of keys. */
 static void differentiate_range(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory,
                                 void *scratch) {
   const backward_task t = task_of(schedule, args, task, memory, scratch);
   const int64_t len_k = t.unit.seq.len_k, size = range_keys(len_k), begin = task.item * size;
-  const int64_t end = min64(begin + size, len_k), block = even_part(size, BACKWARD_KEYS);
+  const int64_t end = min64(begin + size, len_k), block = block_keys(t.p, size);
   if (task.item == 0) finish_padding(&t);
   for (int64_t key = begin; key < end; key += block)
     differentiate_block(&t, task.item, key, min64(block, end - key), key == begin);
@@ -155,7 +160,7 @@ static inline void backward_terms_of(const attn_problem *p, double *terms) {
                               .tile_rows = TILE_ROWS,
                               .panel_keys = PANEL_KEYS,
                               .rows = BACKWARD_ROWS,
-                              .keys = even_part(range, BACKWARD_KEYS),
+                              .keys = block_keys(p, range),
                               .ranges = (double)max64(1, ceil_div(p->seq_k, range)),
                               .in_tiles = true};
   attn_backward_terms(p, &walk, terms);

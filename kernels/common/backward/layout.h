@@ -38,7 +38,8 @@ enum { SUMS_ARE_TURNED = true, FLOATS_STEP = TILE_ROWS };
 enum { SUMS_ARE_TURNED = false, FLOATS_STEP = VEC_LANES };
 #endif
 _Static_assert(BACKWARD_KEYS % OPERAND_STEP == 0 && FLOATS_STEP % VEC_LANES == 0, "blocks are whole steps");
-_Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && BACKWARD_KEYS % TILE_ROWS == 0 && BACKWARD_ROWS % TILE_ROWS == 0,
+_Static_assert(BACKWARD_KEYS % PANEL_KEYS == 0 && (int)PHILOX_GROUP <= BACKWARD_KEYS && BACKWARD_KEYS % TILE_ROWS == 0 &&
+                   BACKWARD_ROWS % TILE_ROWS == 0,
                "blocks are whole panels and tiles");
 
 /* Offsets in the memory of a unit and of a thread, in bytes, and strides of rows, in floats: the plan data. */

@@ -16,6 +16,7 @@ static backward_step step_in(const backward_task *t) {
                      .slope = t->p->softcap > 0 ? floats_at(t->scratch, at->slope) : NULL};
   s.p_down = (float_rows){s.p, SCORE_STRIDE};
   s.d_s_down = s.d_s_along = (float_rows){s.d_s, SCORE_STRIDE};
+  if (t->p->dropout > 0) s.dropout = attn_dropout_of(t->p, t->args);
   if (OPERAND_VALUES == 1) return s;
   s.p_down.at = floats_at(t->scratch, at->p_pairs);
   s.d_s_down.at = floats_at(t->scratch, at->d_s_pairs);
@@ -31,6 +32,7 @@ static void load_keys(const backward_task *t, int64_t key, int64_t keys, backwar
   const row_source v = v_rows(&t->unit, run), k = k_rows(&t->unit, run);
   s->key = key;
   s->keys = keys;
+  s->kept = p->dropout > 0 ? floats_at(t->scratch, t->at->kept) + key % PHILOX_GROUP : NULL;
   s->k_panels = floats_at(t->scratch, t->at->k_panels);
   s->v_panels = floats_at(t->scratch, t->at->v_panels);
   pack_panels(&v, keys, used, 1.0f, floats_at(t->scratch, t->at->v_panels));

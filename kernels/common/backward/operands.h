@@ -43,7 +43,8 @@ typedef struct backward_step {
   attn_key_range seen[BACKWARD_TILES];    /* keys of the block, counted from its first, that each tile of rows sees */
   attn_key_range row_tiles[BACKWARD_KEYS / TILE_ROWS]; /* tiles of rows, from the first to behind the last, that see some of
                                                           TILE_ROWS keys */
-  float *kept;                                         /* [TILE_ROWS][KEPT_STRIDE]: factors of dropout; NULL: none */
+  philox_dropout dropout;
+  float *kept; /* [TILE_ROWS][KEPT_STRIDE]: its factors of a tile, from the block's first key on; NULL: no dropout */
 } backward_step;
 
 /* Where P and dS of a tile of rows stand as floats. */

@@ -48,7 +48,7 @@ static void score_step(const score_sum *sum, int64_t b, int64_t h, take_scores *
   end_terms(&of_rows, sum->row + rows, sum->row + round_up(rows, TILE_ROWS));
   load_keys(&t, sum->key, keys, &s);
   load_step(&t, h, sum->row, rows, &s);
-  fill_scores(&s, p->dropout > 0 ? floats_at(sum->scratch, t.at->kept) : NULL);
+  fill_scores(&s);
   take(context, &s);
 }
 

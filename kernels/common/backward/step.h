@@ -68,44 +68,43 @@ static ALWAYS_INLINE void d_s_tile(const backward_step *s, int64_t tile_row, int
 }
 
 /* dS where P has dropout, which is a factor of dP here; P takes it for the product with dO. */
-static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, const int vecs) {
+static ALWAYS_INLINE void dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, const bool edge,
+                                       const int vecs) {
   const int64_t depth = elements_of(s->block.problem->dim_v), at = scores_of_tile(tile_row) + key;
+  const float *kept = s->kept + key, *minus_delta = s->minus_delta + tile_row;
+  float *p = s->p + at, *d_s = s->d_s + at;
   vec sum[TILE_ROWS][TILE_VECS];
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
-  }
+  start_tile(sum, (const float[TILE_ROWS]){0}, vecs);
   product(sum, tile_of(&s->d_o.along, tile_row), (float_rows){s->v_panels + key * depth, PANEL_KEYS}, depth, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const vec minus_delta = vec_set1(s->minus_delta[tile_row + i]);
     UNROLL
     for (int v = 0; v < vecs; v++) {
-      const int64_t place = at + i * SCORE_STRIDE + v * VEC_LANES;
-      const vec p = vec_load(s->p + place), factor = vec_load(s->kept + i * KEPT_STRIDE + key + v * VEC_LANES);
-      vec_store(s->d_s + place, vec_unless_zero(vec_mul(p, vec_fma(factor, sum[i][v], minus_delta)), p));
-      vec_store(s->p + place, vec_unless_zero(vec_mul(p, factor), p)); /* rows behind the last have no factors */
+      const int64_t place = i * SCORE_STRIDE + v * VEC_LANES;
+      const vec weight = vec_load(p + place), factor = vec_load(kept + i * KEPT_STRIDE + v * VEC_LANES);
+      const vec slope = vec_mul(weight, vec_fma(factor, sum[i][v], vec_set1(minus_delta[i])));
+      vec_store(d_s + place, edge ? vec_unless_zero(slope, weight) : slope);
+      vec_store(p + place, vec_mul(weight, factor));
     }
   }
 }
 
-static NO_INLINE void dropped_d_s_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
-  WITH_CONSTANT_VECS(vecs, dropped_tile, s, tile_row, key)
+static NO_INLINE void full_dropped_tile(const backward_step *s, int64_t tile_row, int64_t key) {
+  dropped_tile(s, tile_row, key, false, TILE_VECS);
 }
 
-/* The factors of dropout of a tile's rows for the keys [begin, end) of the block: s->kept points to that of the block's
- * first. */
-static void find_kept(backward_step *s, float *memory, int64_t tile_row, int64_t begin, int64_t end) {
-  const attn_problem *p = s->block.problem;
-  const philox_dropout dropout = attn_dropout_of(p, s->block.args);
-  const uint32_t stream = attn_dropout_stream(p, s->block.b, s->block.head);
-  const int64_t first = s->key / PHILOX_GROUP;
-  for (int64_t i = 0; i < min64(TILE_ROWS, s->block.rows - tile_row); i++)
-    for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++)
-      philox_factors(&dropout, stream, (uint32_t)(s->block.first_row + tile_row + i), group,
-                     memory + i * KEPT_STRIDE + (group - first) * PHILOX_GROUP);
-  s->kept = memory + s->key % PHILOX_GROUP;
+static NO_INLINE void edge_dropped_tile(const backward_step *s, int64_t tile_row, int64_t key, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, dropped_tile, s, tile_row, key, true)
+}
+
+/* The factors of dropout of a tile's rows for the keys [begin, end) of the block; zeros for rows behind the last. */
+static void find_kept(const backward_step *s, int64_t tile_row, int64_t begin, int64_t end) {
+  const uint32_t stream = attn_dropout_stream(s->block.problem, s->block.b, s->block.head);
+  const int64_t rows = min64(TILE_ROWS, s->block.rows - tile_row);
+  float *from = s->kept + round_down(begin, PHILOX_GROUP) - s->key;
+  for (int64_t i = 0; i < rows; i++)
+    philox_factors(&s->dropout, stream, (uint32_t)(s->block.first_row + tile_row + i), begin, end, from + i * KEPT_STRIDE);
+  for (int64_t i = rows; i < TILE_ROWS; i++) memset(s->kept + i * KEPT_STRIDE, 0, (size_t)s->keys * sizeof *s->kept);
 }
 
 /* The usual cases are functions of their own, because in one all would compete for registers. */
@@ -193,8 +192,10 @@ static void fill_tile(const backward_step *s, int64_t tile_row, tile_keys keys) 
       adjusted_p_tile(s, tile_row, key);
     else
       edge_p_tile(s, tile_row, key, vecs);
-    if (s->kept)
-      dropped_d_s_tile(s, tile_row, key, vecs);
+    if (s->kept && full)
+      full_dropped_tile(s, tile_row, key);
+    else if (s->kept)
+      edge_dropped_tile(s, tile_row, key, vecs);
     else if (full)
       full_d_s_tile(s, tile_row, key);
     else
@@ -226,7 +227,7 @@ static void find_row_tiles(backward_step *s) {
 
 /* P and dS of all tiles of rows, and which keys they see. Around those they are 0, for the tiles of keys that begin or end
  * there: next to them where ranges move with the row, else in all of the block, as tiles between others may see less. */
-static void fill_scores(backward_step *s, float *kept) {
+static void fill_scores(backward_step *s) {
   const attn_problem *p = s->block.problem;
   const int64_t columns = round_up(s->keys, max64(OPERAND_STEP, VEC_LANES));
   const bool in_order = !attn_uses(p, ATTN_USE_ROW_LEN) && !selects_keys(p);
@@ -238,7 +239,7 @@ static void fill_scores(backward_step *s, float *kept) {
       const int64_t width = s->block.adjusted ? PANEL_KEYS : VEC_LANES;
       *seen = (attn_key_range){keys.begin - s->key, keys.end - s->key};
       filled = (attn_key_range){keys.first - s->key, keys.first - s->key + round_up(keys.end - keys.first, width)};
-      if (kept) find_kept(s, kept, row, keys.first, keys.end);
+      if (s->kept) find_kept(s, row, keys.first, keys.end);
       fill_tile(s, row, keys);
     }
     const int64_t beside = in_order ? round_up(TILE_ROWS, VEC_LANES) : columns;

@@ -58,6 +58,7 @@ typedef struct unfused_block {
   library_product_fn product;
   const float *k, *v, *q, *d_o, *minus_lse, *minus_delta;
   float *d_s, *slope, *kept; /* slope, kept: NULL: none */
+  philox_dropout dropout;    /* whose factors are kept */
   int64_t qk_floats, v_floats;
 } unfused_block;
 
@@ -103,11 +104,8 @@ static void p_of_row(const unfused_block *b, int64_t i) {
 /* The factors of dropout of row i: element 0 is the first key's of its group. */
 static void kept_of_row(const unfused_block *b, int64_t i) {
   const attn_problem *p = b->rows.problem;
-  const philox_dropout dropout = attn_dropout_of(p, b->rows.args);
   const uint32_t stream = attn_dropout_stream(p, b->rows.b, b->rows.head);
-  float *to = b->kept;
-  for (int64_t group = b->keys.begin / PHILOX_GROUP; group * PHILOX_GROUP < b->keys.end; group++, to += PHILOX_GROUP)
-    philox_factors(&dropout, stream, (uint32_t)(b->rows.first_row + i), group, to);
+  philox_factors(&b->dropout, stream, (uint32_t)(b->rows.first_row + i), b->keys.begin, b->keys.end, b->kept);
 }
 
 /* dS of row i from dP. Dropout is a factor of dP, and of P from here on. P of masked keys is 0, whatever their V. */
@@ -225,6 +223,7 @@ static void unfused_head(const backward_task *t, int64_t block_rows, library_pro
                      .kept = p->dropout > 0 ? floats_at(t->scratch, at->kept) : NULL,
                      .qk_floats = at->qk_floats,
                      .v_floats = at->v_floats};
+  if (b.kept) b.dropout = attn_dropout_of(p, t->args);
   finish_padding(t);
   if (len_k > 0) {
     const row_source from_k = k_rows(unit, run_of_unit(unit, 0)), from_v = v_rows(unit, run_of_unit(unit, 0));

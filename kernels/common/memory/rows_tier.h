@@ -345,7 +345,7 @@ static void drop_row(const attn_dropout *dropout, uint32_t row, int64_t width, c
   float factors[PHILOX_GROUP];
   for (int64_t first = 0; first < width; first += PHILOX_GROUP) {
     const int64_t count = min64(PHILOX_GROUP, width - first);
-    philox_factors(&d, dropout->stream, row, first / PHILOX_GROUP, factors);
+    philox_factors(&d, dropout->stream, row, first, first + count, factors);
     for (int64_t i = 0; i < count; i++) y[first + i] = factors[i] > 0 ? x[first + i] * factors[i] : 0;
   }
 }

@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-enum { PHILOX_CALLS = 16, PHILOX_GROUP = 8 * PHILOX_CALLS };
+enum { PHILOX_CALLS = 16, PHILOX_GROUP = 8 * PHILOX_CALLS, PHILOX_ROUNDS = 10 };
 
 #define PHILOX_A     0xD2511F53u
 #define PHILOX_B     0xCD9E8D57u
@@ -23,7 +23,8 @@ enum { PHILOX_CALLS = 16, PHILOX_GROUP = 8 * PHILOX_CALLS };
 #define PHILOX_KEY_B 0xBB67AE85u
 
 typedef struct philox_dropout {
-  uint32_t key[2], offset, threshold;
+  uint64_t keys[PHILOX_ROUNDS][2]; /* one pair a round, as vectors of 64-bit integers want them: 32 bits each */
+  uint32_t offset, threshold;
   float factor; /* kept elements are multiplied by it */
 } philox_dropout;
 
@@ -31,23 +32,24 @@ typedef struct philox_dropout {
 static inline philox_dropout philox_dropout_of(float p, uint64_t seed, uint64_t offset) {
   const float scaled = p * 65536.0f + 0.5f;
   const uint32_t threshold = scaled < 65535.0f ? (uint32_t)scaled : 65535u;
-  return (philox_dropout){.key = {(uint32_t)seed, (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32)},
-                          .offset = (uint32_t)offset,
-                          .threshold = threshold,
-                          .factor = 65536.0f / (float)(65536u - threshold)};
+  const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32) ^ (uint32_t)(offset >> 32)};
+  philox_dropout d = {.offset = (uint32_t)offset, .threshold = threshold, .factor = 65536.0f / (float)(65536u - threshold)};
+  for (uint32_t round = 0; round < PHILOX_ROUNDS; round++) {
+    d.keys[round][0] = key[0] + round * PHILOX_KEY_A;
+    d.keys[round][1] = key[1] + round * PHILOX_KEY_B;
+  }
+  return d;
 }
 
 /* The four words of the call with counter {call, row, stream, offset}. */
 static inline void philox_call(const philox_dropout *d, uint32_t call, uint32_t row, uint32_t stream, uint32_t words[4]) {
-  uint32_t x[4] = {call, row, stream, d->offset}, key[2] = {d->key[0], d->key[1]};
-  for (int round = 0; round < 10; round++) {
+  uint32_t x[4] = {call, row, stream, d->offset};
+  for (int round = 0; round < PHILOX_ROUNDS; round++) {
     const uint64_t a = (uint64_t)x[0] * PHILOX_A, b = (uint64_t)x[2] * PHILOX_B;
-    x[0] = (uint32_t)(b >> 32) ^ x[1] ^ key[0];
+    x[0] = (uint32_t)(b >> 32 ^ d->keys[round][0]) ^ x[1];
     x[1] = (uint32_t)b;
-    x[2] = (uint32_t)(a >> 32) ^ x[3] ^ key[1];
+    x[2] = (uint32_t)(a >> 32 ^ d->keys[round][1]) ^ x[3];
     x[3] = (uint32_t)a;
-    key[0] += PHILOX_KEY_A;
-    key[1] += PHILOX_KEY_B;
   }
   for (int w = 0; w < 4; w++) words[w] = x[w];
 }

@@ -155,10 +155,10 @@ static NO_INLINE void drop_tile(const row_block *block, int64_t tile_row, int64_
   for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
     const problem_row row = problem_row_of(block, tile_row + i);
     const uint32_t stream = attn_dropout_stream(block->problem, block->b, row.head);
-    for (int64_t group = begin / PHILOX_GROUP; group * PHILOX_GROUP < end; group++) {
-      const int64_t first = group * PHILOX_GROUP, last = min64(first + PHILOX_GROUP, end);
+    for (int64_t first = round_down(begin, PHILOX_GROUP); first < end; first += PHILOX_GROUP) {
+      const int64_t last = min64(first + PHILOX_GROUP, end);
       float *of_row = p + i * block->score_stride - begin;
-      philox_factors(block->dropout, stream, (uint32_t)row.query, group, factors);
+      philox_factors(block->dropout, stream, (uint32_t)row.query, first, last, factors);
       for (int64_t j = max64(first, begin); j < last; j++) of_row[j] *= factors[j - first];
     }
   }
