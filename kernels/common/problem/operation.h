@@ -60,7 +60,10 @@ typedef struct attn_gradient_use {
   const char *of_name, *name;
 } attn_gradient_use;
 
-enum { ATTN_GRADIENT_USES = 4 };
+enum {
+  ATTN_GRADIENT_USES = 4,
+  ATTN_ARRAY_GRADIENTS = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT /* all of them */
+};
 static const attn_gradient_use attn_gradient_uses[ATTN_GRADIENT_USES] = {
     {ATTN_USE_BIAS, ATTN_USE_D_BIAS, "BIAS", "D_BIAS"},
     {ATTN_USE_ALIBI, ATTN_USE_D_ALIBI, "ALIBI", "D_ALIBI"},
