@@ -150,18 +150,21 @@ static attn_norm norm_of(const learner *l, norm_at norm) {
   return (attn_norm){l->weights + norm.gain, l->weights + norm.bias, 1e-5f};
 }
 
-void learn_join(const learner *l, norm_at norm, int64_t rows, const float *x, const float *other, float *sum, float *y) {
-  learn_check(attn_row_join_run(&ATTN_STRUCT(attn_row_join, .rows = rows, .width = norm.width, .norm_kind = ATTN_NORM_LAYER,
-                                             .norm = norm_of(l, norm), .x = x, .other = other, .sum = sum, .y = y),
-                                &l->run));
+void learn_join(const learner *l, norm_at norm, int64_t rows, const float *x, const float *other, float *sum, float *scales,
+                float *y) {
+  learn_check(
+      attn_row_join_run(&ATTN_STRUCT(attn_row_join, .rows = rows, .width = norm.width, .norm_kind = ATTN_NORM_LAYER,
+                                     .norm = norm_of(l, norm), .x = x, .other = other, .sum = sum, .scales = scales, .y = y),
+                        &l->run));
 }
 
-void learn_join_grad(const learner *l, norm_at norm, int64_t rows, const float *sum, const float *d_y, const float *d_sum,
-                     float *d_s) {
-  learn_check(attn_norm_grad_run(&ATTN_STRUCT(attn_norm_grad, .rows = rows, .width = norm.width, .kind = ATTN_NORM_LAYER,
-                                              .norm = norm_of(l, norm), .s = sum, .d_y = d_y, .d_sum = d_sum, .d_s = d_s,
-                                              .d_gain = l->grads + norm.gain, .d_bias = l->grads + norm.bias),
-                                 &l->run));
+void learn_join_grad(const learner *l, norm_at norm, int64_t rows, const float *sum, const float *scales, const float *d_y,
+                     const float *d_sum, float *d_s) {
+  learn_check(
+      attn_norm_grad_run(&ATTN_STRUCT(attn_norm_grad, .rows = rows, .width = norm.width, .kind = ATTN_NORM_LAYER,
+                                      .norm = norm_of(l, norm), .s = sum, .scales = scales, .d_y = d_y, .d_sum = d_sum,
+                                      .d_s = d_s, .d_gain = l->grads + norm.gain, .d_bias = l->grads + norm.bias),
+                         &l->run));
 }
 
 void learn_drop(const learner *l, int place, int64_t rows, int64_t width, const float *x, float *y) {

@@ -80,10 +80,12 @@ attn_linear_grad learn_linear_grad(const learner *l, linear_at map);
 void learn_map(const learner *l, linear_at map, int64_t rows, const float *x, float *y);
 void learn_map_grad(const learner *l, linear_at map, int64_t rows, const float *x, const float *d_y, float *d_x);
 
-/* sum = x + other, y = norm(sum); other and sum may be NULL. Backwards d_s = norm's gradient + d_sum, which may be NULL. */
-void learn_join(const learner *l, norm_at norm, int64_t rows, const float *x, const float *other, float *sum, float *y);
-void learn_join_grad(const learner *l, norm_at norm, int64_t rows, const float *sum, const float *d_y, const float *d_sum,
-                     float *d_s);
+/* sum = x + other, y = norm(sum); other and sum may be NULL; scales, [rows][3], are those of attn_row_join. Backwards d_s =
+ * norm's gradient + d_sum, which may be NULL. */
+void learn_join(const learner *l, norm_at norm, int64_t rows, const float *x, const float *other, float *sum, float *scales,
+                float *y);
+void learn_join_grad(const learner *l, norm_at norm, int64_t rows, const float *sum, const float *scales, const float *d_y,
+                     const float *d_sum, float *d_s);
 
 /* y = dropout(x), forwards and backwards; `place` is another one in each place of the model. */
 void learn_drop(const learner *l, int place, int64_t rows, int64_t width, const float *x, float *y);

@@ -97,14 +97,16 @@ static struct {
   int32_t *input, *target, *position;
   /* Rows of each layer: s1 and s2 go into its norms, n1 and n2 come out; up, act between the maps. */
   float *s1[MOST_LAYERS + 1], *n1[MOST_LAYERS + 1], *s2[MOST_LAYERS], *n2[MOST_LAYERS], *kept[MOST_LAYERS];
+  float *scales1[MOST_LAYERS + 1], *scales2[MOST_LAYERS];
   float *up[MOST_LAYERS], *act[MOST_LAYERS], *made, *logits, *d_stream, *d_rows, *d_wide;
 } g;
 
 static void place_rows(void) {
   const int64_t size = g.rows * g.width;
-  for (int i = 0; i <= g.layers; i++) g.s1[i] = learn_floats(size), g.n1[i] = learn_floats(size);
+  for (int i = 0; i <= g.layers; i++)
+    g.s1[i] = learn_floats(size), g.n1[i] = learn_floats(size), g.scales1[i] = learn_floats(3 * g.rows);
   for (int i = 0; i < g.layers; i++) {
-    g.s2[i] = learn_floats(size), g.n2[i] = learn_floats(size);
+    g.s2[i] = learn_floats(size), g.n2[i] = learn_floats(size), g.scales2[i] = learn_floats(3 * g.rows);
     g.up[i] = learn_floats(4 * size), g.act[i] = learn_floats(4 * size);
     g.kept[i] = learn_floats(4 * size + g.rows * g.heads);
   }
@@ -149,17 +151,18 @@ static void forward(void) {
   learn_check(attn_embed(&places, g.rows, g.position, g.made));
   for (int64_t i = 0; i < g.rows * g.width; i++) g.s1[0][i] += g.made[i];
   drop(0, g.s1[0], g.s1[0]);
-  learn_join(&l, block[0].norm1, g.rows, g.s1[0], NULL, NULL, g.n1[0]);
+  learn_join(&l, block[0].norm1, g.rows, g.s1[0], NULL, NULL, g.scales1[0], g.n1[0]);
   for (int i = 0; i < g.layers; i++) {
     const attn_multi_head a = attention_at(i);
     learn_check(attn_multi_head_run(&a, &l.run));
     drop(2 * i + 1, g.made, g.made);
-    learn_join(&l, block[i].norm2, g.rows, g.s1[i], g.made, g.s2[i], g.n2[i]);
+    learn_join(&l, block[i].norm2, g.rows, g.s1[i], g.made, g.s2[i], g.scales2[i], g.n2[i]);
     learn_map(&l, block[i].up, g.rows, g.n2[i], g.up[i]);
     learn_check(attn_activation_run(ATTN_GELU, 4 * g.rows * g.width, g.up[i], g.act[i], &l.run));
     learn_map(&l, block[i].down, g.rows, g.act[i], g.made);
     drop(2 * i + 2, g.made, g.made);
-    learn_join(&l, i + 1 == g.layers ? last_norm : block[i + 1].norm1, g.rows, g.s2[i], g.made, g.s1[i + 1], g.n1[i + 1]);
+    learn_join(&l, i + 1 == g.layers ? last_norm : block[i + 1].norm1, g.rows, g.s2[i], g.made, g.s1[i + 1],
+               g.scales1[i + 1], g.n1[i + 1]);
   }
   const attn_dense d = logits_layer();
   learn_check(attn_dense_run(&d, &l.run));
@@ -172,16 +175,16 @@ static double backward(void) {
                                      &l.run, &loss));
   const attn_dense d = logits_layer();
   learn_check(attn_dense_grad(&d, &l.run));
-  learn_join_grad(&l, last_norm, g.rows, g.s1[g.layers], g.d_rows, NULL, g.d_stream);
+  learn_join_grad(&l, last_norm, g.rows, g.s1[g.layers], g.scales1[g.layers], g.d_rows, NULL, g.d_stream);
   for (int i = g.layers - 1; i >= 0; i--) {
     learn_map_grad(&l, block[i].down, g.rows, g.act[i], drop_grad(2 * i + 2), g.d_wide);
     learn_check(attn_activation_grad(ATTN_GELU, 4 * g.rows * g.width, g.up[i], g.d_wide, g.d_wide, &l.run));
     learn_map_grad(&l, block[i].up, g.rows, g.n2[i], g.d_wide, g.d_rows);
-    learn_join_grad(&l, block[i].norm2, g.rows, g.s2[i], g.d_rows, g.d_stream, g.d_stream);
+    learn_join_grad(&l, block[i].norm2, g.rows, g.s2[i], g.scales2[i], g.d_rows, g.d_stream, g.d_stream);
     attn_multi_head a = attention_at(i);
     a.d_y = drop_grad(2 * i + 1), a.d_x = g.made;
     learn_check(attn_multi_head_grad(&a, &l.run));
-    learn_join_grad(&l, block[i].norm1, g.rows, g.s1[i], g.made, g.d_stream, g.d_stream);
+    learn_join_grad(&l, block[i].norm1, g.rows, g.s1[i], g.scales1[i], g.made, g.d_stream, g.d_stream);
   }
   drop(0, g.d_stream, g.d_stream);
   const attn_embedding words = embedding_of(classes, table), places = embedding_of(g.seq, positions);

@@ -197,7 +197,7 @@ static int drop_place(const stack *s, const block *b, int sublayer) {
 /* x <- norm(x + dropout(made)); returns the new x. */
 static const float *add_norm(stack *s, block *b, int i, const float *x) {
   learn_drop(&l, drop_place(s, b, i), s->rows, width, s->made, s->made);
-  learn_join(&l, b->norm[i], s->rows, x, s->made, b->sum[i], b->out[i]);
+  learn_join(&l, b->norm[i], s->rows, x, s->made, b->sum[i], NULL, b->out[i]);
   return b->out[i];
 }
 
@@ -242,7 +242,7 @@ static attn_dense logits_layer(const float *x) {
 /* ---- Backwards: s->d is the gradient of what goes out of a sublayer, and then of what went in ---- */
 
 static void add_norm_grad(stack *s, block *b, int i) {
-  learn_join_grad(&l, b->norm[i], s->rows, b->sum[i], s->d, NULL, s->d);
+  learn_join_grad(&l, b->norm[i], s->rows, b->sum[i], NULL, s->d, NULL, s->d);
   learn_drop(&l, drop_place(s, b, i), s->rows, width, s->d, s->d_made);
 }
 

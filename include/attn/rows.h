@@ -64,6 +64,7 @@ typedef struct attn_row_join {
   void *sum;                       /**< Output: s, as a pre-norm block carries it on; or NULL. */
   void *y;                         /**< Output. */
   attn_row_join_function function; /**< From attn_row_join_choose(), for programs that join often; NULL = the options'. */
+  float *scales; /**< Output [rows][3]: mean, its rounding error and scale of a norm, for attn_norm_grad; or NULL. */
 } attn_row_join;
 
 /** The function of the highest tier that this CPU, ATTN_MAX_ISA and options->max_isa allow. options may be NULL. The result

@@ -67,7 +67,7 @@ ATTN_API attn_status attn_dense_grad(const attn_dense *layer, const attn_options
  *     d_s = r (g - mean(g) - n mean(g n)) + d_sum     (no mean(g) with ATTN_NORM_RMS)
  *     d_gain = sum over rows of d_y n,   d_bias = sum over rows of d_y
  *
- * Since s = x + residual, d_s is the gradient of both. mean and r are computed again from s. */
+ * Since s = x + residual, d_s is the gradient of both. */
 typedef struct attn_norm_grad {
   size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t rows;        /**< Rows, >= 0. */
@@ -81,6 +81,7 @@ typedef struct attn_norm_grad {
   float *d_gain;       /**< Output [width]; or NULL. */
   float *d_bias;       /**< Output [width]; or NULL. */
   bool accumulate;     /**< d_gain and d_bias are added to what stands there. */
+  const float *scales; /**< [rows][3], mean(s) and r as attn_row_join.scales has them; NULL: computed again from s. */
 } attn_norm_grad;
 
 /** Computes d_s, d_gain and d_bias. Those of parameters are summed in float64, in blocks of

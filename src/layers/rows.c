@@ -83,6 +83,8 @@ static attn_status check(const attn_row_join *j) {
           "attn_row_join.norm_kind is %d; it must be ATTN_NORM_NONE, _LAYER or _RMS", (int)j->norm_kind);
   attn_status status = j->norm_kind == ATTN_NORM_NONE ? ATTN_OK : check_norm(&j->norm);
   if (status != ATTN_OK || j->rows == 0) return status;
+  REQUIRE((uintptr_t)j->scales % sizeof(float) == 0,
+          "attn_row_join.scales is %p; it must be aligned to its element, 4 bytes", (const void *)j->scales);
   status = check_array("x", j->x, j->dtype_x, true);
   if (status == ATTN_OK) status = check_array("other", j->other, j->dtype_other, j->kind == ATTN_JOIN_MULTIPLY);
   if (status == ATTN_OK) status = check_array("sum", j->sum, j->dtype_sum, false);

@@ -143,7 +143,7 @@ static double normed(const double *p) {
 TEST(norm_gradients_are_differences) {
   static double p[NORM_COUNT + 2 * NORM_WIDTH], slopes[NORM_COUNT];
   static float d_s[NORM_COUNT], more[NORM_COUNT];
-  float d_gain[NORM_WIDTH], d_bias[NORM_WIDTH], more_gain[NORM_WIDTH];
+  float d_gain[NORM_WIDTH], d_bias[NORM_WIDTH], more_gain[NORM_WIDTH], scales[3 * NORM_ROWS];
   char tiers[16][16];
   const int tier_count = test_tiers(tiers);
   test_fill(d_normed, NORM_COUNT, 5);
@@ -172,6 +172,17 @@ TEST(norm_gradients_are_differences) {
     test_ok(attn_norm_grad_run(&g, NULL));
     assert_memory_equal(more, d_s, sizeof more);
     g.d_y = d_normed;
+    test_ok(attn_row_join_run(&ATTN_STRUCT(attn_row_join, .rows = NORM_ROWS, .width = NORM_WIDTH, .norm_kind = norm_kind,
+                                           .norm = g.norm, .x = s, .y = more, .scales = scales),
+                              &three));
+    g.scales = scales;
+    test_ok(attn_norm_grad_run(&g, NULL));
+    assert_memory_equal(more, d_s, sizeof more);
+    assert_memory_equal(more_gain, d_gain, sizeof more_gain);
+    scales[NORM_ROWS] *= 2; /* they are read */
+    test_ok(attn_norm_grad_run(&g, NULL));
+    assert_true(memcmp(more, d_s, sizeof more) != 0);
+    g.scales = NULL;
     for (int i = 0; i < tier_count; i++) {
       test_ok(attn_norm_grad_run(&g, &ATTN_STRUCT(attn_options, .max_isa = tiers[i])));
       assert_memory_equal(more, d_s, sizeof more);

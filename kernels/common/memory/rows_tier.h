@@ -238,6 +238,8 @@ static void join_row(const attn_row_join *j, int64_t row, float *buffer) {
   const row_values r = start_row(j, row, buffer);
   const bool norms = j->norm_kind != ATTN_NORM_NONE;
   const row_scale scale = norms ? find_scale(&r) : (row_scale){0};
+  if (norms && j->scales)
+    memcpy(j->scales + 3 * row, (const float[]){scale.mean, scale.missed, scale.scale}, 3 * sizeof(float));
   const bool has_sum = !j->sum || (r.whole && r.whole == float_row(j->sum, j->dtype_sum, r.at));
   const bool has_y = !norms && r.whole && r.whole == float_row(j->y, j->dtype_y, r.at);
   for (int64_t first = 0, count; first < j->width; first += count) {
@@ -317,14 +319,21 @@ static NO_INLINE void add_to_sums(const norm_row *r, int64_t width, double *rest
   for (int64_t i = 0; i < width; i++) sums[width + i] += (double)(r->d_y[i] * norm_at(r, i));
 }
 
+/* As the join has written it, or anew. */
+static row_scale scale_of_row(const attn_norm_grad *a, const attn_row_join *join, int64_t row) {
+  const float *found = a->scales ? a->scales + 3 * row : NULL;
+  if (found) return (row_scale){found[0], found[1], found[2], a->norm.gain, a->norm.bias};
+  const row_values values = start_row(join, row, NULL);
+  return find_scale(&values);
+}
+
 static void grad_norm(const attn_norm_grad *a, int64_t first, int64_t count, double *sums) {
   const int64_t width = a->width;
   const attn_row_join join = {.width = width, .norm_kind = a->kind, .norm = a->norm, .x = a->s};
   if (sums) memset(sums, 0, 2 * (size_t)width * sizeof *sums);
   for (int64_t row = first; row < first + count; row++) {
-    const row_values values = start_row(&join, row, NULL);
     const int64_t at = row * width;
-    const norm_row r = {a->s + at, a->d_y + at, a->norm.gain, find_scale(&values)};
+    const norm_row r = {a->s + at, a->d_y + at, a->norm.gain, scale_of_row(a, &join, row)};
     if (sums) add_to_sums(&r, width, sums);
     if (!a->d_s) continue;
     double sum, product;
