@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#define _DEFAULT_SOURCE /* MADV_HUGEPAGE */
 #define _POSIX_C_SOURCE 200809L
 #include "learning.h"
 
@@ -6,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 /* ---- Programs ---- */
 
@@ -18,9 +22,23 @@ void learn_check(attn_status status) {
   if (status != ATTN_OK) learn_fail(attn_last_error());
 }
 
+/* Arrays lie in large parts of memory, for which Linux is asked for pages of 2 MiB: columns of a matrix then share pages. */
 float *learn_floats(int64_t count) {
-  float *made = calloc((size_t)count + 1, sizeof *made);
-  if (!made) learn_fail("out of memory");
+  enum { LINE = 64, PAGE = 2 << 20, PART = 16 * PAGE };
+  static char *next;
+  static size_t left;
+  const size_t bytes = ((size_t)count * sizeof(float) / LINE + 1) * LINE;
+  if (bytes > left) {
+    left = bytes < PART ? PART : (bytes / PAGE + 1) * PAGE;
+    next = calloc(1, left + PAGE);
+    if (!next) learn_fail("out of memory");
+    next += PAGE - (uintptr_t)next % PAGE;
+#ifdef __linux__
+    madvise(next, left, MADV_HUGEPAGE);
+#endif
+  }
+  float *made = (float *)(void *)next;
+  next += bytes, left -= bytes;
   return made;
 }
 

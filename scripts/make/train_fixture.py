@@ -14,7 +14,7 @@ from nn_fixture import ROOT, writer
 from torch import nn
 from torch.nn import functional
 
-BATCH, SEQ, MEMORY, WIDTH, HEADS, HIDDEN = 2, 5, 6, 12, 3, 7  # as in the test
+BATCH, SEQ, MEMORY, WIDTH, HEADS, HIDDEN = 2, 5, 6, 12, 3, 7  # see the test
 LENGTHS = [4, 6]
 STEPS = 5
 
@@ -89,7 +89,7 @@ def cross_attention():
 
 
 def additive_attention():
-    """softmax(w tanh(q + k)) m, of maps without biases. Scores are about 1, so that their roundings are those of the limit."""
+    """softmax(w tanh(q + k)) m, maps without biases. Scores are about 1, so that their roundings are those of the limit."""
     x, memory, score = draw(BATCH, SEQ, WIDTH), draw(BATCH, MEMORY, 10), draw(HIDDEN, scale=0.4)
     in_weight, memory_weight = draw(HIDDEN, WIDTH, scale=0.4), draw(HIDDEN, 10, scale=0.4)
     scores = torch.tanh((x @ in_weight.T)[:, :, None] + (memory @ memory_weight.T)[:, None]) @ score

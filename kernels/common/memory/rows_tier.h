@@ -319,7 +319,7 @@ static NO_INLINE void add_to_sums(const norm_row *r, int64_t width, double *rest
   for (int64_t i = 0; i < width; i++) sums[width + i] += (double)(r->d_y[i] * norm_at(r, i));
 }
 
-/* As the join has written it, or anew. */
+/* Those of the join, or anew. */
 static row_scale scale_of_row(const attn_norm_grad *a, const attn_row_join *join, int64_t row) {
   const float *found = a->scales ? a->scales + 3 * row : NULL;
   if (found) return (row_scale){found[0], found[1], found[2], a->norm.gain, a->norm.bias};
