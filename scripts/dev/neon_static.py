@@ -6,7 +6,8 @@
     scripts/dev/neon_static.py --write                 also puts them into notebook/neon-static.md
     scripts/dev/neon_static.py --check                 exit 1 if an estimate is below the floor; 77 without the tools
 
-Compiles kernels/neon/flash_neon.c, and flash and decode of kernels/neonbf16, for aarch64 (Debian: gcc-aarch64-linux-gnu).
+Compiles kernels/neon/flash_neon.c, flash and decode of kernels/neonbf16, and without --check also decode_neon.c, which has
+no floors, for aarch64 (Debian: gcc-aarch64-linux-gnu).
 Takes the loops of both products and the branchless code of the exponentials from the assembly. llvm-mca (Debian: llvm-19
 or newer) models repeated runs of each. A tile is 8 query rows by 12 keys. The estimates are no times: nothing is executed,
 and they do not include caches, branches and the start of each loop.
@@ -85,7 +86,7 @@ def is_multiply(line):
     return re.match(r"\s*fmla\b", line) is not None
 
 
-BY_ELEMENT, BFMMLA, BFDOT = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b", r"\s*bfdot\b"
+BY_ELEMENT, BFMMLA, BFDOT, FMLA = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b", r"\s*bfdot\b", r"\s*fmla\b"
 
 
 def product_loops(lines, multiply=BY_ELEMENT):
@@ -98,6 +99,18 @@ def product_loops(lines, multiply=BY_ELEMENT):
         body = [one for one in lines[begin:end] if not one.startswith(".L")]
         if begin < end and len(body) == end - begin - 1:
             loops.setdefault(sum(bool(re.match(multiply, one)) for one in body), body + [line])
+    return loops
+
+
+def loops_that_pass(lines, multiply):
+    """The same of innermost loops that hold branches: none is taken."""
+    labels, loops = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L")}, {}
+    jumps = [(end, labels[jump[1]]) for end, line in enumerate(lines)
+             if (jump := re.match(r"\s*b(?:\.)?\w*\s+(\.L\w+)$", line)) and labels.get(jump[1], end) < end]
+    for end, begin in jumps:
+        if not any(begin < other < end and to >= begin for other, to in jumps):
+            body = straight(lines[begin:end + 1])
+            loops.setdefault(sum(bool(re.match(multiply, one)) for one in body), body)
     return loops
 
 
@@ -223,6 +236,25 @@ def decode_table(mca, text):
     return [f"| core | BFDOT a cycle | {names[0]} | {names[1]} |", "|---|---|---|---|", *rows], short
 
 
+TYPES = {"f32": "float32", "bf16": "bfloat16", "i8": "int8", "e4m3": "e4m3", "q8_0": "q8_0", "q4_0": "q4_0"}
+
+
+def decode_types_table(mca, text):
+    """decode_neon: the largest loops for 4 rows, without prefetches."""
+    head = "| core | " + " | ".join(f"{name}, {part}" for name in TYPES.values() for part in ("Q Kᵀ", "P V")) + " |"
+    rows = [head, "|---|" + "---|" * (2 * len(TYPES))]
+    for core in CORES:
+        rate = multiplies_per_cycle(mca, core)
+        cells = []
+        for kind in TYPES:
+            for part in ("score", "accumulate"):
+                count, lines = max(loops_that_pass(function(text, f"{part}_4_{kind}"), FMLA).items())
+                lines = [line for line in lines if not re.match(r"\s*prfu?m\b", line)]
+                cells.append(f"{100 * count / rate / cycles(mca, core, lines):.0f}")
+        rows.append(f"| {core} | " + " | ".join(cells) + " |")
+    return rows
+
+
 BEGIN, END = "<!-- begin: scripts/dev/neon_static.py --write -->", "<!-- end -->"
 
 
@@ -255,6 +287,10 @@ def main():
         rows, below = table(options.mca, text)
         of_bf16 += ["", f"`{name}`:", "", *rows]
         short += below
+    if not options.check:
+        text = compile_kernel(options.compiler, "kernels/neon/decode_neon.c")
+        of_bf16 += ["", "`decode_neon`, 4 rows, by the type of K and V: share of the rate of FMLA, in %:", "",
+                    *decode_types_table(options.mca, text)]
     lines = ["Made with " + " and ".join(made_by) + ".", "", *lines, *of_bf16]
     print("\n".join(lines))
     if options.write:
