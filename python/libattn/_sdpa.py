@@ -44,7 +44,8 @@ def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = Non
         as libattn.q8_0() and q4_0() make them and llama.cpp keeps them. 32 values are a block; dim is that of q, also where
         it is no multiple of 32, and the dim of v is that of q if v has as many blocks as k, else 32 times its blocks.
     k_scale, v_scale: factors of keys and values as they are stored: a float, or float32 that broadcasts to [batch, kv_heads,
-        keys], with page_table to [pages, kv_heads, page_tokens].
+        keys], with page_table to [pages, kv_heads, page_tokens]; or one of each channel, [batch, kv_heads, 1, dim], the same
+        for all keys (1 in place of batch with page_table or cu_seqlens_k).
     mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
         [batch, heads, queries, keys] as NumPy broadcasts.
     mask_keys: n, with a mask of the newest n keys of each sequence alone, [batch, heads, queries, n]: that of a tree of

@@ -264,7 +264,7 @@ def _scores(q, k, o):
 def _reference(q, k, v, o, with_lse=False):
     """(out, weights [b, h, q, k]), or (out, lse): what the operator computes, of [b, h, s, d], differentiable."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    k, v = (x.float() if scale is None else x.float() * scale[..., None]
+    k, v = (x.float() if scale is None else x.float() * (scale if scale.ndim == 4 else scale[..., None])
             for x, scale in ((k, o["k_scale"]), (v, o["v_scale"])))
     q, k, v = q.float(), k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = _scores(q, k, o)

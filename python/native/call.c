@@ -772,7 +772,33 @@ static bool take_score_weight(call *c) {
   return c->args.score_weight;
 }
 
-/* Factors of keys or values: a number, or an array that is broadcast to the heads and tokens of k and v. */
+/* Strides of an array of factors with four dimensions, the last of which is of channels. */
+static bool take_channels(const call *c, const tensor *t, int key, attn_strides *stride) {
+  const attn_problem *p = &c->wanted.problem;
+  const bool paged = p->uses & ATTN_USE_PAGES, packed = c->given[KEY_cu_seqlens_k];
+  const char *const axes[] = {paged ? "pages" : "batches", "kv_heads", paged ? "page_tokens" : "keys", "channels"};
+  const int64_t sizes[4] = {packed  ? 1
+                            : paged ? p->pages
+                                    : p->batch,
+                            p->heads_kv,
+                            packed  ? 1
+                            : paged ? p->page_tokens
+                                    : p->seq_k,
+                            key == KEY_k_scale ? p->dim_qk : p->dim_v};
+  attn_score_strides steps;
+  if (!broadcast(t, keyword_names[key], axes, sizes, "", &steps)) return false;
+  *stride = (attn_strides){.b = steps.b, .h = steps.h, .s = steps.q, .d = steps.k};
+  const int axis = steps.q ? 2 : 0;
+  if (!steps.k || (!steps.q && !(paged && steps.b))) return true;
+  PyErr_Format(PyExc_ValueError,
+               "%s has factors of channels for %lld %s; they must be the same for all, [%s, kv_heads, 1, %s]",
+               keyword_names[key], (long long)t->shape[axis], axes[axis], paged ? "1" : "batch",
+               key == KEY_k_scale ? "dim" : "dim of v");
+  return false;
+}
+
+/* Factors of keys or values: a number, or an array that is broadcast to the heads and tokens of k and v, and their channels.
+ */
 static bool take_scale(call *c, int key, attn_strides *stride, const float **field) {
   attn_problem *p = &c->wanted.problem;
   PyObject *given = c->given[key];
@@ -794,12 +820,13 @@ static bool take_scale(call *c, int key, attn_strides *stride, const float **fie
   if (!tensor_read(given, keyword_names[key], &c->held, &t)) return false;
   if (t.type != DTYPE_F32)
     return PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32", keyword_names[key], dtype_name(t.type)), false;
-  if (t.ndim > 3 || (t.ndim && c->given[KEY_cu_seqlens_k]))
+  if (t.ndim > 4 || (t.ndim && t.ndim < 4 && c->given[KEY_cu_seqlens_k]))
     return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must be a number%s", keyword_names[key], t.ndim,
-                        t.ndim > 3 ? ", or [batch, kv_heads, keys], with pages [pages, kv_heads, page_tokens]"
-                                   : " where keys are packed"),
+                        t.ndim > 4 ? ", or [batch, kv_heads, keys], with pages [pages, kv_heads, page_tokens]"
+                                   : " or [1, kv_heads, 1, dim] where keys are packed"),
            false;
   *field = (const float *)t.data;
+  if (t.ndim == 4) return take_channels(c, &t, key, stride);
   const char *const axes[] = {"", paged ? "pages" : "batches", "kv_heads", paged ? "page_tokens" : "keys"};
   if (!broadcast(&t, keyword_names[key], axes, sizes, "", &steps)) return false;
   *stride = (attn_strides){.b = steps.h, .h = steps.q, .s = steps.k};

@@ -512,10 +512,30 @@ def test_factors_of_keys_and_values():
         libattn.sdpa(q, k, v, k_scale=np.ones((batch, 3, keys), np.float32))
     with pytest.raises(TypeError, match="v_scale is float64; it must be float32"):
         libattn.sdpa(q, k, v, v_scale=np.ones(keys))
-    with pytest.raises(ValueError, match="v_scale has 4 dimensions; it must be a number, or .batch, kv_heads, keys."):
-        libattn.sdpa(q, k, v, v_scale=np.ones((1, 1, 1, 1), np.float32))
+    with pytest.raises(ValueError, match="v_scale has 5 dimensions; it must be a number, or .batch, kv_heads, keys."):
+        libattn.sdpa(q, k, v, v_scale=np.ones((1, 1, 1, 1, 1), np.float32))
     with pytest.raises(ValueError, match="ATTN_USE_KV_SCALES"):
         libattn.sdpa(q, k, v, k_scale=2.0, score="gaussian")
+
+
+def test_factors_of_channels():
+    q, k, v = draw()
+    batch, heads, keys, dim = k.shape
+    r = np.random.default_rng(3)
+    of_k = r.uniform(0.5, 1.5, (batch, heads, 1, dim)).astype(np.float32)
+    of_v = r.uniform(0.5, 1.5, (1, heads, 1, v.shape[-1])).astype(np.float32)
+    token = r.uniform(0.5, 1.5, (batch, heads, keys)).astype(np.float32)
+    for k_scale, v_scale in ((of_k, token[..., None]), (of_k[:1, :1], of_v), (token[..., None], of_v[..., ::-1])):
+        assert_close(libattn.sdpa(q, k, v, k_scale=k_scale, v_scale=v_scale), attention(q, k * k_scale, v * v_scale)[0])
+    plan = libattn.Plan(q, k, v, k_scale=libattn.Spec(of_k.shape, "float32"))
+    assert np.array_equal(plan.run(q, k, v, k_scale=of_k), libattn.sdpa(q, k, v, k_scale=of_k))
+    for name, wrong, words in (
+            ("k_scale", np.ones((batch, heads, keys, dim), np.float32),
+             rf"k_scale has factors of channels for {keys} keys; .* the same for all, \[batch, kv_heads, 1, dim\]"),
+            ("v_scale", np.ones((1, heads, 1, v.shape[-1] + 1), np.float32), "v_scale has .* channels; it must have"),
+            ("k_scale", np.ones((1, 1, 2, dim), np.float32), "k_scale has 2 keys; it must have")):
+        with pytest.raises(ValueError, match=words):
+            libattn.sdpa(q, k, v, **{name: wrong})
 
 
 def test_given_outputs():

@@ -287,6 +287,16 @@ def test_gradients_that_hold_scores_say_so_once():
         assert all("hold all scores in memory" in sentence for sentence in said)
 
 
+def test_factors_of_channels():
+    q, k, v = qkv(grad=True)
+    of_k, of_v = torch.rand(2, 4, 1, k.shape[-1]) + 0.5, torch.rand(1, 4, 1, v.shape[-1]) + 0.5
+    out = torch.ops.libattn.sdpa(q, k, v, k_scale=of_k, v_scale=of_v)
+    right = torch.nn.functional.scaled_dot_product_attention(q, k * of_k, v * of_v)
+    close(out, right)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, right))):
+        close(a, b, 1e-4)
+
+
 def test_gradients_of_options():
     """Gradients of out, of lse, and of both: by libattn, and by PyTorch's operations with window_first."""
     q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in qkv(hkv=2, sq=13))
