@@ -133,6 +133,8 @@ static void build_uses(bench_case *bench) {
                   {AXIS_KV_SCALES, "tensor", ATTN_USE_KV_SCALES},
                   {AXIS_KV_SCALES, "head", ATTN_USE_KV_SCALES},
                   {AXIS_KV_SCALES, "token", ATTN_USE_KV_SCALES},
+                  {AXIS_KV_SCALES, "channel", ATTN_USE_KV_SCALES},
+                  {AXIS_KV_SCALES, "channels", ATTN_USE_KV_SCALES},
                   {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN},
                   {AXIS_LENGTHS, "q_len", ATTN_USE_Q_LEN},
                   {AXIS_LENGTHS, "both", ATTN_USE_KV_LEN | ATTN_USE_Q_LEN},
@@ -283,13 +285,15 @@ static const char *find_fault(const bench_case *bench, char *words, size_t bytes
   return attn_problem_validate(&bench->problem) == ATTN_OK ? NULL : attn_last_error();
 }
 
-/* Strides of factors of K and V: dense for one a key and KV head. */
+/* Strides of factors of K and V: dense for one a key and KV head, or one a channel and KV head. */
 static void build_scales(bench_case *bench) {
   attn_problem *p = &bench->problem;
+  const bool of_k = is(bench, AXIS_KV_SCALES, "channel"), of_both = is(bench, AXIS_KV_SCALES, "channels");
   if (is(bench, AXIS_KV_SCALES, "head")) p->k_scale_stride.h = p->v_scale_stride.h = 1;
-  if (!is(bench, AXIS_KV_SCALES, "token")) return;
-  attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
-  attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+  if (is(bench, AXIS_KV_SCALES, "token")) (void)attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
+  if (is(bench, AXIS_KV_SCALES, "token") || of_k) (void)attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+  if (of_k || of_both) p->k_scale_stride = (attn_strides){.h = p->dim_qk, .d = 1};
+  if (of_both) p->v_scale_stride = (attn_strides){.h = p->dim_v, .d = 1};
 }
 
 /* A gradient whose tensor is broadcast is dense: outputs must not overlap. */

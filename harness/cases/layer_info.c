@@ -212,6 +212,9 @@ static bool contradicts_scores(const question *q) {
 
 /* The layer's factors of tokens are made while they are written. */
 static bool contradicts_factors(const question *q) {
+  if (q->layer->has & BENCH_HAS_CACHE && strncmp(bench_spec_get(q->spec, AXIS_KV_SCALES), "channel", 7) == 0)
+    return refuse(q, "kv_scales is %s; caches are written with factors of tensors, heads or tokens",
+                  bench_spec_get(q->spec, AXIS_KV_SCALES));
   return q->layer->has & BENCH_HAS_CACHE && bench_spec_is(q->spec, AXIS_KV_SCALES, "token") &&
          !attn_makes_factors(q->bench->problem.dtype_kv) &&
          refuse(q, "kv_scales is token with dtype %s; factors are made for caches of e4m3, e5m2 and i8",

@@ -28,7 +28,7 @@ static double mean_of_column(const attn_problem *p, const attn_args *args, const
   for (int i = 0; i < KEY_PIECES; i++)
     for (int64_t j = keys.of[i].begin; j < keys.of[i].end; j++) {
       const int64_t at = bench_key_place(p, args, &p->v_stride, row, j) + d * p->v_stride.d;
-      const double v = bench_v_scale(p, args, row, j) * attn_oracle_load(args->v, p->dtype_kv, at);
+      const double v = bench_v_scale(p, args, row, j, d) * attn_oracle_load(args->v, p->dtype_kv, at);
       if (!isfinite(v)) continue;
       sum += v;
       count++;

@@ -305,6 +305,7 @@ static void learn(bench_reference *r, const bench_expected *e) {
     const attn_oracle_row *facts = &e->row[n].facts;
     largest->abs_sum = fmax(largest->abs_sum, facts->abs_sum);
     largest->max_v = fmax(largest->max_v, facts->max_v);
+    largest->max_v_factor = fmax(largest->max_v_factor, facts->max_v_factor);
     largest->max_q = fmax(largest->max_q, facts->max_q);
     largest->max_k = fmax(largest->max_k, facts->max_k);
     largest->sum_k = fmax(largest->sum_k, facts->sum_k);

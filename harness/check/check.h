@@ -75,7 +75,8 @@ int64_t bench_key_place(const attn_problem *problem, const attn_args *args, cons
                         const bench_expected_row *row, int64_t j);
 
 /* The factor of value j of the row's KV head; 1 in a problem without. */
-double bench_v_scale(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j);
+double bench_v_scale(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j,
+                     int64_t d);
 
 /* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
 

@@ -41,9 +41,9 @@ int64_t bench_key_place(const attn_problem *p, const attn_args *args, const attn
          (p->uses & ATTN_USE_VARLEN ? (args->cu_seqlens_k[row->b] + j) * stride->s : row->b * stride->b + j * stride->s);
 }
 
-double bench_v_scale(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t j) {
+double bench_v_scale(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t j, int64_t d) {
   if (!(p->uses & ATTN_USE_KV_SCALES)) return 1;
-  return (double)args->v_scale[bench_key_place(p, args, &p->v_scale_stride, row, j)];
+  return (double)args->v_scale[bench_key_place(p, args, &p->v_scale_stride, row, j) + d * p->v_scale_stride.d];
 }
 
 /* The mean of V over the allowed keys of row n: those whose score is not negative. */
@@ -56,9 +56,8 @@ static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, co
   for (int64_t j = 0; j < p->seq_k; j++) {
     if (score[j] < 0.0) continue;
     const int64_t at = bench_key_place(p, args, &p->v_stride, row, j);
-    const double weight = share * bench_v_scale(p, args, row, j);
     for (int64_t d = 0; d < p->dim_v; d++)
-      mean[d] += weight * attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
+      mean[d] += share * bench_v_scale(p, args, row, j, d) * attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
   }
 }
 

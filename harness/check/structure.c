@@ -128,9 +128,9 @@ static bool find_hull(const bench_view *v, int64_t h, int64_t i, hull range) {
   for (int64_t j = 0; j < p->seq_k; j++) {
     const int64_t at = attn_kv_head(p, h) * p->v_stride.h + j * p->v_stride.s;
     const bool seen = bench_view_sees(v, h, i, j);
-    const double scale = seen ? bench_v_scale(p, &v->args, &(bench_expected_row){.h = h}, j) : 1;
     any |= seen;
     for (int64_t d = 0; seen && d < p->dim_v; d++) {
+      const double scale = bench_v_scale(p, &v->args, &(bench_expected_row){.h = h}, j, d);
       const double value = scale * attn_oracle_load(v->args.v, p->dtype_kv, at + d * p->v_stride.d);
       range.low[d] = fmin(range.low[d], value);
       range.high[d] = fmax(range.high[d], value);

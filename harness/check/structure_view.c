@@ -63,8 +63,15 @@ static const void *gather(bench_structure *s, const void *data, attn_dtype dtype
         memcpy(copy + attn_elements_bytes(dtype, (h * keys + j) * row + d), attn_element_at(data, dtype, at + d * from.d),
                (size_t)attn_elements_bytes(dtype, 1));
     }
-  *stride = (attn_strides){p->heads_kv * keys * row, keys * row, row, 1};
+  *stride = (attn_strides){p->heads_kv * keys * row, keys * row, row, dim > 1};
   return copy;
+}
+
+/* Factors of the sequence's keys, or, where they are of channels, those of its heads in their place. */
+static const float *gather_factors(bench_structure *s, const float *data, attn_strides from, attn_strides *stride) {
+  if (!from.d) return gather(s, data, ATTN_F32, from, 1, stride);
+  *stride = from;
+  return data + attn_row_offset(&s->tensors->problem, &from, s->seq.b, 0, 0);
 }
 
 /* The sequence's lists of key blocks, of those that are full or of the others, but for entries behind its last key. */
@@ -91,8 +98,8 @@ bool bench_view_gather_keys(bench_structure *s) {
   const attn_args *given = &s->tensors->args;
   attn_problem *p = &s->dense.problem;
   attn_args *a = &s->dense.args;
-  if (given->k_scale) a->k_scale = gather(s, given->k_scale, ATTN_F32, whole->k_scale_stride, 1, &p->k_scale_stride);
-  if (given->v_scale) a->v_scale = gather(s, given->v_scale, ATTN_F32, whole->v_scale_stride, 1, &p->v_scale_stride);
+  if (given->k_scale) a->k_scale = gather_factors(s, given->k_scale, whole->k_scale_stride, &p->k_scale_stride);
+  if (given->v_scale) a->v_scale = gather_factors(s, given->v_scale, whole->v_scale_stride, &p->v_scale_stride);
   if (attn_uses(whole, ATTN_USE_KEY_BLOCKS)) gather_lists(s, false);
   if (attn_uses(whole, ATTN_USE_FULL_KEY_BLOCKS)) gather_lists(s, true);
   if (!attn_uses(whole, ATTN_USE_PAGES)) return !s->dense.out_of_memory;
@@ -308,7 +315,8 @@ static const void *copy_rows(bench_view *v, const void *data, attn_strides *stri
 static const void *copy_scales(bench_view *v, const float *data, attn_strides *stride, const int64_t *order) {
   const attn_problem *p = &v->problem;
   const array a = {p->heads_kv, p->seq_k, 1, {stride->h, stride->s, 1}, sizeof *data};
-  *stride = (attn_strides){p->heads_kv * p->seq_k, p->seq_k, 1, 1};
+  if (stride->d) return data; /* the same for all keys */
+  *stride = (attn_strides){p->heads_kv * p->seq_k, p->seq_k, 1, 0};
   return copy_array(v, data, a, order, NULL);
 }
 

@@ -179,8 +179,9 @@ typedef struct row_terms {
 
 static double flushed_scores(const attn_problem *problem, const attn_oracle_row *row, double f) {
   const double scale = fabs((double)problem->scale), flushed = f > 0 ? f * (row->max_q + row->max_k) : 0.0;
+  const double denormal = attn_k_channel_step(problem) ? 0x1p-150 * scale * row->max_k : 0.0;
   if (problem->score != ATTN_SCORE_DOT) return 0.0;
-  return (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
+  return (double)problem->dim_qk * (scale * flushed + denormal + 0x1p-126 * (scale + row->max_k));
 }
 
 /* Most that an element of the row's query errs by, times the scale of scores; max_q is 0 where no product is. */
@@ -252,7 +253,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
   return (bench_row_limits){
       .proven = proven,
       .sharp = sharp,
-      .lost = t.n * 0x1p-125 * row->max_v + (2 * t.n + 4) * t.tiny + t.f,
+      .lost = t.n * 0x1p-125 * row->max_v + ((2 * t.n + 4) * t.tiny + t.f) * fmax(row->max_v_factor, 1),
       .lse = (zero_mean ? fmin(proven, sharp + t.u_p + moved) : proven) + lse_rounding,
       .max_v = row->max_v,
       .p_rounding = t.u_p,

@@ -182,7 +182,9 @@ static void fill_row(const bench_case *bench, bench_buffer *t, bench_stream stre
   const double magnitude = size * bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
   const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
   if (t->single && stream != BENCH_STREAM_D_LSE) {
-    bench_store(t->data, t->dtype, place, (0.5 + bench_value_uniform(bench->seed, stream, index)) / one);
+    for (int64_t d = 0; d < stored(t, 3); d++) /* one, or those of channels */
+      bench_store(t->data, t->dtype, place + d * t->stride[3],
+                  (0.5 + bench_value_uniform(bench->seed, stream, index + (uint64_t)d)) / one);
     return;
   }
   const int64_t together = attn_dtype_of(t->dtype).values, columns = together > 1 ? t->columns : stored(t, 3);

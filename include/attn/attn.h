@@ -234,8 +234,10 @@ typedef struct attn_problem {
    * multiple of page_tokens with PAGES; 0 = none. */
   int64_t shared_prefix;
 
-  attn_strides k_scale_stride; /**< Strides of k_scale; .d is ignored, 0 repeats: all 0, the default, is one number. */
-  attn_strides v_scale_stride; /**< Strides of v_scale, likewise. */
+  /** Strides of k_scale; 0 repeats: all 0, the default, is one number. Where .d is not 0, each channel (element of a key)
+   * has a number of its own, for all keys of a head or tensor: .s must be 0 then, and .b with PAGES. */
+  attn_strides k_scale_stride;
+  attn_strides v_scale_stride; /**< Strides of v_scale, likewise; with STATE .d must be 0. */
 
   int64_t block_queries;             /**< With KEY_BLOCKS or FULL_KEY_BLOCKS: queries that share a list, a multiple of 16. */
   int64_t block_keys;                /**< Keys of a block, a multiple of 64. */
@@ -367,8 +369,9 @@ typedef struct attn_args {
                    STATE, o and lse may be NULL: then the state alone goes on. */
 
   const float *k_scale; /**< With KV_SCALES, but not PRECOMPUTED: each key is its elements of k times its number here,
-                           [batch][heads_kv][seq_k] by k_scale_stride, or [pages][heads_kv][page_tokens]. */
-  const float *v_scale; /**< With KV_SCALES: each value is its elements of v times its number here, likewise. */
+                           [batch][heads_kv][seq_k] by k_scale_stride, or [pages][heads_kv][page_tokens]; or each
+                           element has one, [dim_qk] by k_scale_stride.d. */
+  const float *v_scale; /**< With KV_SCALES: each value is its elements of v times its number here, likewise; or [dim_v]. */
 
   const int32_t *kv_num_blocks; /**< Entries of each list: [batch][heads_kv][seq_q / block_queries, rounded up] by
                                    kv_num_blocks_stride, each in 0..seq_k / block_keys, rounded up. */

@@ -310,7 +310,7 @@ struct args {
   view<const float> sinks;               /**< [heads_q] */
   view<const std::int32_t> page_table;   /**< [batch][pages of a sequence] */
   view<float> state; /**< [batch][heads_q][seq_q][attn_state_floats(dim_v)], read and written. */
-  view<const float> k_scale;             /**< [batch][heads_kv][seq_k], or [pages][heads_kv][page_tokens]. */
+  view<const float> k_scale;             /**< [batch][heads_kv][seq_k], [pages][heads_kv][page_tokens], or of channels. */
   view<const float> v_scale;             /**< Likewise. */
   view<const std::int32_t> kv_num_blocks;      /**< [batch][heads_kv][blocks of queries] */
   view<const std::int32_t> kv_indices;         /**< [batch][heads_kv][blocks of queries][blocks of keys] */
@@ -406,8 +406,8 @@ class size_check {
     check("o", a.o, p.dtype_o, tensor(p.heads_q, rows, p.dim_v, p.o_stride));
     check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
     check("state", a.state, 4, tensor(p.heads_q, rows, attn_state_floats(p.dim_v), dense(p.state_stride)));
-    check("k_scale", a.k_scale, 4, cache(1, p.k_scale_stride));
-    check("v_scale", a.v_scale, 4, cache(1, p.v_scale_stride));
+    check("k_scale", a.k_scale, 4, cache(p.k_scale_stride.d ? p.dim_qk : 1, p.k_scale_stride));
+    check("v_scale", a.v_scale, 4, cache(p.v_scale_stride.d ? p.dim_v : 1, p.v_scale_stride));
     check("bias", a.bias, 4, pairs(p.bias_stride));
     check("mask", a.mask, 1, pairs(p.mask_stride));
     check("scores", a.scores, 4, pairs(p.scores_stride));

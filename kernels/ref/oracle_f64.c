@@ -129,6 +129,10 @@ static void weighted_sums(const query *r, int64_t first, int64_t columns, attn_o
       row->max_v = larger(row->max_v, fabs(v[c]));
     }
   }
+  const attn_strides *factors = &r->problem->v_scale_stride;
+  for (int64_t c = 0; r->problem->uses & ATTN_USE_KV_SCALES && factors->d && c < columns; c++)
+    row->max_v_factor =
+        larger(row->max_v_factor, fabs((double)r->args->v_scale[key_at(r, factors, 0) + (first + c) * factors->d]));
   for (int64_t c = 0; c < columns; c++) o[c] = value_of(&sum[c]);
   for (int64_t j = 0; j < r->len_k; j++) {
     if (!is_allowed(r, j)) continue;

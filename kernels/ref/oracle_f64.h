@@ -13,6 +13,7 @@ typedef struct attn_oracle_row {
   int64_t allowed;      /* n: allowed keys */
   double ties;          /* pairs of allowed keys with the same weight, i and j as well as j and i; left to harness/check */
   double max_v;         /* largest |v| over allowed keys, all of dim_v */
+  double max_v_factor;  /* largest |factor| of a channel of V, or 0: what is lost before grows by it */
   double max_q, max_k;  /* largest |q|, |k| the row reads; for the flush term */
   double sum_k, norm_k; /* largest sum of |k| of an allowed key, and root of its sum of squares; for rounded queries */
   bool exists;          /* false: i >= q_len, o must be 0 and lse -inf */

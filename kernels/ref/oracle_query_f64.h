@@ -89,30 +89,42 @@ static inline void load(const void *data, attn_dtype dtype, int64_t at, int64_t 
     for (int64_t c = 0; c < count; c++) to[c] = attn_oracle_load(data, dtype, at + c * step);
 }
 
-static inline void multiply(double factor, int64_t count, double *to) {
-  for (int64_t c = 0; c < count; c++) to[c] *= factor;
+static inline int64_t block_of(int64_t first, int64_t dim) { return dim - first < COLUMNS ? dim - first : COLUMNS; }
+
+/* Factors of `count` columns from column `first` on: those at `at`, and the next ones, or one for all where stride->d is 0.
+ */
+static inline void multiply(const float *factor, const attn_strides *stride, int64_t at, int64_t first, int64_t count,
+                            double *to) {
+  for (int64_t c = 0; c < count; c++) to[c] *= (double)factor[at + (first + c) * stride->d];
 }
 
-static inline int64_t block_of(int64_t first, int64_t dim) { return dim - first < COLUMNS ? dim - first : COLUMNS; }
+/* Whether each channel of K has a factor. It counts as one of the query's channel: s is the same, and what the error bound
+ * needs is of the numbers that kernels multiply. */
+static inline bool scales_q(const attn_problem *p) {
+  return (p->uses & ATTN_USE_KV_SCALES) && p->score == ATTN_SCORE_DOT && p->k_scale_stride.d != 0;
+}
 
 /* Columns of the query, of a key and of a value, from column `first` on. */
 static inline void load_q(const query *r, int64_t first, int64_t count, double *to) {
   const int64_t step = r->problem->q_stride.d;
+  const attn_strides *stride = &r->problem->k_scale_stride;
   load(r->args->q, r->problem->dtype_q, r->q_at + first * step, step, count, to);
+  if (scales_q(r->problem)) multiply(r->args->k_scale, stride, key_at(r, stride, 0), first, count, to);
 }
 
 static inline void load_k(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
   const attn_strides *stride = &r->problem->k_stride;
   load(r->args->k, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
-  if (r->problem->uses & ATTN_USE_KV_SCALES)
-    multiply((double)r->args->k_scale[key_at(r, &r->problem->k_scale_stride, j)], count, to);
+  const attn_strides *of = &r->problem->k_scale_stride;
+  if ((r->problem->uses & ATTN_USE_KV_SCALES) && !scales_q(r->problem))
+    multiply(r->args->k_scale, &(attn_strides){0}, key_at(r, of, j), first, count, to);
 }
 
 static inline void load_v(const query *r, int64_t j, int64_t first, int64_t count, double *to) {
   const attn_strides *stride = &r->problem->v_stride;
   load(r->args->v, r->problem->dtype_kv, key_at(r, stride, j) + first * stride->d, stride->d, count, to);
-  if (r->problem->uses & ATTN_USE_KV_SCALES)
-    multiply((double)r->args->v_scale[key_at(r, &r->problem->v_scale_stride, j)], count, to);
+  const attn_strides *of = &r->problem->v_scale_stride;
+  if (r->problem->uses & ATTN_USE_KV_SCALES) multiply(r->args->v_scale, of, key_at(r, of, j), first, count, to);
 }
 
 /* ---- Which keys -------------------------------------------------------------------------------------------------- */

@@ -278,6 +278,28 @@ static attn_status check_uses(const attn_problem *p) {
   return ATTN_OK;
 }
 
+/* Factors of channels are those of all keys that a query sees: it takes them once. */
+static attn_status check_channel_factors(const attn_problem *p) {
+  const struct {
+    char name;
+    int64_t step;
+    const attn_strides *stride;
+  } tensors[] = {{'k', attn_k_channel_step(p), &p->k_scale_stride}, {'v', attn_v_channel_step(p), &p->v_scale_stride}};
+  for (int i = 0; i < 2; i++) {
+    const bool of_page = attn_uses(p, ATTN_USE_PAGES) && tensors[i].stride->b != 0;
+    REQUIRE(!tensors[i].step || (tensors[i].stride->s == 0 && !of_page),
+            "attn_problem.%c_scale_stride.%c is %" PRId64 " with .d %" PRId64
+            "; it must be 0, because the factors of channels are the same for all %s of a head",
+            tensors[i].name, of_page ? 'b' : 's', of_page ? tensors[i].stride->b : tensors[i].stride->s, tensors[i].step,
+            of_page ? "pages" : "tokens");
+  }
+  REQUIRE(!attn_v_channel_step(p) || !attn_uses(p, ATTN_USE_STATE),
+          "attn_problem.v_scale_stride.d is %" PRId64
+          " with ATTN_USE_STATE; it must be 0, because the o of a state is a sum before factors of channels",
+          p->v_scale_stride.d);
+  return ATTN_OK;
+}
+
 static attn_status check_key_blocks(const attn_problem *p) {
   const struct {
     const char *field;
@@ -311,8 +333,9 @@ attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
   REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
   const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
   if (size != ATTN_OK) return size;
-  static attn_status (*const checks[])(const attn_problem *) = {
-      check_sizes, check_enums, check_numbers, check_uses, check_operation, check_key_blocks, check_strides, check_prefix};
+  static attn_status (*const checks[])(const attn_problem *) = {check_sizes,      check_enums,     check_numbers,
+                                                                check_uses,       check_operation, check_channel_factors,
+                                                                check_key_blocks, check_strides,   check_prefix};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
     attn_status status = checks[i](p);
     if (status != ATTN_OK) return status;

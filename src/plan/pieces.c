@@ -45,8 +45,6 @@ bool attn_pieces_needed(const attn_problem *problem) { return attn_has_pieces(pr
 
 /* ---- Rows in the workspace: [heads_q][rows], those of all sequences side by side ---- */
 
-static int64_t rows_of(const attn_problem *p) { return attn_uses(p, ATTN_USE_VARLEN) ? p->total_q : p->batch * p->seq_q; }
-
 static void set_strides(const attn_pieces *pieces, attn_problem *piece, bool o) {
   const int64_t rows = pieces->rows, dim_v = piece->dim_v;
   if (o) piece->o_stride = (attn_strides){piece->seq_q * dim_v, rows * dim_v, dim_v, 1};
@@ -140,13 +138,13 @@ static int threads_to_join(const attn_pieces *pieces, const attn_choice *choice)
   const int threads = pieces->options.threads;
   attn_problem rows;
   if (threads == 1) return 1;
-  attn_problem_init(&rows, 1, p->heads_q, p->heads_q, rows_of(p), 1, p->dim_v, p->dim_v);
+  attn_problem_init(&rows, 1, p->heads_q, p->heads_q, attn_all_rows(p), 1, p->dim_v, p->dim_v);
   return attn_paying_threads(choice->tuning, choice->kernel, &rows, 1, threads);
 }
 
 static attn_status make(attn_pieces *pieces, const attn_choice *choice, const attn_options *options) {
   attn_problem later = attn_later_keys(&pieces->problem);
-  pieces->rows = rows_of(&pieces->problem);
+  pieces->rows = attn_all_rows(&pieces->problem);
   attn_status status = attn_parallel_resolve(options, &pieces->options);
   if (status == ATTN_OK) status = plan_early(pieces, choice, options);
   set_strides(pieces, &later, !in_place(&pieces->problem));
@@ -352,7 +350,7 @@ static void run_prefix(const attn_pieces *pieces, const attn_args *args, char *w
 
 void attn_pieces_run(const attn_pieces *pieces, const attn_args *args, void *workspace) {
   const attn_problem *p = &pieces->problem;
-  if (rows_of(p) == 0) return;
+  if (attn_all_rows(p) == 0) return;
   float *o = floats_at(workspace, pieces->o), *lse = floats_at(workspace, pieces->lse);
   float *later_o = in_place(p) ? args->o : floats_at(workspace, pieces->later_o);
   float *later_lse = floats_at(workspace, pieces->later_lse);

@@ -11,6 +11,7 @@
 #include "attn/extend.h"
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/memory/memory.h"
+#include "kernels/common/problem/pieces.h"
 #include "src/api/error.h"
 #include "src/api/float_mode.h"
 #include "src/api/layouts.h"
@@ -19,6 +20,7 @@
 #include "src/choice/paying_threads.h"
 #include "src/choice/tuning.h"
 #include "src/plan/by_length.h"
+#include "src/plan/channels.h"
 #include "src/plan/parallel.h"
 #include "src/plan/pieces.h"
 #include "src/registry/cpu.h"
@@ -35,7 +37,8 @@ struct attn_plan {
   bool small;           /* more threads do not pay */
   size_t workspace_bytes;
   attn_choice choice;
-  attn_pieces *pieces;         /* plans of pieces, which run instead of the schedule; NULL = none */
+  attn_channels *channels;     /* the plan without factors of channels, which runs instead of the schedule; NULL = none */
+  attn_pieces *pieces;         /* the same of pieces */
   attn_by_length *ranges;      /* the same of ranges of lengths */
   _Atomic(char *) description; /* made when it is asked for */
 };
@@ -83,6 +86,10 @@ static bool size_workspace(attn_plan *plan) {
 enum { DESCRIPTION_BYTES = 6000 };
 
 static void describe(const attn_plan *plan, char *text) {
+  if (plan->channels) {
+    attn_channels_describe(plan->channels, text, DESCRIPTION_BYTES);
+    return;
+  }
   if (plan->pieces) {
     attn_pieces_describe(plan->pieces, text, DESCRIPTION_BYTES);
     return;
@@ -153,12 +160,20 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   return kernel->plan(&before.problem, &fewer, &plan->schedule);
 }
 
-/* Plans of pieces or of ranges, where the problem needs them. */
+/* Whether other plans run instead of the schedule. */
+static bool has_parts(const attn_plan *plan) { return plan->channels || plan->pieces || plan->ranges; }
+
+/* Plans without factors of channels, of pieces or of ranges, where the problem needs them. */
 static attn_status divide(attn_plan *plan, const attn_choice *choice, const attn_options *asked) {
   const attn_problem *p = &plan->schedule.problem;
-  const attn_status status = attn_pieces_needed(p) ? attn_pieces_create(p, choice, asked, &plan->pieces)
-                                                   : attn_by_length_create(p, choice, asked, &plan->ranges);
+  const attn_status status = attn_has_channel_factors(p) ? attn_channels_create(p, choice, asked, &plan->channels)
+                             : attn_pieces_needed(p)     ? attn_pieces_create(p, choice, asked, &plan->pieces)
+                                                         : attn_by_length_create(p, choice, asked, &plan->ranges);
   if (status != ATTN_OK) return status;
+  if (plan->channels) {
+    plan->workspace_bytes = attn_channels_workspace(plan->channels);
+    plan->options.threads = attn_plan_threads(attn_channels_plan(plan->channels));
+  }
   if (plan->pieces) {
     plan->workspace_bytes = attn_pieces_workspace(plan->pieces);
     plan->options.threads = attn_pieces_threads(plan->pieces);
@@ -175,7 +190,7 @@ static attn_status prepare(attn_plan *plan, const attn_choice *choice, const att
   const attn_kernel *kernel = plan->kernel;
   const bool open_threads = asked->threads == 0;
   const attn_status divided = divide(plan, choice, asked);
-  if (divided != ATTN_OK || plan->pieces || plan->ranges) return divided;
+  if (divided != ATTN_OK || has_parts(plan)) return divided;
   bool fits = plan_tasks(plan, choice, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
@@ -258,7 +273,9 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
 
 void attn_plan_destroy(attn_plan *plan) {
   if (!plan) return;
-  if (plan->pieces)
+  if (plan->channels)
+    attn_channels_destroy(plan->channels);
+  else if (plan->pieces)
     attn_pieces_destroy(plan->pieces);
   else if (plan->ranges)
     attn_by_length_destroy(plan->ranges);
@@ -290,10 +307,12 @@ const char *attn_plan_describe(const attn_plan *plan) {
 const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
 
 const char *attn_plan_kernel_of(const attn_plan *plan, int64_t queries) {
+  if (plan && plan->channels) return attn_plan_kernel_of(attn_channels_plan(plan->channels), queries);
   return attn_plan_kernel(plan && plan->ranges ? attn_by_length_plan(plan->ranges, queries) : plan);
 }
 
 int64_t attn_plan_piece_keys(const attn_plan *plan) {
+  if (plan && plan->channels) return attn_plan_piece_keys(attn_channels_plan(plan->channels));
   return plan && attn_uses(&plan->schedule.problem, ATTN_USE_STATE) ? plan->schedule.key_block : 0;
 }
 
@@ -352,7 +371,9 @@ static void run_waves(const attn_plan *plan, const attn_args *args, const int64_
 }
 
 void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *workspace) {
-  if (plan->pieces)
+  if (plan->channels)
+    attn_channels_run(plan->channels, args, workspace);
+  else if (plan->pieces)
     attn_pieces_run(plan->pieces, args, workspace);
   else if (plan->ranges)
     attn_by_length_run(plan->ranges, args, workspace);
@@ -362,7 +383,7 @@ void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *work
 
 void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
                              void *workspace) {
-  assert(!plan->pieces && !plan->ranges);
+  assert(!has_parts(plan));
   run_waves(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
 }
 

@@ -140,11 +140,15 @@ const attn_kernel *attn_registry_find(const char *name) {
   return NULL;
 }
 
-/* Why the kernel rejects the problem, or one of its pieces; NULL = it takes them. */
+/* Why the kernel rejects what it gets of the problem (pieces.h); NULL = it takes it. */
 static const char *rejection(const attn_kernel *kernel, const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   if (attn_lists_keys(problem) && !kernel->key_blocks)
     return "it visits all keys: ATTN_USE_KEY_BLOCKS and ATTN_USE_FULL_KEY_BLOCKS must not be set";
   if (problem->dropout > 0 && !kernel->dropout) return "it drops nothing: attn_problem.dropout must be 0";
+  if (attn_has_channel_factors(problem)) {
+    const attn_problem inner = attn_without_channel_factors(problem);
+    return rejection(kernel, &inner, buffer, buffer_bytes);
+  }
   if (!attn_has_pieces(problem)) return kernel->rejects(problem, buffer, buffer_bytes);
   const attn_problem pieces[] = {attn_early_keys(problem), attn_later_keys(problem)};
   const char *reason = kernel->rejects(&pieces[0], buffer, buffer_bytes);

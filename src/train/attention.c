@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "kernels/common/memory/aligned.h"
-#include "kernels/common/problem/operation.h"
 #include "src/train/tasks.h"
 
 static const attn_struct_layout layout = ATTN_LAYOUT(attn_multi_head, x);
+static const uint32_t gradients = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
 
 /* Rows that are projected. */
 typedef struct side {
@@ -190,7 +190,7 @@ static attn_dense output_of(const attention_run *r) {
 static attn_status attend(const attention_run *r) {
   attn_problem problem = r->problem;
   attn_args args = r->args;
-  problem.uses = (problem.uses & ~(uint32_t)ATTN_ARRAY_GRADIENTS) | ATTN_USE_LSE;
+  problem.uses = (problem.uses & ~gradients) | ATTN_USE_LSE;
   args.d_bias = args.d_scores = args.d_score_weight = args.d_alibi_slopes = args.d_sinks = NULL;
   if (uses(r, ATTN_USE_VARLEN)) /* rows that belong to no sequence */
     memset(args.o, 0, (size_t)(r->rows_q * r->heads_width) * sizeof(float));

@@ -89,6 +89,20 @@ static int64_t packed(const int32_t *starts, int64_t b, int64_t *count) {
   return starts[b];
 }
 
+/* Multiplies K and V by their factors; those of K's channels count as factors of Q's. */
+static void scale_keys(head *t, int64_t kv, int64_t first) {
+  const attn_problem *p = t->problem;
+  const attn_args *a = t->args;
+  const bool of_q = p->score == ATTN_SCORE_DOT && p->k_scale_stride.d != 0, reads_k = p->score != ATTN_SCORE_PRECOMPUTED;
+  double *of_k =
+      copy_keys(p, a, reads_k ? a->k_scale : NULL, ATTN_F32, &p->k_scale_stride, t->b, kv, first, t->keys, p->dim_qk);
+  double *of_v = copy_keys(p, a, a->v_scale, ATTN_F32, &p->v_scale_stride, t->b, kv, first, t->keys, p->dim_v);
+  for (int64_t n = 0; n < t->queries * p->dim_qk && of_q && t->keys > 0; n++) t->q[n] *= of_k[n % p->dim_qk];
+  for (int64_t n = 0; n < t->keys * p->dim_qk && !of_q; n++) t->k[n] *= of_k[n];
+  for (int64_t n = 0; n < t->keys * p->dim_v; n++) t->v[n] *= of_v[n];
+  free(of_k), free(of_v);
+}
+
 static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int64_t h) {
   head t = {.problem = p, .args = a, .b = b, .h = h, .queries = p->seq_q, .keys = p->seq_k};
   const bool varlen = p->uses & ATTN_USE_VARLEN, reads_qk = p->score != ATTN_SCORE_PRECOMPUTED;
@@ -103,13 +117,7 @@ static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int6
                   p->dim_qk);
   t.k = copy_keys(p, a, reads_qk ? a->k : NULL, p->dtype_kv, &p->k_stride, b, kv, first_k, t.keys, p->dim_qk);
   t.v = copy_keys(p, a, a->v, p->dtype_kv, &p->v_stride, b, kv, first_k, t.keys, p->dim_v);
-  if (p->uses & ATTN_USE_KV_SCALES) {
-    double *of_k = copy_keys(p, a, reads_qk ? a->k_scale : NULL, ATTN_F32, &p->k_scale_stride, b, kv, first_k, t.keys, 1);
-    double *of_v = copy_keys(p, a, a->v_scale, ATTN_F32, &p->v_scale_stride, b, kv, first_k, t.keys, 1);
-    for (int64_t n = 0; n < t.keys * p->dim_qk; n++) t.k[n] *= of_k[n / p->dim_qk];
-    for (int64_t n = 0; n < t.keys * p->dim_v; n++) t.v[n] *= of_v[n / p->dim_v];
-    free(of_k), free(of_v);
-  }
+  if (p->uses & ATTN_USE_KV_SCALES) scale_keys(&t, kv, first_k);
   const size_t pairs = (size_t)(t.seq_q * t.seq_k) + 1;
   t.score = calloc(pairs, sizeof *t.score);
   t.magnitude = calloc(pairs, sizeof *t.magnitude);

@@ -178,9 +178,14 @@ static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
   read_tensor(bytes, &f->tensor[FUZZ_O], bytes_of(p->dtype_o), o, MAY_NOT_BROADCAST);
   read_tensor(bytes, &f->tensor[FUZZ_LSE], 4, lse, MAY_NOT_BROADCAST);
   for (int i = 0; p->uses & ATTN_USE_KV_SCALES && i < 2; i++) {
-    const int64_t scales[] = {places, p->heads_kv, keys, 1};
+    const bool channels = fuzz_byte(bytes) >= 0xc0 && !(i == 1 && p->uses & ATTN_USE_STATE);
+    const int64_t scales[] = {places, p->heads_kv, channels ? 1 : keys, !channels ? 1 : i ? p->dim_v : p->dim_qk};
     fuzz_tensor *t = &f->tensor[i ? FUZZ_V_SCALE : FUZZ_K_SCALE];
     read_tensor(bytes, t, 4, scales, MAY_BROADCAST);
+    t->extent[2] = keys;
+    if (channels) t->stride[2] = 0;
+    if (channels && paged) t->stride[0] = 0;
+    if (!channels) t->stride[3] = 0;
     *(i ? &p->v_scale_stride : &p->k_scale_stride) = row_stride(t);
   }
   p->q_stride = row_stride(&f->tensor[FUZZ_Q]);

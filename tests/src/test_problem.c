@@ -189,6 +189,13 @@ TEST(legal_problems_are_accepted) {
   X(state_first, (p->uses = ATTN_USE_STATE, p->window_first = 2), "window_first is 2 with ATTN_USE_STATE", "0")             \
   X(state_prefix, (p->uses = ATTN_USE_STATE, p->shared_prefix = 3), "shared_prefix is 3 with ATTN_USE_STATE", "0")          \
   X(scales_score, (p->uses = ATTN_USE_KV_SCALES, p->score = ATTN_SCORE_GAUSSIAN), "KV_SCALES with score 2", "_DOT")         \
+  X(channels_of_keys, (p->uses = ATTN_USE_KV_SCALES, p->k_scale_stride = (attn_strides){.s = 3, .d = 1}),                   \
+    "k_scale_stride.s is 3 with .d 1", "must be 0", "for all tokens of a head")                                             \
+  X(channels_of_pages,                                                                                                      \
+    (attn_problem_set_pages(p, 16, 2), p->uses |= ATTN_USE_KV_SCALES, p->v_scale_stride = (attn_strides){.b = 9, .d = -1}), \
+    "v_scale_stride.b is 9 with .d -1", "must be 0", "for all pages of a head")                                             \
+  X(channels_of_states, (p->uses = ATTN_USE_KV_SCALES | ATTN_USE_STATE, p->v_scale_stride.d = 1),                           \
+    "v_scale_stride.d is 1 with ATTN_USE_STATE", "must be 0")                                                               \
   X(additive, p->score = ATTN_SCORE_ADDITIVE, "uses", "ATTN_USE_SCORE_WEIGHT", "ADDITIVE")                                  \
   X(pages_without_lengths, (attn_problem_set_pages(p, 16, 2), p->uses = ATTN_USE_PAGES), "uses", "ATTN_USE_PAGES",          \
     "ATTN_USE_KV_LEN")                                                                                                      \

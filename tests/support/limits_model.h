@@ -23,11 +23,14 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
   const double flushed = k->input_flush > 0 ? k->input_flush * (f->max_q + f->max_k) : 0;
   const double vanish =
       p->score == ATTN_SCORE_DOT ? (double)p->dim_qk * (scale * flushed + 0x1p-126 * (scale + f->max_k)) : 0;
+  const bool scaled = p->uses & ATTN_USE_KV_SCALES, of_channels = scaled && p->k_scale_stride.d != 0;
   double proven =
       (u * (terms + 16) + bend) * f->abs_sum + vanish + eps * (1 + rescales) + u_p_of(p, k) + u * (n + rescales + 4);
+  const double factors = scaled ? u * (f->abs_sum + 1) : 0;
+  const double denormal = of_channels && p->score == ATTN_SCORE_DOT ? (double)p->dim_qk * scale * 0x1p-150 * f->max_k : 0;
   double sharp = (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n + f->ties) + 4), moved = 0;
-  proven += 2 * k->input_rounding * (f->abs_sum + 1);
-  sharp += 2 * k->input_rounding * (f->abs_sum + 1);
+  proven += 2 * k->input_rounding * (f->abs_sum + 1) + factors + denormal;
+  sharp += 2 * k->input_rounding * (f->abs_sum + 1) + factors + denormal;
   if (p->score == ATTN_SCORE_DOT && k->query_rounding > 0) {
     proven += k->query_rounding * scale * f->max_q * f->sum_k;
     moved = expm1(12 * k->query_rounding * scale * f->max_q * f->norm_k) / 2;
@@ -36,7 +39,8 @@ static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, 
   m->lse += proven + 4 * u * (1 + fabs(f->lse));
   m->lse_mean += fmin(proven, sharp + u_p_of(p, k) + moved) + 4 * u * (1 + fabs(f->lse)); /* zero-mean data */
   m->u_p += u_p_of(p, k);
-  m->lost += n * 0x1p-125 * f->max_v + (2 * n + 4) * (k->input_flush > 0 ? 0x1p-126 : 0x1p-149) + k->input_flush;
+  m->lost += n * 0x1p-125 * f->max_v +
+             ((2 * n + 4) * (k->input_flush > 0 ? 0x1p-126 : 0x1p-149) + k->input_flush) * fmax(f->max_v_factor, 1);
   m->store += p->dtype_o == ATTN_F32 ? 0x1p-24 : p->dtype_o == ATTN_F16 ? 0x1p-11 : 0x1p-8;
   m->max_v = f->max_v;
 }

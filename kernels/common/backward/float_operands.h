@@ -15,8 +15,13 @@ static step_operand load_operand(const row_source *from, int64_t rows, const flo
   const bool in_place = from->from.dtype == ATTN_F32 && from->column_stride == 1 && from->columns % VEC_LANES == 0 &&
                         all_live(minus_lse, rows);
   const int64_t first = in_place ? round_down(rows, TILE_ROWS) : 0;
-  for (int64_t i = first; i < round_up(rows, TILE_ROWS); i++)
-    copy_used_row(from, i, i < rows && minus_lse[i] != -INFINITY, memory.along + (i - first) * memory.floats, memory.floats);
+  for (int64_t i = first; i < round_up(rows, TILE_ROWS); i++) {
+    float *row = memory.along + (i - first) * memory.floats;
+    if (i < rows && minus_lse[i] != -INFINITY)
+      copy_row(from, i, row, memory.floats);
+    else
+      memset(row, 0, (size_t)memory.floats * sizeof *row);
+  }
   const float_rows copied = {memory.along, memory.floats};
   if (!in_place) return (step_operand){{.rows = copied, .last_row = -1}, copied};
   const float_rows rows_there = {(const float *)from->from.data + from->offset, from->row_stride};
@@ -50,7 +55,11 @@ static float_rows load_down(const row_source *from, int64_t keys, attn_key_range
   const bool all_used = used.begin == 0 && used.end == keys;
   if (all_used && from->from.dtype == ATTN_F32 && from->column_stride == 1 && from->columns % VEC_LANES == 0)
     return (float_rows){(const float *)from->from.data + from->offset, from->row_stride};
-  for (int64_t j = 0; j < keys; j++) copy_used_row(from, j, is_used(used, j), copy + j * floats, floats);
+  for (int64_t j = 0; j < keys; j++)
+    if (j >= used.begin && j < used.end)
+      copy_row(from, j, copy + j * floats, floats);
+    else
+      memset(copy + j * floats, 0, (size_t)floats * sizeof *copy);
   return (float_rows){copy, floats};
 }
 

@@ -10,7 +10,6 @@
 #ifndef ATTN_COMMON_BACKWARD_LAYOUT_H
 #define ATTN_COMMON_BACKWARD_LAYOUT_H
 
-#include "kernels/common/problem/operation.h"
 #include "kernels/common/tiles/pack.h"
 
 enum {
@@ -75,7 +74,8 @@ static int64_t range_keys(int64_t len_k) {
 
 /* Gradients of what is added to scores, or of all scores: they take a phase of their own. */
 static bool wants_score_gradients(const attn_problem *p) {
-  return attn_uses(p, ATTN_ARRAY_GRADIENTS) || p->score == ATTN_SCORE_PRECOMPUTED;
+  return attn_uses(p, ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT) ||
+         p->score == ATTN_SCORE_PRECOMPUTED;
 }
 
 static inline bool backward_layout_of(const attn_problem *p, backward_layout *at) {

@@ -82,10 +82,19 @@ static void load_step(const backward_task *t, int64_t h, int64_t row, int64_t ro
     s->q.down = turned_from(t, false, h, row);
     s->d_o.down = turned_from(t, true, h, row);
   }
-  s->block = block_of(t, h, row, rows);
-  s->block.q = (float *)(uintptr_t)s->q.along.rows.at;
-  s->block.q_stride = s->q.along.rows.stride;
-  s->block.adjusted = scores_adjusted(p);
+  s->block = (row_block){.problem = p,
+                         .args = t->args,
+                         .seq = &t->unit.seq,
+                         .b = t->unit.b,
+                         .head = h,
+                         .first_row = row,
+                         .rows = rows,
+                         .rows_per_head = rows,
+                         .q = (float *)(uintptr_t)s->q.along.rows.at,
+                         .q_stride = s->q.along.rows.stride,
+                         .range = (attn_key_range *)(void *)floats_at(t->scratch, at->range),
+                         .row_max = floats_at(t->scratch, at->max),
+                         .adjusted = scores_adjusted(p)};
   s->block.alike = rows_see_alike(&s->block);
   start_ranges(&s->block, round_up(rows, TILE_ROWS));
 }

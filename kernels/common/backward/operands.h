@@ -52,8 +52,6 @@ static ALWAYS_INLINE int64_t scores_of_tile(int64_t tile_row) {
   return (int)SCORE_ROWS == (int)TILE_ROWS ? 0 : tile_row * SCORE_STRIDE;
 }
 
-static inline bool is_used(attn_key_range used, int64_t key) { return used.begin <= key && key < used.end; }
-
 static bool all_live(const float *minus_lse, int64_t rows) {
   for (int64_t i = 0; i < rows; i++)
     if (minus_lse[i] == -INFINITY) return false;

@@ -99,6 +99,8 @@ static step_operand load_operand(const row_source *from, int64_t rows, const flo
                         down};
 }
 
+static bool is_used(attn_key_range used, int64_t key) { return used.begin <= key && key < used.end; }
+
 /* `factor` is that of scores, which takes effect later. */
 static void pack_panels(const row_source *from, int64_t keys, attn_key_range used, float factor, float *panels) {
   const int64_t depth = elements_of(from->columns);

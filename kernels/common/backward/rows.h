@@ -48,20 +48,6 @@ static row_source d_o_rows(const backward_task *t, int64_t h, int64_t row) {
                       .columns = p->dim_v};
 }
 
-/* The same rows as scores.h sees them. */
-static row_block block_of(const backward_task *t, int64_t h, int64_t row, int64_t rows) {
-  return (row_block){.problem = t->p,
-                     .args = t->args,
-                     .seq = &t->unit.seq,
-                     .b = t->unit.b,
-                     .head = h,
-                     .first_row = row,
-                     .rows = rows,
-                     .rows_per_head = rows,
-                     .range = (attn_key_range *)(void *)floats_at(t->scratch, t->at->range),
-                     .row_max = floats_at(t->scratch, t->at->max)};
-}
-
 /* A gradient: where its rows go, and how they are rounded. */
 typedef struct gradient_rows {
   const attn_problem *p;

@@ -64,12 +64,23 @@ typedef struct unfused_block {
 
 /* Rows [begin, end) of `count`; the others are zeros. */
 static void copy_some_rows(const row_source *from, int64_t count, attn_key_range some, float *to, int64_t to_floats) {
-  for (int64_t i = 0; i < count; i++) copy_used_row(from, i, i >= some.begin && i < some.end, to + i * to_floats, to_floats);
+  for (int64_t i = 0; i < count; i++)
+    if (i >= some.begin && i < some.end)
+      copy_row(from, i, to + i * to_floats, to_floats);
+    else
+      memset(to + i * to_floats, 0, (size_t)to_floats * sizeof *to);
 }
 
 /* Rows of queries. Those without keys are zeros: they may hold anything. */
 static void copy_live_rows(const row_source *from, const float *minus_lse, int64_t count, float *to, int64_t to_floats) {
-  for (int64_t i = 0; i < count; i++) copy_used_row(from, i, minus_lse[i] != -INFINITY, to + i * to_floats, to_floats);
+  for (int64_t i = 0; i < count; i++) {
+    const bool live = minus_lse[i] != -INFINITY;
+    const row_source row = {.from = from->from,
+                            .offset = from->offset + i * from->row_stride,
+                            .column_stride = from->column_stride,
+                            .columns = from->columns};
+    copy_some_rows(&row, 1, (attn_key_range){0, live}, to + i * to_floats, to_floats);
+  }
 }
 
 /* P of row i from its products with the keys. Tiles and vectors may read beyond the last key: P is 0 there. */
@@ -179,10 +190,19 @@ static void load_unfused_rows(const backward_task *t, int64_t head, int64_t row,
   b->d_o = floats_at(t->scratch, at->d_o);
   copy_live_rows(&q, b->minus_lse, rows, floats_at(t->scratch, at->q), at->qk_floats);
   copy_live_rows(&d_o, b->minus_lse, rows, floats_at(t->scratch, at->d_o), at->v_floats);
-  b->rows = block_of(t, h, row, rows);
-  b->rows.score = floats_at(t->scratch, at->p);
-  b->rows.score_stride = unfused_stride(p);
-  b->rows.adjusted = similarities_adjusted(p);
+  b->rows = (row_block){.problem = p,
+                        .args = t->args,
+                        .seq = &t->unit.seq,
+                        .b = t->unit.b,
+                        .head = h,
+                        .first_row = row,
+                        .rows = rows,
+                        .rows_per_head = rows,
+                        .range = (attn_key_range *)(void *)floats_at(t->scratch, at->range),
+                        .row_max = floats_at(t->scratch, at->max),
+                        .score = floats_at(t->scratch, at->p),
+                        .score_stride = unfused_stride(p),
+                        .adjusted = similarities_adjusted(p)};
   b->rows.alike = rows_see_alike(&b->rows);
   start_ranges(&b->rows, rows);
   b->keys = keys_of_block(&b->rows);

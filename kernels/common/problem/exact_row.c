@@ -51,14 +51,16 @@ static double probability(const softmax *s, double score) {
 
 static void store_columns(const exact_row *row, const softmax *s, int64_t first, int64_t columns) {
   const attn_problem *p = row->problem;
+  const int64_t scale_step = attn_v_channel_step(p);
   double sum[COLUMNS] = {0.0};
   for (int64_t j = row->keys.begin; j < row->keys.end; j++) {
     if (!selected(row, j)) continue;
     const double weight = probability(s, score_of(row, j)) * kept(row, j);
     const int64_t v_at = run_at(row, j).v + first * p->v_stride.d;
-    const double scale = *scales_at(row, j).v;
+    const float *scale = scales_at(row, j).v + first * scale_step;
     for (int64_t c = 0; c < columns; c++)
-      sum[c] += weight * (scale * attn_load_f32(attn_v_storage(p, row->args), v_at + c * p->v_stride.d));
+      sum[c] +=
+          weight * ((double)scale[c * scale_step] * attn_load_f32(attn_v_storage(p, row->args), v_at + c * p->v_stride.d));
   }
   const int64_t o_at = attn_o_offset(p, &row->seq, row->b, row->h, row->i) + first * p->o_stride.d;
   for (int64_t c = 0; c < columns; c++) attn_store_f32(row->args->o, p->dtype_o, o_at + c * p->o_stride.d, (float)sum[c]);

@@ -56,11 +56,12 @@ static inline double similarity(const exact_row *row, int64_t j) {
     return row->args->scores[attn_score_offset(&p->scores_stride, row->b, row->h, row->i, j)];
   const int64_t q_at = attn_q_offset(p, &row->seq, row->b, row->h, row->i);
   const int64_t k_at = run_at(row, j).k;
-  const double scale = *scales_at(row, j).k;
+  const int64_t scale_step = attn_k_channel_step(p);
+  const float *scale = scales_at(row, j).k;
   double sum = 0.0;
   for (int64_t d = 0; d < p->dim_qk; d++) {
     const double q = attn_load_f32(attn_q_storage(p, row->args), q_at + d * p->q_stride.d);
-    const double k = scale * attn_load_f32(attn_k_storage(p, row->args), k_at + d * p->k_stride.d);
+    const double k = (double)scale[d * scale_step] * attn_load_f32(attn_k_storage(p, row->args), k_at + d * p->k_stride.d);
     if (p->score == ATTN_SCORE_DOT) {
       sum += q * k;
     } else if (p->score == ATTN_SCORE_ADDITIVE) {

@@ -232,6 +232,16 @@ static inline int64_t attn_key_offset(const attn_problem *problem, const attn_ar
   return page * stride->b + head * stride->h + j % tokens * stride->s;
 }
 
+/* The stride from one channel's factor to the next, of keys and of values; 0 where they have none of their own. Kernels meet
+ * no such factors (pieces.h). */
+static inline int64_t attn_k_channel_step(const attn_problem *problem) {
+  return attn_uses(problem, ATTN_USE_KV_SCALES) && problem->score == ATTN_SCORE_DOT ? problem->k_scale_stride.d : 0;
+}
+
+static inline int64_t attn_v_channel_step(const attn_problem *problem) {
+  return attn_uses(problem, ATTN_USE_KV_SCALES) ? problem->v_scale_stride.d : 0;
+}
+
 /* Factors of consecutive keys and values of one KV head: that of the n-th is k[n * k_step] and v[n * v_step]. They end where
  * the key run does. */
 typedef struct attn_key_scales {

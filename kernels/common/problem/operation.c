@@ -13,7 +13,8 @@ _Static_assert(ATTN_OPERANDS <= 64, "a bit for each operand");
 
 #define GRADIENTS \
   (BIT(D_Q) | BIT(D_K) | BIT(D_V) | BIT(D_BIAS) | BIT(D_SCORES) | BIT(D_SCORE_WEIGHT) | BIT(D_ALIBI_SLOPES) | BIT(D_SINKS))
-#define OF_GRADIENTS (ATTN_USE_D_LSE | ATTN_ARRAY_GRADIENTS | ATTN_USE_ACCUMULATE)
+#define OF_GRADIENTS \
+  (ATTN_USE_D_LSE | ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT | ATTN_USE_ACCUMULATE)
 
 const attn_operation_info attn_operations[] = {
     [ATTN_FORWARD] = {.name = "forward",

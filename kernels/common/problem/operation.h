@@ -28,7 +28,7 @@ typedef struct attn_operand {
   size_t element_bytes; /* bytes of an element, or of the block that it is in */
   size_t alignment;
   attn_dtype dtype;  /* where elements are floats */
-  bool single;       /* a row is one number and has no columns: extent[3] is 1 */
+  bool single;       /* a row is one number and has no columns: extent[3] is 1, but for factors of channels */
   bool of_keys;      /* rows of tokens are of keys, else of queries */
   bool of_operation; /* the problem's operation reads or writes it */
   bool present;      /* and the problem has it */
@@ -60,10 +60,7 @@ typedef struct attn_gradient_use {
   const char *of_name, *name;
 } attn_gradient_use;
 
-enum {
-  ATTN_GRADIENT_USES = 4,
-  ATTN_ARRAY_GRADIENTS = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT /* all of them */
-};
+enum { ATTN_GRADIENT_USES = 4 };
 static const attn_gradient_use attn_gradient_uses[ATTN_GRADIENT_USES] = {
     {ATTN_USE_BIAS, ATTN_USE_D_BIAS, "BIAS", "D_BIAS"},
     {ATTN_USE_ALIBI, ATTN_USE_D_ALIBI, "ALIBI", "D_ALIBI"},
@@ -103,7 +100,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #define CACHE(dim, strides)                                                                               \
   .of_keys = true, .extent = {paged ? p->pages : batch, p->heads_kv, paged ? p->page_tokens : keys, dim}, \
   .stride = {varlen && !paged ? 0 : p->strides.b, p->strides.h, p->strides.s, p->strides.d}, STRIDES("bhsd", strides)
-#define KEY_NUMBERS(strides) .single = true, CACHE(1, strides)
+#define FACTORS(dim, strides) .single = true, CACHE(p->strides.d ? (dim) : 1, strides)
 #define NUMBERS(heads, tokens, strides)                \
   .single = true, .extent = {batch, heads, tokens, 1}, \
   .stride = {varlen ? 0 : p->strides.b, p->strides.h, p->strides.s, 1}, STRIDES("bhsd", strides)
@@ -147,7 +144,7 @@ static ALWAYS_INLINE attn_operand attn_operand_of(const attn_problem *p, attn_op
 #undef BYTES
 #undef ROWS
 #undef CACHE
-#undef KEY_NUMBERS
+#undef FACTORS
 #undef NUMBERS
 #undef STATES
 #undef PAIRS
@@ -174,10 +171,12 @@ static inline attn_operand attn_operand_in_blocks(attn_operand o) {
   return o;
 }
 
-/* Gives a tensor whose strides the problem holds dense ones, in the order of its axes. Returns its elements. */
+/* Gives a tensor whose strides the problem holds dense ones, in the order of its axes; factors one a token. Returns its
+ * elements. */
 static inline int64_t attn_operand_set_dense(attn_problem *p, attn_operand_id which) {
   const attn_operand o = attn_operand_of(p, which);
-  const int64_t columns = o.extent[3], row = o.extent[2] * columns, dense[4] = {o.extent[1] * row, row, columns, 1};
+  const int64_t columns = o.single ? 1 : o.extent[3], row = o.extent[2] * columns,
+                dense[4] = {o.extent[1] * row, row, columns, !o.single};
   memcpy((char *)p + o.field_at, dense, sizeof dense);
   return o.extent[0] * dense[0];
 }

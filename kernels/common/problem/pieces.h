@@ -1,10 +1,35 @@
 /* SPDX-License-Identifier: MIT */
-/* Problems that kernels get as two pieces over different keys, one after the other (src/plan/pieces.c): the early keys, then
- * the later ones. Each leaves O in float32 and its LSE, without sinks; the plan joins them. */
+/* Problems that kernels get in another form. Two pieces over different keys, one after the other (src/plan/pieces.c): the
+ * early keys, then the later ones. Each leaves O in float32 and its LSE, without sinks; the plan joins them. And factors of
+ * channels: the queries take those of K before, O takes those of V afterwards (src/plan/channels.c). */
 #ifndef ATTN_COMMON_PIECES_H
 #define ATTN_COMMON_PIECES_H
 
 #include "indexing.h"
+
+static inline bool attn_has_channel_factors(const attn_problem *p) {
+  return attn_k_channel_step(p) != 0 || attn_v_channel_step(p) != 0;
+}
+
+/* Rows of q or o of a head, those of all sequences side by side. */
+static inline int64_t attn_all_rows(const attn_problem *p) {
+  return attn_uses(p, ATTN_USE_VARLEN) ? p->total_q : p->batch * p->seq_q;
+}
+
+/* The same attention for queries that have the factors of K's channels, in dense rows of float32, without those of V's. O is
+ * float32: in its place, or in dense rows if its type is another. */
+static inline attn_problem attn_without_channel_factors(const attn_problem *p) {
+  attn_problem inner = *p;
+  const int64_t rows = attn_all_rows(p), dim = p->dim_qk, dim_v = p->dim_v;
+  const bool of_k = attn_k_channel_step(p) != 0, of_v = attn_v_channel_step(p) != 0;
+  if (of_k) inner.dtype_q = ATTN_F32, inner.q_stride = (attn_strides){p->seq_q * dim, rows * dim, dim, 1};
+  if (p->dtype_o != ATTN_F32) inner.o_stride = (attn_strides){p->seq_q * dim_v, rows * dim_v, dim_v, 1};
+  inner.dtype_o = ATTN_F32;
+  if (of_k) inner.k_scale_stride = (attn_strides){0};
+  if (of_v) inner.v_scale_stride = (attn_strides){0};
+  if (of_v && (of_k || p->score == ATTN_SCORE_PRECOMPUTED)) inner.uses &= ~(uint32_t)ATTN_USE_KV_SCALES;
+  return inner;
+}
 
 /* Whether first keys stay beside a window. */
 static inline bool attn_window_has_first(const attn_problem *p) { return p->window_first > 0 && p->window_left >= 0; }

@@ -4,7 +4,7 @@
 #define ATTN_COMMON_REJECTS_H
 
 #include "attn/kernel.h"
-#include "operation.h"
+#include "indexing.h"
 
 static inline const char *takes_everything(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   (void)problem, (void)buffer, (void)buffer_bytes;
@@ -20,7 +20,7 @@ static inline const char *takes_no_state(const attn_problem *p, char *buffer, si
 
 /* For kernels of gradients that keep no sums over queries or keys. */
 static inline const char *takes_rows_of_gradients(const attn_problem *p) {
-  if (!attn_uses(p, ATTN_ARRAY_GRADIENTS)) return NULL;
+  if (!attn_uses(p, ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT)) return NULL;
   return "it has no gradients of what is added to scores: only d_q, d_k and d_v";
 }
 

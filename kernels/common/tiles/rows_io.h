@@ -117,14 +117,6 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
 
-/* Row i, or zeros where it is not used: it may hold anything. */
-static inline void copy_used_row(const row_source *from, int64_t i, bool used, float *row, int64_t row_floats) {
-  if (used)
-    copy_row(from, i, row, row_floats);
-  else
-    memset(row, 0, (size_t)row_floats * sizeof *row);
-}
-
 /* q[d] = factor * the query's adjacent elements from `offset` on. The type is a constant at every call. */
 static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offset, float factor, float *q,
                                            const attn_dtype dtype) {

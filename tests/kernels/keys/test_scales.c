@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Factors of keys and values (ATTN_USE_KV_SCALES): where they are powers of two, every kernel gives the bits of the call
- * over K and V that were multiplied before. */
+ * over K and V that were multiplied before. Those of channels go beyond the kernels: overflows, states, threads. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "kernels/common/problem/operation.h"
 #include "tests/support/support.h"
 
-enum { HEADS = 4, KV_HEADS = 2, DIM = 24, KEYS = 100, ROUNDS = 12, PAGE = 16, PAGES = 8 };
+enum { HEADS = 4, KV_HEADS = 2, DIM = 24, KEYS = 100, ROUNDS = 30, KINDS = 5, PAGE = 16, PAGES = 8 };
 
 static uint32_t random_state;
 static int64_t below(int64_t count) {
@@ -16,13 +16,15 @@ static int64_t below(int64_t count) {
   return (int64_t)(random_state >> 8) % count;
 }
 
-/* One factor, one a head, or one a token, for the layout of K and V. */
+/* One factor, one a head, or one a token, for the layout of K and V; one a channel of K, and one a token or channel of V. */
 static void set_scales(attn_problem *p, int kind) {
+  const attn_strides channels = {.b = attn_uses(p, ATTN_USE_PAGES) ? 0 : KV_HEADS * DIM, .h = DIM, .d = 1};
   p->uses |= ATTN_USE_KV_SCALES;
   p->k_scale_stride = p->v_scale_stride = (attn_strides){.h = kind == 1};
-  if (kind < 2) return;
-  attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
-  attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+  if (kind == 2) (void)attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
+  if (kind == 2 || kind == 3) (void)attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
+  if (kind > 2) p->k_scale_stride = channels;
+  if (kind > 3) p->v_scale_stride = channels;
 }
 
 static attn_problem random_problem(int round) {
@@ -39,12 +41,13 @@ static attn_problem random_problem(int round) {
   return p;
 }
 
-/* Powers of two for every place of K or V. */
+/* Powers of two for every place of K or V, or every channel. */
 static float *powers(const attn_problem *p) {
   const bool paged = attn_uses(p, ATTN_USE_PAGES);
   const int64_t places = paged ? p->pages : p->batch, tokens = paged ? p->page_tokens : p->seq_k;
-  float *scale = test_allocate((size_t)(places * KV_HEADS * tokens) * sizeof *scale);
-  for (int64_t n = 0; n < places * KV_HEADS * tokens; n++) scale[n] = ldexpf(1, (int)below(5) - 2);
+  const int64_t count = places * KV_HEADS * (tokens > DIM ? tokens : DIM);
+  float *scale = test_allocate((size_t)count * sizeof *scale);
+  for (int64_t n = 0; n < count; n++) scale[n] = ldexpf(1, (int)below(5) - 2);
   return scale;
 }
 
@@ -57,7 +60,8 @@ static float *multiplied(const attn_problem *p, const float *x, const attn_strid
   for (int64_t n = 0; n < places * KV_HEADS * tokens; n++) {
     const int64_t b = n / (KV_HEADS * tokens), h = n / tokens % KV_HEADS, s = n % tokens;
     const int64_t at = b * stride->b + h * stride->h + s * stride->s;
-    for (int64_t d = 0; d < DIM; d++) y[at + d] = x[at + d] * scale[b * of_scale->b + h * of_scale->h + s * of_scale->s];
+    for (int64_t d = 0; d < DIM; d++)
+      y[at + d] = x[at + d] * scale[b * of_scale->b + h * of_scale->h + s * of_scale->s + d * of_scale->d];
   }
   return y;
 }
@@ -83,7 +87,7 @@ static bool outputs_of(const attn_problem *p, attn_args args, const char *kernel
 static void compare_round(const char *kernel, int round) {
   random_state = (uint32_t)round + 1;
   attn_problem scaled = random_problem(round), plain = scaled;
-  set_scales(&scaled, round % 3);
+  set_scales(&scaled, round % KINDS);
   const int64_t rows = scaled.batch * HEADS * scaled.seq_q, most = 2 * PAGES * PAGE * KV_HEADS * DIM;
   float *q = filled(rows * DIM, 1), *k = filled(most, 2), *v = filled(most, 3);
   float *k_scale = powers(&scaled), *v_scale = powers(&scaled);
@@ -124,4 +128,109 @@ TEST(other_scores_refuse_factors) {
   p.uses |= ATTN_USE_KV_SCALES;
   p.score = ATTN_SCORE_GAUSSIAN;
   test_invalid(attn_problem_validate(&p), "ATTN_USE_KV_SCALES", "score 2", "ATTN_SCORE_DOT");
+}
+
+/* ---- Factors of channels --------------------------------------------------------------------------------------------- */
+
+enum { FEW = 3 };
+
+/* One head of FEW queries and keys of two channels. */
+static attn_problem two_channels(void) {
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, FEW, FEW, 2, 2);
+  p.uses |= ATTN_USE_KV_SCALES | ATTN_USE_LSE;
+  p.k_scale_stride.d = p.v_scale_stride.d = 1;
+  return p;
+}
+
+/* Query 1 times its factor is beyond float32, its score is not; the other rows stay as they are. */
+TEST(queries_that_overflow_are_computed_again) {
+  const attn_problem p = two_channels();
+  const float q[FEW * 2] = {1, 2, 1e30f, 3, -1, 1}, k[FEW * 2] = {1e-40f, 1, 2e-40f, 1, -1e-40f, -1};
+  const float v[FEW * 2] = {1, 2, 3, 4, 5, 6}, k_scale[] = {1e10f, 0.5f}, v_scale[] = {2, -3};
+  float o[FEW * 2], lse[FEW];
+  test_ok(attn_sdpa(
+      &p, &ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o, .lse = lse, .k_scale = k_scale, .v_scale = v_scale)));
+  for (int i = 0; i < FEW; i++) {
+    double score[FEW], sum = 0, right[2] = {0, 0};
+    for (int j = 0; j < FEW; j++) {
+      score[j] = 0;
+      for (int d = 0; d < 2; d++) score[j] += (double)q[2 * i + d] * (double)k_scale[d] * (double)k[2 * j + d] * sqrt(0.5);
+      sum += exp(score[j]);
+    }
+    for (int j = 0; j < FEW; j++)
+      for (int d = 0; d < 2; d++) right[d] += exp(score[j]) / sum * (double)v[2 * j + d] * (double)v_scale[d];
+    for (int d = 0; d < 2; d++) assert_true(fabs((double)o[2 * i + d] - right[d]) < 1e-5);
+    assert_true(fabs((double)lse[i] - log(sum)) < 1e-4);
+  }
+}
+
+/* Only its own channel is lost to an infinite factor of V, also where no value is left; a row without keys has zeros. */
+TEST(factors_that_are_not_finite_stay_in_their_channel) {
+  attn_problem p = two_channels();
+  attn_problem_set_causal(&p, ATTN_ALIGN_OFFSET);
+  const float q[FEW * 2] = {0}, k[FEW * 2] = {1, 2, 3, 4, 5, 6}, v[FEW * 2] = {1, 1, -1, 1, 2, 1}, ones[] = {1, 1};
+  const float v_scale[] = {INFINITY, -1};
+  const int32_t before = -1; /* query 0 sees none, query 1 one key, query 2 two that cancel */
+  float o[FEW * 2], lse[FEW];
+  test_ok(attn_sdpa(&p, &ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o, .lse = lse, .k_scale = ones,
+                                     .v_scale = v_scale, .offsets = &before)));
+  const float zeros[2] = {0};
+  assert_memory_equal(o, zeros, sizeof zeros);
+  assert_true(o[2] == INFINITY && isnan(o[4]) && o[3] == -1 && o[5] == -1 && lse[0] == -INFINITY);
+}
+
+/* Queries and outputs of 16 bits: as float32 queries, and outputs that are rounded once. Threads leave the bits alone. */
+TEST(halves_and_threads_keep_the_bits) {
+  enum { QUERIES = 40, ROWS = 2 * HEADS * QUERIES };
+  attn_problem half, whole;
+  attn_problem_init(&half, 2, HEADS, KV_HEADS, QUERIES, KEYS, DIM, DIM);
+  half.dtype_kv = ATTN_I8;
+  set_scales(&half, 4);
+  whole = half;
+  half.dtype_q = half.dtype_o = ATTN_BF16;
+  uint16_t *q = test_allocate(ROWS * DIM * sizeof *q), *o = test_allocate(ROWS * DIM * sizeof *o), *again;
+  float *q_whole = test_allocate(ROWS * DIM * sizeof *q_whole), *o_whole = test_allocate(ROWS * DIM * sizeof *o_whole);
+  int8_t *kv = test_allocate(2 * KV_HEADS * KEYS * DIM);
+  again = test_allocate(ROWS * DIM * sizeof *again);
+  random_state = 1;
+  for (int n = 0; n < ROWS * DIM; n++) {
+    q[n] = (uint16_t)(0x3f00 + below(0x100)) | (uint16_t)(below(2) << 15);
+    const uint32_t bits = (uint32_t)q[n] << 16;
+    memcpy(q_whole + n, &bits, sizeof bits);
+  }
+  for (int n = 0; n < 2 * KV_HEADS * KEYS * DIM; n++) kv[n] = (int8_t)(below(255) - 127);
+  float *factors = filled(2 * KV_HEADS * DIM, 3);
+  attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = kv, .v = kv, .o = o, .k_scale = factors, .v_scale = factors);
+  const attn_options one = ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1);
+  const attn_options two = ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 2);
+  test_ok(test_run(&half, &args, &one));
+  args.o = again;
+  test_ok(test_run(&half, &args, &two));
+  assert_memory_equal(o, again, ROWS * DIM * sizeof *o);
+  args.q = q_whole, args.o = o_whole;
+  test_ok(test_run(&whole, &args, &one));
+  for (int n = 0; n < ROWS * DIM; n++) {
+    uint32_t bits;
+    memcpy(&bits, o_whole + n, sizeof bits);
+    assert_int_equal(o[n], (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  void *const blocks[] = {q, o, again, q_whole, o_whole, kv, factors};
+  for (size_t i = 0; i < COUNT(blocks); i++) free(blocks[i]);
+}
+
+TEST(plans_say_which_factors_there_are) {
+  attn_problem p = two_channels();
+  attn_plan *plan;
+  test_ok(attn_plan_create(&p, NULL, &plan));
+  test_contains(attn_plan_describe(plan), "channels   factors of K and V, which q and o take. Workspace: ");
+  test_contains(attn_plan_describe(plan), "kernel     ");
+  attn_plan_destroy(plan);
+  p.v_scale_stride.d = 0;
+  p.uses |= ATTN_USE_STATE;
+  p.align = ATTN_ALIGN_OFFSET;
+  test_ok(attn_plan_create(&p, NULL, &plan));
+  test_contains(attn_plan_describe(plan), "factors of K, which q takes");
+  assert_true(attn_plan_piece_keys(plan) > 0);
+  attn_plan_destroy(plan);
 }
