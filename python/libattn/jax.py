@@ -50,9 +50,11 @@ uses_ffi = _register()
 
 
 class _Call(NamedTuple):
-    """A call as far as it is known when it is traced. shared: arrays that all `batch` sequences have together."""
+    """A call as far as it is known when it is traced. ffi: it calls C; shared: arrays that all `batch` sequences have
+    together."""
 
     options: tuple
+    ffi: bool
     wanted: tuple | None = None  # the arguments by which gradients are computed; None: out and lse are
     shared: tuple = ()
     batch: int = 0
@@ -123,7 +125,7 @@ def _run(call, arrays):
     """The results as a list. It refuses to be differentiated: that is what _attend is for."""
     @custom_vmap
     def compute(arrays):
-        return (_by_ffi if uses_ffi and jax.default_backend() == "cpu" else _by_callback)(call, arrays)
+        return (_by_ffi if call.ffi else _by_callback)(call, arrays)
 
     @compute.def_vmap
     def map_batch(size, batched, arrays):
@@ -271,7 +273,7 @@ def sdpa(q: Any, k: Any, v: Any, *, return_lse: bool = False, **options: Any) ->
             arrays[name] = jnp.asarray(x)
         else:
             static.append((name, tuple(x) if isinstance(x, list) else x))
-    out, lse = _checked(_Call(tuple(sorted(static))), arrays)
+    out, lse = _checked(_Call(tuple(sorted(static)), uses_ffi and jax.default_backend() == "cpu"), arrays)
     return (out, lse) if return_lse else out
 
 

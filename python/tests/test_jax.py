@@ -32,7 +32,6 @@ def way(request, monkeypatch, long):
     if request.param == "callbacks" and not long and not any(name in request.node.name for name in FEW):
         pytest.skip("only with --long")
     monkeypatch.setattr(lj, "uses_ffi", request.param == "ffi")
-    jax.clear_caches()
     return request.param
 
 
@@ -103,6 +102,7 @@ def test_outputs_and_gradients(name):
 
 def test_only_wanted_gradients_are_computed(monkeypatch):
     asked, results = set(), lj._results
+    jax.clear_caches()
     monkeypatch.setattr(lj, "_results", lambda call, arrays: asked.add(call.wanted) or results(call, arrays))
     q, k, v = qkv()
     jax.grad(lambda v: lj.sdpa(q, k, v, bias=jnp.zeros((SQ, SK))).sum())(v)
