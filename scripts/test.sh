@@ -160,8 +160,8 @@ stage_tiers() {
 # A client whose environment cannot be made is skipped with a word.
 stage_engines() {
   local long=1 # which alone runs the tests with the label `long`
+  scripts/peers/setup.sh vllm torch ggml # before the build, which has a backend of ggml where ggml's sources are
   build_release || return 1
-  scripts/peers/setup.sh vllm torch ggml
   run_ctest build -L engines -j 1
 }
 

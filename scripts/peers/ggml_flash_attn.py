@@ -4,9 +4,10 @@
 
     scripts/peers/setup.sh ggml
     cmake --build build --target attn_shared attn_python attnbench_shared
-    .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
+    .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib .venv-peers/ggml/build/bin/libggml.so \
+        --cases limits --csv ggml.csv
 
-ggml is source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (which loads libggml-base and libggml-cpu).
+ggml is source: setup.sh builds it. Another build needs -DBUILD_SHARED_LIBS=ON (libggml.so loads libggml-base and -cpu).
 The graph of one node is planned and its work buffer allocated beforehand, and its tensors are the given arrays, so a call is
 only ggml_graph_compute(). K and V are float32, as Q, or q8_0 or q4_0. Method and exit codes: scripts/peers/README.md.
 """

@@ -7,8 +7,9 @@
 #   scripts/peers/setup.sh --all                 all peers; repeating it is safe and quick
 #   scripts/peers/setup.sh --list                which environments exist
 #
-# onednn: also builds libattn with oneDNN in .venv-peers/onednn/build, because its kernels on oneDNN are measured. ggml:
-# installs only NumPy; build ggml yourself (--ggml-lib). vllm: 3.5 GB. Needs python3 with venv, and pip's index.
+# onednn: also builds libattn with oneDNN in .venv-peers/onednn/build, because its kernels on oneDNN are measured. ggml: also
+# builds llama.cpp in .venv-peers/ggml/build from the sources of llama-cpp-python (80 MB, 5 minutes). vllm: 3.5 GB. Needs
+# python3 with venv, and pip's index; ggml also CMake and a C++ compiler.
 # Exit code: 0 all environments exist, 1 one could not be made, 2 usage.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -48,6 +49,24 @@ build_onednn() {
       --target attn_shared attn_onednn attnbench_shared
 }
 
+# ggml and llama.cpp, ggml's test of operations, and their sources: folders build/bin, llama and ggml.
+build_ggml() {
+  local folder=$home/ggml package=llama-cpp-python==0.3.36 sources=$home/ggml/llama/vendor/llama.cpp
+  [ ! -x "$folder/build/bin/test-backend-ops" ] || return 0
+  say "setup: ggml: building llama.cpp of $package in .venv-peers/ggml/build"
+  quietly "$home/ggml-build.log" "$folder/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    --no-binary llama-cpp-python -d "$folder" "$package" &&
+    mkdir -p "$folder/llama" && tar -xzf "$folder"/llama_cpp_python-*.tar.gz --strip-components 1 -C "$folder/llama" &&
+    ln -sfn llama/vendor/llama.cpp/ggml "$folder/ggml" &&
+    quietly "$home/ggml-build.log" cmake -S "$sources" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
+      -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+      -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF &&
+    quietly "$home/ggml-build.log" cmake --build "$folder/build" -j "$jobs" --target ggml llama &&
+    quietly "$home/ggml-build.log" c++ -std=c++17 -O1 -I"$sources/ggml/include" "$sources/tests/test-backend-ops.cpp" \
+      -L"$folder/build/bin" -lggml -lggml-base -lpthread -Wl,-rpath,"$folder/build/bin" \
+      -o "$folder/build/bin/test-backend-ops"
+}
+
 [ $# -gt 0 ] || usage "no name"
 case $1 in
   --list) list && exit 0 ;;
@@ -62,5 +81,6 @@ status=0
 for name in "$@"; do
   is_ready "$name" || make_environment || { status=1 && continue; }
   [ "$name" != onednn ] || build_onednn || status=1
+  [ "$name" != ggml ] || build_ggml || status=1
 done
 exit $status

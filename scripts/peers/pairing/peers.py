@@ -38,7 +38,7 @@ PEERS = {peer.name: peer for peer in (
     Peer("vllm", "vLLM", "vllm_paged.py", ("vllm_cpu",), "scripts/peers/setup.sh vllm", ("torch", "vllm")),
     Peer("onednn", "oneDNN", "onednn_kernels.py", ("matmul_onednn", "graph_onednn"), "scripts/peers/setup.sh onednn"),
     Peer("ggml", "ggml", "ggml_flash_attn.py", ("ggml_flash_attn_ext",),
-         "scripts/peers/setup.sh ggml, and --ggml-lib PATH names your build of it (libggml.so)"),
+         "scripts/peers/setup.sh ggml, and --ggml-lib PATH names its build (.venv-peers/ggml/build/bin/libggml.so)"),
 )}
 
 # Kernel -> title.
