@@ -18,7 +18,7 @@ vmap is refused, and jvp of the function that vjp returned.
 sdpa_state goes on from libattn.new_state(), in place, over a piece of the keys; it has no gradients.
 
 flash_attn_func, flash_attn_varlen_func, their packed kinds and flash_attn_with_kvcache have the arguments of the package
-flash-attn.
+flash-attn, flex_attention those of PyTorch's FlexAttention (torch_flex.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ._plan import dropout_mask
 from ._sdpa import FUNCTIONS
 
 __all__ = ["flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "install",
-           "replace_sdpa", "sdpa", "stats"]
+           "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
+           "flex_attention", "install", "replace_sdpa", "sdpa", "stats"]
 
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -516,6 +516,7 @@ def _register():
 _register()
 
 from . import torch_kv  # noqa: E402, F401  the operators kv_append and rope
+from .torch_flex import flex_attention  # noqa: E402
 
 
 # ---- What libattn does not compute -----------------------------------------------------------------------------------
@@ -601,6 +602,8 @@ def _attend(q, k, v, lse=False, **options):
     options = _given(**options)
     tensors = q, k, v, *_tensors(options)
     if _plain(*tensors):
+        if "kv_num_blocks" in options:
+            return _run(q, k, v, lse=lse, **options)
         left, right = options.pop("window_left", -1), options.pop("window_right", -1)
         if left >= 0 or right >= 0:
             options["window"] = (left, right)
