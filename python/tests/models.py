@@ -96,9 +96,9 @@ INPUT_ROUNDING = 2.0**-24  # error of float64 inputs rounded to float32
 
 def _problem(module, query, key, attention_mask, scaling, is_causal, position_bias, softcap):
     """Reads arguments like attention_forward() in libattn.transformers."""
-    mask, bias = lt._masks(attention_mask, position_bias, key.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return {"mask": mask, "bias": bias, "causal": bool(causal) and attention_mask is None and query.shape[2] > 1,
+    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+    return {"mask": None, "bias": None, **lt._masks(attention_mask, position_bias, key.shape[2]), "causal": causal,
             "scale": scaling, "softcap": softcap or 0.0}
 
 
