@@ -59,10 +59,11 @@ def proven_limits(o, q, k, v, arithmetic, *, dtype="float32", scale=None, softca
     return e + u_o * (abs(o) + e) + step / 2, a[..., 0]
 
 
-def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False, mask=True, factors=1.0):
+def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False, mask=True, factors=1.0, narrowed=0.0):
     """The largest errors that dq, dk and dv may have, of dense dot-product attention; all arrays as float64, of any
     dimensions in front that broadcast. `out` and `lse` are rounded before they are used, and scores are computed twice.
-    mask: bool, as of sdpa(). factors: those of dropout, which multiply P and dP."""
+    mask: bool, as of sdpa(). factors: those of dropout, which multiply P and dP. narrowed: by how much P and dS
+    are rounded before their products, relative to them."""
     dim, dim_v, keys = q.shape[-1], v.shape[-1], k.shape[-2]
     scale, (u_o, step) = 1 / np.sqrt(dim), ROUNDING[dtype]
 
@@ -83,10 +84,10 @@ def gradient_limits(do, q, k, v, *, dtype="float32", eps=2.0**-21, causal=False,
     e_o = (e_p + u_p) * (kept @ abs(v)) + u_o * abs(o) + step / 2
     e_delta = (abs(do) * e_o).sum(-1, keepdims=True) + UNIT * (dim_v + 4) * (abs(do) * abs(o)).sum(-1, keepdims=True)
     ds = p * (dp - delta)
-    e_ds = p * (e_p * (abs(dp) + abs(delta)) + UNIT * (dim_v + 4) * terms + e_delta) + 4 * UNIT * abs(ds)
+    e_ds = p * (e_p * (abs(dp) + abs(delta)) + UNIT * (dim_v + 4) * terms + e_delta) + (4 * UNIT + narrowed) * abs(ds)
     errors = (scale * ((e_ds + UNIT * (keys + 4) * abs(ds)) @ abs(k)),
               scale * (turn(e_ds + UNIT * (q.shape[-2] + 4) * abs(ds)) @ abs(q)),
-              turn((e_p + UNIT * (q.shape[-2] + 4)) * kept) @ abs(do))
+              turn((e_p + narrowed + UNIT * (q.shape[-2] + 4)) * kept) @ abs(do))
     results = scale * (ds @ k), scale * (turn(ds) @ q), turn(kept) @ do
     lost = 2.0**-120 * (1 + abs(do).max(initial=0)) * max(keys, q.shape[-2])  # P that is too small for float32
     return [2 * e + u_o * (abs(x) + 2 * e) + step + lost for e, x in zip(errors, results)]

@@ -14,7 +14,8 @@ np = pytest.importorskip("numpy")
 
 import reference  # noqa: E402
 from libattn import conformance  # noqa: E402
-from libattn.conformance import DIFFERENT, FAIL, PASS, REFUSED, check_case, load_cases, peers  # noqa: E402
+from libattn.conformance import DIFFERENT, FAIL, PASS, REFUSED, check_case, load_cases, peers, report  # noqa: E402
+from libattn.conformance.runner import Results  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "make" / "conformance" / "write.py"
@@ -195,6 +196,18 @@ def test_command_runs_a_function(tmp_path):
     assert status == REFUSED and "unexpected keyword argument 'dtype'" in words
     assert "causal/3x5" in (tmp_path / "r.html").read_text() and "mypackage:mine 7" in (tmp_path / "r.md").read_text()
     assert "causal/33x33  the process ended by SIGABRT" in done.stdout
+
+
+def test_published_matrix_is_that_of_its_results():
+    published = ROOT / "results" / "conformance"
+    if not published.exists():
+        pytest.skip("no checkout")
+    every = [Results.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in published.glob("*.json")]
+    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    titles = text.split("| subject | ")[1].split(" |\n")[0].split(" | ")
+    every.sort(key=lambda results: titles.index(results.title))
+    assert report.markdown(every) in text
+    assert (published / "matrix.html").read_text(encoding="utf-8") == report.page(every)
 
 
 @pytest.mark.parametrize("arguments, code, words", [

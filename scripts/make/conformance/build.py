@@ -16,8 +16,8 @@ class Case:
     """name, subject, meaning, source, options: what index.json says; arrays: what the files hold."""
 
     def __init__(self, name, meaning, source, sizes=SIZES, *, dtype="float32", memory=None, form=None, poison=(), edit=None,
-                 outputs=("o",), **options):
-        self.name, self.meaning, self.source, self.outputs = name, meaning, source, outputs
+                 fill=100.0, outputs=("o",), **options):
+        self.name, self.meaning, self.source, self.outputs, self.fill = name, meaning, source, outputs, fill
         self.random = np.random.RandomState(zlib.crc32(name.encode()))
         batch, heads, kv_heads, queries, keys, dim, dim_v = sizes
         self.shape = (batch, heads, queries, keys)
@@ -33,13 +33,14 @@ class Case:
             q, k, v, given, solved = QUANTISED[form](q, k, v, solved)
             stored.update(given)
         self.expected = oracle.solve(q, k, v, solved)
-        others = list(oracle.alternatives(q, k, v, solved, bool(poison)))
+        others = list(oracle.alternatives(q, k, v, solved, bool(poison) or fill != fill))
         if form in QUANTISED:
             others.append(("quantised_query", oracle.solve(rounded_rows(q), k, v, solved)))
         if "dq" in outputs:
             do = self.draw((batch, heads, queries, dim_v), dtype != "float32")
             self.expected.update(oracle.with_gradients(q, k, v, solved, do))
             self.arrays["do"] = do
+            others += oracle.empty_gradients(q, k, v, solved, do)
         stored_q, stored_k, stored_v = q, stored.pop("stored_k", k), stored.pop("stored_v", v)
         self.spoil(poison, stored_k, stored_v, stored)
         pack = FORMS.get(form)
@@ -120,14 +121,14 @@ def packed(case, options, others):
 
 
 def pages(case, options, others):
-    """Keys and values in pages in random order, packed queries; tokens that no sequence has are NaN."""
+    """Keys and values in pages in random order, packed queries; tokens that no sequence has are case.fill."""
     kv_len = options["kv_len"]
     batch, kv_heads, keys, _ = case.arrays["k"].shape
     columns = -(-keys // PAGE)
     table = case.random.permutation(batch * columns + 1)[:batch * columns].reshape(batch, columns).astype(np.int32)
     for name in "kv":
         x = case.arrays[name]
-        cache = np.full((batch * columns + 1, kv_heads, PAGE, x.shape[3]), np.nan, x.dtype)
+        cache = np.full((batch * columns + 1, kv_heads, PAGE, x.shape[3]), case.fill, x.dtype)
         for b in range(batch):
             for j in range(kv_len[b]):
                 cache[table[b, j // PAGE], :, j % PAGE] = x[b, :, j]

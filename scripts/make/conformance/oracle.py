@@ -69,7 +69,8 @@ def with_gradients(q, k, v, options, do):
     found = reference.gradients(do, q, k, v, **options)
     group = q.shape[1] // k.shape[1]
     errors = limits.gradient_limits(do, q, *(np.repeat(x, group, 1) for x in (k, v)), dtype=dtype, eps=ARITHMETIC[dtype][0],
-                                    causal=options.get("causal", False), mask=options.get("mask", True))
+                                    causal=options.get("causal", False), mask=options.get("mask", True),
+                                    narrowed=ARITHMETIC[dtype][1])
     unit = limits.ROUNDING[dtype][0]
     for i in (1, 2):  # a sum over the group, which may be rounded each time
         shape = (k.shape[0], k.shape[1], group, *k.shape[2:])
@@ -77,6 +78,20 @@ def with_gradients(q, k, v, options, do):
     errors[1] += group * (group > 1) * unit * abs(found["dk"])
     errors[2] += group * (group > 1) * unit * abs(found["dv"])
     return {name: (found[name], error) for name, error in zip(("dq", "dk", "dv"), errors)}
+
+
+def empty_gradients(q, k, v, options, do):
+    """Gradients where rows that see no key have the mean of all values: with and without those of their scores."""
+    rows = is_empty((*q.shape[:3], k.shape[2]), options)[0][..., None]
+    q, k, v, do = (np.asarray(x, float) for x in (q, k, v, do))
+    found = with_gradients(q, k, v, options, do)
+    plain = {"dtype": options.get("dtype", "float32")}
+    by_q = with_gradients(0 * q, k, v, plain, do * rows)["dq"]  # scores of 0, so that weights are equal
+    by_k = with_gradients(q, 0 * k, v, plain, do * rows)
+    more = {"dq": by_q, "dk": by_k["dk"], "dv": by_k["dv"]}
+    for flows in (("dq", "dk", "dv"), ("dv",)):
+        yield "empty_mean", {name: tuple(a + b for a, b in zip(found[name], more[name])) if name in flows else found[name]
+                             for name in found}
 
 
 def is_empty(shape, options):
@@ -95,15 +110,20 @@ def alternatives(q, k, v, options, poisoned=False):
             yield name, found
         yield from empty_rows(name, q, k, v, changed, found)
         if poisoned:
-            yield joined(name, "masked_nan_spreads"), {"o": (np.full_like(found["o"][0], np.nan), found["o"][1])}
+            spread = {"o": q[..., :1] * v[..., :1, :], "dq": q, "dk": k, "dv": v}
+            yield joined(name, "masked_nan_spreads"), {output: nan_like(x) for output, x in spread.items()}
     for name, arrays, changed in changes(q, k, v, options):
         yield name, solve(*arrays, changed)
     lse, limit = solve(q, k, v, options)["lse"]
     yield "lse_base_2", {"lse": (lse / np.log(2), limit / np.log(2))}
     if "sinks" in options:
         yield "lse_with_sink", {"lse": (np.logaddexp(lse, np.asarray(options["sinks"], float).reshape(-1, 1)), limit)}
-    if np.abs(v).max(initial=1) < 2.0**-126:
+    if np.abs(v).max(initial=0) < 2.0**-126:
         yield "denormals_flushed", {"o": (np.zeros((*q.shape[:3], v.shape[3])), np.zeros((*q.shape[:3], v.shape[3])))}
+
+
+def nan_like(x):
+    return np.full(x.shape, np.nan), np.zeros(x.shape)
 
 
 def joined(*names):
@@ -131,8 +151,10 @@ def empty_rows(name, q, k, v, options, found):
         yield joined(name, "empty_mean"), filled(*mean)
         shift = {"bias": np.full((1, 1, 1, 1), -999.0)}  # scores lose the bits that -10000 takes from them
         kept = {key: options[key] for key in ("dtype", "scale", "softcap") if key in options}
-        other, other_limit = solve(q, k, v, {**kept, **shift})["o"]
-        yield joined(name, "empty_unmasked"), filled(other, 10 * other_limit)
+        for more in ((), ("causal", "align", "window")):
+            seen = {key: options[key] for key in more if key in options}
+            other, other_limit = solve(q, k, v, {**kept, **shift, **seen})["o"]
+            yield joined(name, "empty_unmasked"), filled(other, 10 * other_limit)
     if padding.any() and "q_len" in options:
         all_rows = {key: value for key, value in options.items() if key != "q_len"}
         if options.get("align") == "bottom_right":
@@ -149,7 +171,8 @@ def changes(q, k, v, options):
     if options.get("mask") is not None:
         yield "inverted_mask", (q, k, v), {**options, "mask": ~options["mask"]}
     if "window" in options:
-        less = [None if n is None else max(n - 1, 0) for n in options["window"]]
+        left, right = options["window"]  # no key at all if left is 0
+        less = None if left is None else left - 1, None if right is None else max(right - 1, 0)
         yield "window_exclusive", (q, k, v), {**options, "window": less}
     if 1 < kv_heads < heads:
         order = np.arange(heads) % kv_heads

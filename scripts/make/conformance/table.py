@@ -426,6 +426,8 @@ def masked_nan():
                 poison=[(which, (0, everything, 0), value)])
             add(f"decode_{name}", f"{word} behind the length, one query", sizes(1, 33), kv_len=ints(20),
                 poison=[(which, (0, everything, slice(20, None)), value)])
+    add("pages", "NaN in a page, behind the length of its sequence", sizes(3, 40, batch=2, kv_heads=1, dim=32), form="pages",
+        fill=NAN, q_len=ints(3, 2), kv_len=ints(40, 33), causal=True, align="bottom_right")
     add("bias_at_masked_key", "NaN in the bias of a key that a boolean mask hides", sizes(5, 7), mask=hidden,
         bias=numbers(1, 1, 5, 7), poison=[("bias", (0, 0, everything, 3), NAN)])
     add("bfloat16", "NaN in a masked value, bfloat16", sizes(5, 7, dim=16), mask=hidden, dtype="bfloat16",
@@ -451,11 +453,11 @@ def long_rows():
         q[...], k[...] = 1, np.arange(1000, dtype=np.float32)[:, None] / 32
 
     def ones(q, k, v):
-        v[...] = 1
+        k[...], v[...] = 0, 1
 
-    for keys in (100, 1000, 3000):
+    for keys in (100, 1000, 2600):
         add(f"{keys}", f"{keys} keys", sizes(2, keys, heads=1, dim=2))
-    add("causal_300", "causal over 300 keys", sizes(300, 300, heads=1, dim=4), causal=True)
+    add("causal_200", "causal over 200 keys", sizes(200, 200, heads=1, dim=4), causal=True)
     add("border_1000", "the key behind the length has a value 100 times as large", sizes(1, 1000, heads=1, dim=2),
         kv_len=ints(999), edit=times(100, "v", np.s_[:, :, 999:]))
     add("first_1000", "the first key alone tells a sum that misses it", sizes(1, 1000, heads=1, dim=2),
@@ -464,9 +466,9 @@ def long_rows():
         edit=rise)
     for dtype in ("float16", "bfloat16"):
         add(f"{dtype}_1000", f"1000 keys in {dtype}: sums wider than 16 bits", sizes(2, 1000, heads=1, dim=2), dtype=dtype)
-    add("equal_float16_3000", "3000 equal weights in float16: a sum of 16 bits would stop at 2048", sizes(1, 3000, heads=1,
+    add("equal_float16_2600", "2600 equal weights in float16: a sum of 16 bits would stop at 2048", sizes(1, 2600, heads=1,
         dim=2),
-        dtype="float16", scale=0.0, edit=ones)
+        dtype="float16", edit=ones)
 
 
 def extreme():
@@ -506,8 +508,7 @@ def extreme():
         edit=both(times(2.0**60), times(2.0**-60, "k")))
     add("float16_overflow", "q k before the scale is beyond float16", sizes(5, 7, dim=64), dtype="float16", scale=1 / 4096,
         edit=both(times(32), times(32, "k")))
-    add("cancelling", "values of both signs that nearly cancel", sizes(5, 8), scale=0.0,
-        edit=cancel)
+    add("cancelling", "values of both signs that cancel", sizes(5, 8), edit=both(times(0, "k"), cancel))
 
 
 # ---- Caches ------------------------------------------------------------------------------------------------------------

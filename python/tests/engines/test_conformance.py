@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""attn-conformance by every peer that is installed: it runs, and what docs/conformance.md publishes holds.
+
+Each peer runs by the interpreter of its environment (scripts/peers/setup.sh), where there is one, else by this one.
+"""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy")
+
+from libattn.conformance import FAIL
+from libattn.conformance.runner import Results
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "scripts" / "peers" / "conformance.py"
+if not SCRIPT.exists():
+    pytest.skip("no checkout", allow_module_level=True)
+MATRIX = runpy.run_path(str(SCRIPT))
+NOT_INSTALLED = 77
+MISTAKES = "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError", "UnboundLocalError"
+
+
+def interpreter_of(environment):
+    own = ROOT / ".venv-peers" / environment / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def run(environment, *arguments):
+    return subprocess.run([interpreter_of(environment), *map(str, arguments)], capture_output=True, text=True,
+                          env=MATRIX["settings"](), check=False)
+
+
+@pytest.mark.parametrize("name", MATRIX["ENVIRONMENTS"])
+def test_peer(name, tmp_path):
+    done = run(MATRIX["ENVIRONMENTS"][name], "-m", "libattn.conformance", "--peer", name, "--json", tmp_path / "r.json")
+    if done.returncode == NOT_INSTALLED or "No module named 'numpy'" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    results = Results.from_dict(json.loads((tmp_path / "r.json").read_text(encoding="utf-8")))
+    assert not [verdict for verdict in results.verdicts if verdict.words.startswith(MISTAKES)]  # our adapter is wrong
+    published = ROOT / "results" / "conformance" / f"{name}.json"
+    if not published.exists():
+        return
+    said = Results.from_dict(json.loads(published.read_text(encoding="utf-8")))
+    if (said.title, said.cases) == (results.title, results.cases):
+        failed = [{verdict.case for verdict in one.verdicts if verdict.status == FAIL} for one in (said, results)]
+        assert failed[0] == failed[1]
+
+
+REPRODUCTIONS = [("onnxruntime", "[0.2 0.2 0.2 0.2 0.2]"), ("onnxruntime", "0.94419"), ("onnxruntime", "[ 1.  0. nan]"),
+                 ("ggml", "0.7876")]
+
+
+@pytest.mark.parametrize("number", range(len(REPRODUCTIONS)))
+def test_reproduction(number):
+    """A failure that docs/conformance.md shows is still there, by the peer alone."""
+    text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1 + number].split("```")[0]
+    environment, wanted = REPRODUCTIONS[number]
+    done = run(environment, "-c", code)
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0 and wanted in done.stdout, done.stdout + done.stderr
