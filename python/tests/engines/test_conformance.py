@@ -53,7 +53,7 @@ def test_peer(name, tmp_path):
 
 
 REPRODUCTIONS = [("onnxruntime", "[0.2 0.2 0.2 0.2 0.2]"), ("onnxruntime", "0.94419"), ("onnxruntime", "[ 1.  0. nan]"),
-                 ("ggml", "0.7876")]
+                 ("ggml", "0.7876"), ("torch", "-2.38")]
 
 
 @pytest.mark.parametrize("number", range(len(REPRODUCTIONS)))
