@@ -67,6 +67,11 @@ build_ggml() {
       -o "$folder/build/bin/test-backend-ops"
 }
 
+# vLLM requires these, and runs without them; where PyTorch comes without CUDA, PyPI's torchvision cannot be imported.
+strip_vllm() {
+  quietly "$home/vllm.log" "$home/vllm/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+}
+
 [ $# -gt 0 ] || usage "no name"
 case $1 in
   --list) list && exit 0 ;;
@@ -82,5 +87,6 @@ for name in "$@"; do
   is_ready "$name" || make_environment || { status=1 && continue; }
   [ "$name" != onednn ] || build_onednn || status=1
   [ "$name" != ggml ] || build_ggml || status=1
+  [ "$name" != vllm ] || strip_vllm || status=1
 done
 exit $status

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A pytest plugin in which vLLM's own tests of CPU attention run against libattn: vllm's operators of the paged cache, by
-libattn.sdpa, and the few names that the tests import beside them. No part of vLLM is needed."""
+libattn.vllm.pages, and the few names that the tests import beside them. No part of vLLM is needed."""
 
 import enum
 import importlib.abc
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import libattn
+from libattn.vllm.pages import Writer, layer_options, step_calls, typed
 
 
 def cpu_attn_get_scheduler_metadata(**_options):
@@ -23,27 +24,21 @@ def cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping,
                                kv_cache_dtype="auto"):
     """Token i of key and value [tokens, kv_heads, dim] goes to slot slot_mapping[i] of the caches [pages, kv_heads,
     page_tokens, dim]. The layout is plain: libattn writes and reads pages where they lie, with any strides."""
-    key_cache, value_cache = typed(key_cache, kv_cache_dtype), typed(value_cache, kv_cache_dtype)
-    libattn.kv_append(scaled(key, 1 / k_scale), scaled(value, 1 / v_scale), key_cache, value_cache, slots=slot_mapping,
-                      cu_seqlens=[0, len(key)])
+    caches = (typed(cache, kv_cache_dtype) for cache in (key_cache, value_cache))
+    Writer(*caches, key.dtype, k_scale, v_scale).write(key, value, slot_mapping)
 
 
 def cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_start_loc, seq_lens, scale, causal,
                                 alibi_slopes, sliding_window, block_table, softcap, scheduler_metadata, s_aux,
                                 dynamic_causal=None, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"):
-    """Writes `output` [tokens, heads, dim]: packed queries, each sequence aligned with the end of its keys. sliding_window:
-    (left, right), or how many keys a query sees on each side, its own among them; -1 for all of them."""
-    key_cache, value_cache = typed(key_cache, kv_cache_dtype), typed(value_cache, kv_cache_dtype)
-    if dynamic_causal is not None:
-        pytest.skip("libattn has one mask for all sequences (dynamic_causal)")
-    if isinstance(sliding_window, int):
-        sliding_window = (max(sliding_window - 1, -1),) * 2
-    if sliding_window != (-1, -1):
-        key_cache, value_cache, block_table = give_pages(key_cache, value_cache, block_table)
-    factors = {} if k_scale == v_scale == 1 else {"k_scale": k_scale, "v_scale": v_scale}
-    libattn.sdpa(query, key_cache, value_cache, out=output, cu_seqlens_q=query_start_loc, kv_len=seq_lens,
-                 page_table=block_table, scale=scale, causal=causal, align="bottom_right", window=sliding_window,
-                 alibi=alibi_slopes, softcap=softcap, sinks=None if s_aux is None else s_aux.float(), **factors)
+    """Writes `output` [tokens, heads, dim]."""
+    keys, values = typed(key_cache, kv_cache_dtype), typed(value_cache, kv_cache_dtype)
+    if sliding_window not in (-1, (-1, -1)):
+        keys, values, block_table = give_pages(keys, values, block_table)
+    layer = layer_options(scale=scale, alibi_slopes=alibi_slopes, sliding_window=sliding_window, softcap=softcap,
+                          sinks=s_aux, k_scale=k_scale, v_scale=v_scale)
+    for call in step_calls(query_start_loc, seq_lens, block_table, causal if dynamic_causal is None else dynamic_causal):
+        libattn.sdpa(query, keys, values, out=output, **call, **layer)
 
 
 def give_pages(key_cache, value_cache, block_table):
@@ -53,16 +48,6 @@ def give_pages(key_cache, value_cache, block_table):
         return key_cache, value_cache, block_table
     pages = block_table.flatten().long().clamp(max=len(key_cache) - 1)  # entries behind a length may name no page
     return key_cache[pages], value_cache[pages], torch.arange(len(pages), dtype=torch.int32).view_as(block_table)
-
-
-def typed(cache, kv_cache_dtype):
-    """vLLM keeps values of 8 bits as bytes, and names their type in the call."""
-    types = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-    return cache if kv_cache_dtype == "auto" else cache.view(types[kv_cache_dtype])
-
-
-def scaled(tensor, factor):
-    return tensor if factor == 1 else tensor * factor
 
 
 class CpuArchEnum(enum.Enum):

