@@ -5,11 +5,11 @@ rounds in random order. Prints a table for docs/python.md.
 
     scripts/peers/setup.sh vllm
     cmake --build build --target attn_python
-    .venv-peers/vllm/bin/python scripts/peers/vllm_engine.py [--dtype bfloat16] [--threads 2] [--rounds 7] [--cases 8k]
+    .venv-peers/vllm/bin/python scripts/peers/vllm_engine.py [--dtype bfloat16] [--threads 2] [--rounds 6] [--cases 8k]
 
-A case is a batch of requests: prompts of so many tokens, in one step, or steps of one token each behind them. Time is that
-of the model in a step (execute_model); attention is the writing of the cache and the calls of the layers. Ratios are medians
-over the rounds, with the interval of their order statistics (95 % from 7 rounds on: the smallest and the largest).
+A case is a batch of requests: their prompts are one step, each of their further tokens another. Time is that of the model in
+a step (execute_model); attention is the writing of the cache and the calls of the layers. Ratios are medians over the
+rounds, with the smallest and the largest (from 6 rounds on an interval of 95 %).
 """
 
 import argparse
@@ -24,12 +24,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {  # name: (requests, tokens of a prompt, tokens to generate)
-    "prompt 8 x 128": (8, 128, 1), "prompt 4 x 512": (4, 512, 1), "prompt 1 x 8k": (1, 8000, 1),
-    "generate 1, 128": (1, 128, 32), "generate 16, 256": (16, 256, 32), "generate 1, 8k": (1, 8000, 32),
-    "generate 4, 8k": (4, 8000, 16)}
+CASES = {"1 x 128": (1, 128), "16 x 256": (16, 256), "1 x 8k": (1, 8000)}  # requests and tokens of a prompt
+GENERATED = 24
 MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
-         "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
+         "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
          "max_position_embeddings": 9000, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True}
 
 
@@ -37,7 +35,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--cases", default="", metavar="WORD", help="only cases with this in their names")
     return parser.parse_args()
 
@@ -73,18 +71,18 @@ def choose(runner, ours):
 
 
 def measure(llm, runner, clock, case, ours):
-    """(seconds of the model, of attention) of the wanted step, or of a step of one token in the mean."""
+    """(Seconds of the model, of attention) in the step of the prompts, and in one of those of one token, in the mean."""
     from vllm import SamplingParams
 
-    requests, tokens, generate = case
+    requests, tokens = case
     draw = random.Random(5)
     prompts = [{"prompt_token_ids": [draw.randrange(MODEL["vocab_size"]) for _ in range(tokens)]} for _ in range(requests)]
     choose(runner, ours)
     clock.calls.clear()
-    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=generate, ignore_eos=True, detokenize=False),
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True, detokenize=False),
                  use_tqdm=False)
-    steps = clock.calls[:1] if generate == 1 else clock.calls[-generate + 1:]
-    return [statistics.fmean(step[name] for step in steps) for name in ("step", "attention")]
+    steps = [(step["step"], step["attention"]) for step in clock.calls if "attention" in step]
+    return steps[0], tuple(map(statistics.fmean, zip(*steps[1:])))
 
 
 def interval(ratios):
@@ -126,12 +124,18 @@ def main():
                 times = measure(llm, runner, clock, case, ours)
                 if turn >= 0:
                     found[ours].append(times)
-        middle = {ours: [statistics.median(column) for column in zip(*rows)] for ours, rows in found.items()}
-        tokens = case[0] * (case[1] if case[2] == 1 else 1)
-        ratios = [interval([a[i] / b[i] for a, b in zip(found[False], found[True])]) for i in (1, 0)]
-        shares = [f"{100 * middle[ours][1] / middle[ours][0]:.0f} %" for ours in (False, True)]
-        speeds = [f"{tokens / middle[ours][0]:.0f}" for ours in (False, True)]
-        print(f"| {name} | {' | '.join((*shares, *speeds, *ratios))} |", flush=True)
+        for part, kind in enumerate(("prompts", "generation")):
+            rows = {ours: [times[part] for times in found[ours]] for ours in found}
+            print(f"| {name}, {kind} | {' | '.join(columns(rows, case[0] * (1 if part else case[1])))} |", flush=True)
+
+
+def columns(rows, tokens):
+    """Shares, tokens per second and ratios of a row of the table."""
+    middle = {ours: [statistics.median(column) for column in zip(*times)] for ours, times in rows.items()}
+    shares = [f"{100 * middle[ours][1] / middle[ours][0]:.0f} %" for ours in (False, True)]
+    speeds = [f"{tokens / middle[ours][0]:.0f}" for ours in (False, True)]
+    ratios = [interval([a[i] / b[i] for a, b in zip(rows[False], rows[True])]) for i in (1, 0)]
+    return [*shares, *speeds, *ratios]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def register() -> None:
     if not current_platform.is_cpu():
         return
     if setting() == "0":
-        logger.info("LIBATTN_VLLM=0: attention is vLLM's own.")
+        logger.warning("LIBATTN_VLLM=0: attention is vLLM's own.")  # vLLM shows no other kind this early
         return
     try:
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

@@ -29,8 +29,8 @@ def split(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def layer_options(*, scale: float, alibi_slopes: torch.Tensor | None = None, sliding_window: int | tuple[int, int] = -1,
                   softcap: float = 0.0, sinks: torch.Tensor | None = None, k_scale: float = 1.0,
                   v_scale: float = 1.0) -> dict[str, Any]:
-    """What a layer says in all its calls. sliding_window: (left, right), or how many keys a query sees on each side, its own
-    among them; -1 for all of them."""
+    """The options of sdpa() that a layer says in all its calls. sliding_window: (left, right), or how many keys a query
+    sees on each side, its own among them; -1 for all of them."""
     if isinstance(sliding_window, int):
         sliding_window = (max(sliding_window - 1, -1),) * 2
     options: dict[str, Any] = {"scale": scale}
@@ -49,7 +49,7 @@ def layer_options(*, scale: float, alibi_slopes: torch.Tensor | None = None, sli
 
 def step_calls(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor,
                causal: bool | torch.Tensor) -> list[dict[str, Any]]:
-    """What a step says to all its layers, in the options of sdpa(): packed queries, each sequence aligned with the end of
+    """The options of sdpa() that a step says to all its layers: packed queries, each sequence aligned with the end of
     its keys. One call, or one for each sequence where causal is a tensor that says it of each."""
     if isinstance(causal, torch.Tensor):
         return [call for i, flag in enumerate(causal.tolist()) for call in
