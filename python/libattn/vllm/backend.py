@@ -22,7 +22,7 @@ logger = init_logger("vllm.libattn")
 
 
 class LibattnBackend(CPUAttentionBackend):
-    """What CPU_ATTN supports, under its name, by which vLLM knows it."""
+    """Supports the problems of CPU_ATTN, under its name, by which vLLM knows it."""
 
     @staticmethod
     def get_impl_cls():
