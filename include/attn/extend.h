@@ -78,7 +78,8 @@ ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_optio
 ATTN_API void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context);
 
 /** The same, but each worker begins with a share of consecutive tasks of its own, and only then takes those of others. Loops
- * over the same rows, one after the other, so find in its caches what they have written. */
+ * over the same rows, one after the other, so find in its caches what they have written. A pool of the caller's
+ * (options->parallel_for) gets the tasks as from attn_parallel_run(). */
 ATTN_API void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_task_fn task, void *context);
 
 #ifdef __cplusplus

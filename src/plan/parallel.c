@@ -156,11 +156,14 @@ static void take_one(void *context, int64_t i, int worker) {
 }
 
 void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
-  near_run r = {task, context, tasks, options->threads < MOST_SHARES ? options->threads : MOST_SHARES, {{0}}};
-  if (tasks <= 1 || options->threads <= 1) {
-    run_serially(tasks, task, context);
+  if (tasks <= 1 || options->threads <= 1 || options->parallel_for) {
+    attn_parallel_run(options, tasks, task, context);
     return;
   }
+  near_run r = {.task = task,
+                .context = context,
+                .tasks = tasks,
+                .shares = options->threads < MOST_SHARES ? options->threads : MOST_SHARES};
   for (int s = 0; s < r.shares; s++) atomic_init(&r.share[s].next, share_begin(&r, s));
   attn_parallel_run(options, tasks, take_one, &r);
 }
