@@ -37,11 +37,11 @@ def layer_options(*, scale: float, alibi_slopes: torch.Tensor | None = None, sli
     if sliding_window != (-1, -1):
         options["window"] = sliding_window
     if alibi_slopes is not None:
-        options["alibi"] = alibi_slopes
+        options["alibi"] = alibi_slopes.detach()
     if softcap:
         options["softcap"] = softcap
     if sinks is not None:
-        options["sinks"] = sinks.float()
+        options["sinks"] = sinks.detach().float()
     if k_scale != 1 or v_scale != 1:
         options.update(k_scale=k_scale, v_scale=v_scale)
     return options
