@@ -5,7 +5,7 @@ weights and batches, and losses of the translator with both kinds of scores.
 
     scripts/peers/setup.sh torch
     cmake --build build --target example_train_gpt example_train_translator
-    .venv-peers/torch/bin/python examples/train_gpt/curves.py build/examples docs/*.md -o docs/learning.svg
+    .venv-peers/torch/bin/python examples/train_gpt/curves.py build/examples docs/*.md -o examples/train_gpt/learning.svg
 
 Needs PyTorch and matplotlib. Takes some minutes on two cores.
 """

@@ -517,13 +517,13 @@ def test_training_with_dropout(one_thread, monkeypatch):
     """The losses are those of PyTorch's operations that drop the same weights; checkpoints, DDP and compiled graphs, too."""
     with monkeypatch.context() as patched:
         patched.setattr(F, "scaled_dot_product_attention", by_operations)
-        # Each step rounds anew, so noise of one rounding at the start would be too little.
-        right, *noisy = (losses_of_training(100, dropout=0.2, noise=noise) for noise in (0.0, 2.0**-24, 2.0**-22))
+        right, noisy = (losses_of_training(100, dropout=0.2, noise=noise) for noise in (0.0, 2.0**-24))
+        limit = (noisy - right).abs().max() + 4 * torch.finfo(torch.float32).eps * right.max()  # a loss is a rounded mean
     with lt.replace_sdpa():
         lt.stats(reset=True)
         ours = losses_of_training(100, dropout=0.2)
         assert lt.stats() == {}
-        assert (ours - right).abs().max() <= max((one - right).abs().max() for one in noisy)
+        assert (ours - right).abs().max() <= limit
         close(losses_of_training(5, dropout=0.2, checkpoint=True), ours[:5], 0)
         compiled = losses_of_training(5, dropout=0.2, wrap=lambda model: torch.compile(model, backend="aot_eager"))
         close(compiled, ours[:5], 1e-5)
