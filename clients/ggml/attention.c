@@ -45,11 +45,17 @@ static bool has_dense_rows(const struct ggml_tensor *t) {
   return true;
 }
 
+/* One mask for all heads, sequences or both, or one for each; rows beyond the queries only behind all others. */
+static bool takes_mask(const struct ggml_tensor *t, const struct ggml_tensor *q, int64_t keys) {
+  return t->ne[0] == keys && (t->ne[2] == 1 || t->ne[2] == q->ne[2]) && (t->ne[3] == 1 || t->ne[3] == q->ne[3]) &&
+         (t->ne[1] == q->ne[1] || t->ne[2] * t->ne[3] == 1);
+}
+
 bool attention_takes(const struct ggml_tensor *op) {
   const struct ggml_tensor *q = op->src[Q], *k = op->src[K], *v = op->src[V];
   return op->type == GGML_TYPE_F32 && q->type == GGML_TYPE_F32 && k->type == v->type && has_dense_rows(q) &&
          has_dense_rows(k) && has_dense_rows(v) && k->ne[2] == v->ne[2] && k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] &&
-         q->ne[2] % k->ne[2] == 0 && k->ne[1] <= INT32_MAX;
+         q->ne[2] % k->ne[2] == 0 && k->ne[1] <= INT32_MAX && (!op->src[MASK] || takes_mask(op->src[MASK], q, k->ne[1]));
 }
 
 static attn_strides strides_of(const struct ggml_tensor *t) {

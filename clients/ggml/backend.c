@@ -4,8 +4,8 @@
  *     GGML_BACKEND_PATH=…/libggml-attn.so llama-cli -fa on -m model.gguf
  *
  * A program that loads ggml's backends (ggml_backend_load_all(), in builds with GGML_BACKEND_DL) finds it by that variable.
- * It takes tensors in the CPU's own buffers, so that ggml's scheduler copies nothing. Such a library belongs to one version
- * of ggml's interface (GGML_BACKEND_API_VERSION), whose headers it was built with; ggml refuses others. */
+ * It takes tensors in the CPU's own buffers, so that ggml's scheduler copies nothing. GGML_BACKEND_API_VERSION is the
+ * version of the headers that it was built with; ggml refuses a library of another one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
