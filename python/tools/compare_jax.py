@@ -76,11 +76,7 @@ def table(options):
 
 
 def main():
-    lines = []
-    for line in table(OPTIONS):
-        print(line, flush=True)
-        lines.append(line)
-    tables.write("compare_jax", lines, OPTIONS)
+    tables.write("compare_jax", tables.printed(table(OPTIONS)), OPTIONS)
 
 
 if __name__ == "__main__":

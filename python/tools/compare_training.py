@@ -73,11 +73,8 @@ def table(options):
 
 
 def main():
-    options, lines = tables.read_options(__doc__), []
-    for line in table(options):
-        print(line, flush=True)
-        lines.append(line)
-    tables.write("compare_training", lines, options)
+    options = tables.read_options(__doc__)
+    tables.write("compare_training", tables.printed(table(options)), options)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,15 @@ def caption(options, peer=f"PyTorch {torch.__version__}"):
             f"libattn {libattn.version()}, {options.rounds} rounds")
 
 
+def printed(lines):
+    """The list of the lines, each printed as soon as it is there."""
+    found = []
+    for line in lines:
+        print(line, flush=True)
+        found.append(line)
+    return found
+
+
 def write(name, lines, options):
     """Puts it between <!-- NAME DTYPE THREADS --> and <!-- end -->, if a file is given."""
     if not options.write:

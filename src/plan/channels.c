@@ -204,22 +204,23 @@ static NO_INLINE void finish_head(const channel_run *r, int64_t b, int64_t h) {
   }
 }
 
-static void scale_task(void *pointer, int64_t index, int worker) {
-  const channel_run *r = pointer;
-  const int64_t heads = r->inner.heads_q;
+typedef struct head_loop {
+  const channel_run *run;
+  void (*body)(const channel_run *r, int64_t b, int64_t h);
+} head_loop;
+
+static void head_task(void *pointer, int64_t index, int worker) {
+  const head_loop *l = pointer;
+  const int64_t heads = l->run->inner.heads_q;
   (void)worker;
   const uint64_t mode = attn_float_mode_enter();
-  scale_head(r, index / heads, index % heads);
+  l->body(l->run, index / heads, index % heads);
   attn_float_mode_leave(mode);
 }
 
-static void finish_task(void *pointer, int64_t index, int worker) {
-  const channel_run *r = pointer;
-  const int64_t heads = r->inner.heads_q;
-  (void)worker;
-  const uint64_t mode = attn_float_mode_enter();
-  finish_head(r, index / heads, index % heads);
-  attn_float_mode_leave(mode);
+static void each_head(const channel_run *r, void (*body)(const channel_run *r, int64_t b, int64_t h)) {
+  head_loop loop = {r, body};
+  attn_parallel_run(&r->channels->options, r->inner.batch * r->inner.heads_q, head_task, &loop);
 }
 
 /* Whether anything is left to do once the kernel has run. */
@@ -246,7 +247,7 @@ void attn_channels_run(const attn_channels *c, const attn_args *args, void *work
   if (of_k || !scaled) r.own.k_scale = scaled ? &one : NULL;
   if (of_v) r.own.v_scale = scaled ? &one : NULL;
   if (p->dtype_o != ATTN_F32 && args->o) r.own.o = floats_at(workspace, c->o);
-  if (of_k) attn_parallel_run(&c->options, p->batch * p->heads_q, scale_task, &r);
+  if (of_k) each_head(&r, scale_head);
   attn_plan_run_read(c->plan, &r.own, (char *)workspace + c->work);
-  if (needs_finish(&r)) attn_parallel_run(&c->options, p->batch * p->heads_q, finish_task, &r);
+  if (needs_finish(&r)) each_head(&r, finish_head);
 }

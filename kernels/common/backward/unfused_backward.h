@@ -58,7 +58,7 @@ typedef struct unfused_block {
   library_product_fn product;
   const float *k, *v, *q, *d_o, *minus_lse, *minus_delta;
   float *d_s, *slope, *kept; /* slope, kept: NULL: none */
-  philox_dropout dropout;    /* whose factors are kept */
+  philox_dropout dropout;    /* its factors of a row stand in kept */
   int64_t qk_floats, v_floats;
 } unfused_block;
 
