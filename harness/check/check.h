@@ -74,7 +74,7 @@ int64_t bench_row_place(const attn_problem *problem, const attn_args *args, cons
 int64_t bench_key_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
                         const bench_expected_row *row, int64_t j);
 
-/* The factor of value j of the row's KV head; 1 in a problem without. */
+/* The factor of column d of value j of the row's KV head; 1 in a problem without. */
 double bench_v_scale(const attn_problem *problem, const attn_args *args, const bench_expected_row *row, int64_t j,
                      int64_t d);
 

@@ -53,7 +53,7 @@ bench_outcome bench_structure_pieces(bench_structure *s) {
   bench_view whole = bench_view_of_sequence(s);
   attn_problem *p = &whole.problem;
   if (!s->subject->rows_stand_alone || p->window_first > 0 || p->shared_prefix > 0) return BENCH_NOT_APPLICABLE;
-  if (attn_v_channel_step(p)) return BENCH_NOT_APPLICABLE;
+  if (attn_v_channel_step(p)) return BENCH_NOT_APPLICABLE; /* refused with a state */
   /* A sink far above a row's scores: a whole call computes the row in double precision, which pieces cannot. */
   if (attn_uses(p, ATTN_USE_SINKS)) return BENCH_NOT_APPLICABLE;
   const int64_t floats = use_state(p);

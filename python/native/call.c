@@ -821,9 +821,11 @@ static bool take_scale(call *c, int key, attn_strides *stride, const float **fie
   if (t.type != DTYPE_F32)
     return PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32", keyword_names[key], dtype_name(t.type)), false;
   if (t.ndim > 4 || (t.ndim && t.ndim < 4 && c->given[KEY_cu_seqlens_k]))
-    return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must be a number%s", keyword_names[key], t.ndim,
-                        t.ndim > 4 ? ", or [batch, kv_heads, keys], with pages [pages, kv_heads, page_tokens]"
-                                   : " or [1, kv_heads, 1, dim] where keys are packed"),
+    return PyErr_Format(
+               PyExc_ValueError, "%s has %d dimensions; it must be a number%s", keyword_names[key], t.ndim,
+               t.ndim > 4
+                   ? ", or [batch, kv_heads, keys], with pages [pages, kv_heads, page_tokens], or [batch, kv_heads, 1, dim]"
+                   : " or [1, kv_heads, 1, dim] where keys are packed"),
            false;
   *field = (const float *)t.data;
   if (t.ndim == 4) return take_channels(c, &t, key, stride);
