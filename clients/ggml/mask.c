@@ -4,17 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { ZERO = 0x0000, MINUS_INFINITY = 0xfc00 }; /* float16 */
+#include "kernels/common/problem/convert.h"
 
-/* Exact: a float16 has fewer bits (IEEE 754-2019, 3.6). Numbers below the normal ones are multiples of 2^-24. */
-static float widen(uint16_t half) {
-  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
-  if (exponent == 0) return (sign ? -0x1p-24f : 0x1p-24f) * (float)fraction;
-  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-  float wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
+enum { ZERO = 0x0000, MINUS_INFINITY = 0xfc00 }; /* float16 */
 
 /* Counts what differs between rows of a kind: without branches, so that compilers use vectors. */
 static void count_row(const uint16_t *row, int64_t keys, int64_t *others, int64_t *seen) {
@@ -70,7 +62,7 @@ void mask_write_bias(const mask *m, const float *slopes, int64_t all_heads, floa
       const uint16_t *from = m->numbers + (b * m->heads + h % m->heads) * of_head;
       float *to = bias + (b * written + h) * of_head;
       const float slope = slopes ? slopes[h] : 1;
-      for (int64_t i = 0; i < of_head; i++) to[i] = slope * widen(from[i]);
+      for (int64_t i = 0; i < of_head; i++) to[i] = slope * attn_f32_of_f16(from[i]);
     }
 }
 
