@@ -2,6 +2,7 @@
 /* attnbench eval: kernels on the user's own tensors. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/plugins.h"
@@ -14,12 +15,12 @@
 static eval_options problem;
 static eval_task task;
 static bench_filter filter;
-static const char *threads, *cpus;
+static const char *threads, *cpus, *case_place;
 
 #define MOST_KEYS (INT64_C(1) << 40)
 
 static const cli_option options[] = {
-    CLI_HEADING("Tensors (.npy files)"),
+    CLI_HEADING("Tensors (.npy files, or FILE.npz:NAME.npy in an uncompressed archive)"),
     {CLI_STRING, 0, "q", "FILE", "queries [batch, heads, seq, dim]; [heads, seq, dim] and [seq, dim] will do",
      &problem.path[EVAL_Q]},
     {CLI_STRING, 0, "k", "FILE", "keys [batch, heads_kv, seq, dim]; heads_kv divides heads", &problem.path[EVAL_K]},
@@ -28,6 +29,9 @@ static const cli_option options[] = {
      "factors of the keys, for int8 above all; broadcasts to [batch, heads_kv, seq_k] as in NumPy",
      &problem.path[EVAL_K_SCALE]},
     {CLI_STRING, 0, "v-scale", "FILE", "factors of the values, likewise", &problem.path[EVAL_V_SCALE]},
+    {CLI_STRING, 0, "case", "INDEX:NAME",
+     "the arrays and options of a case of libattn.conformance, such as index.json:causal/5x5; other options replace them",
+     &case_place},
     {CLI_STRING, 0, "layout", "WORD", "bhsd, or bshd for [batch, seq, heads, dim] (default bhsd)", &problem.layout},
     {CLI_STRING, 0, "dtype", "TYPE",
      "what the kernels get of q, k, v and give as o: f32, f16 or bf16; uint16 files hold bf16 (default: the files' own; "
@@ -117,10 +121,7 @@ static int run_eval(const bench_selection *selection) {
   return code;
 }
 
-int bench_eval_main(int argc, char **argv) {
-  bench_selection selection;
-  int64_t count = bench_cpu_count();
-  int code;
+static bool parse(int argc, char **argv, int *code) {
   problem = (eval_options){.layout = "bhsd",
                            .causal = "none",
                            .scale = NAN,
@@ -131,8 +132,36 @@ int bench_eval_main(int argc, char **argv) {
   task = (eval_task){.budget_s = 10};
   filter = (bench_filter){.kernels.count = 0};
   threads = "1";
-  cpus = NULL;
-  if (!cli_parse(&command, argc, argv, &code)) return code;
+  cpus = case_place = NULL;
+  return cli_parse(&command, argc, argv, code);
+}
+
+/* Again, with the options of the case before those that are given. */
+static bool parse_with_case(int argc, char **argv, int *code) {
+  static eval_words words;
+  char error[1600];
+  if (!eval_case_words(case_place, &words, error, sizeof error)) {
+    *code = cli_usage_error("eval", "%s", error);
+    return false;
+  }
+  char **all = calloc((size_t)(argc + words.count) + 1, sizeof *all);
+  if (!all) {
+    *code = cli_fail(BENCH_EXIT_INTERNAL, "eval", "no memory for %d options", argc + words.count);
+    return false;
+  }
+  all[0] = argv[0];
+  memcpy(all + 1, words.word, (size_t)words.count * sizeof *all);
+  memcpy(all + 1 + words.count, argv + 1, (size_t)(argc - 1) * sizeof *all);
+  const bool fine = parse(argc + words.count, all, code);
+  free(all);
+  return fine;
+}
+
+int bench_eval_main(int argc, char **argv) {
+  bench_selection selection;
+  int64_t count = bench_cpu_count();
+  int code;
+  if (!parse(argc, argv, &code) || (case_place && !parse_with_case(argc, argv, &code))) return code;
   for (int i = 0; i < filter.kernels.count; i++)
     if (!strcmp(filter.kernels.item[i], "all")) filter.kernels.item[i] = "*";
   if ((code = bench_select(&filter, "eval", &selection)) != 0) return code;

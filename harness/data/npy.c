@@ -203,8 +203,8 @@ static bool parse_header(npy_reader *reader) {
 /* ---- The file ---------------------------------------------------------------------------------------------------- */
 
 /* A pipe would make a plain fopen wait for a writer. */
-static bool open_file(npy_reader *reader) {
-  const int descriptor = open(reader->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+static bool open_file(npy_reader *reader, const char *path) {
+  const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   struct stat status;
   reader->file = descriptor < 0 ? NULL : fdopen(descriptor, "rb");
   if (!reader->file || fstat(descriptor, &status) != 0) return fail(reader, "cannot be read: %s", strerror(errno));
@@ -219,12 +219,51 @@ static bool read_bytes(npy_reader *reader, void *data, size_t bytes, const char 
   return fail(reader, "ends within its %s (%lld bytes in all)", what, (long long)reader->bytes);
 }
 
+static uint64_t little_endian(const unsigned char *bytes, int count) {
+  uint64_t value = 0;
+  while (count-- > 0) value = value << 8 | bytes[count];
+  return value;
+}
+
+/* Behind a member's header: its name and extra fields, of which ZIP64's has the size of what follows. */
+static bool read_member(npy_reader *reader, const unsigned char head[30], const char *name, bool *found, int64_t *size) {
+  unsigned char text[512]; /* a name that does not fit is not the one that is wanted */
+  const size_t length = little_endian(head + 26, 2), extra = little_endian(head + 28, 2);
+  const size_t kept = length + extra < sizeof text ? length + extra : sizeof text;
+  if (!read_bytes(reader, text, kept, "list of arrays")) return false;
+  if (fseek(reader->file, (long)(length + extra - kept), SEEK_CUR) != 0)
+    return fail(reader, "cannot be read: %s", strerror(errno));
+  *found = length == strlen(name) && length <= kept && memcmp(text, name, length) == 0;
+  uint64_t bytes = little_endian(head + 18, 4);
+  if (bytes == UINT32_MAX && extra >= 20 && length + 20 <= kept && little_endian(text + length, 2) == 1)
+    bytes = little_endian(text + length + 12, 8);
+  if (head[6] & 8 || head[8] || bytes > (uint64_t)(reader->bytes - ftell(reader->file)))
+    return fail(reader, "has arrays that are compressed or cut short; numpy.savez writes readable ones");
+  *size = (int64_t)bytes;
+  return true;
+}
+
+/* Goes to the member's data, and ends the file behind it. */
+static bool find_member(npy_reader *reader, const char *name) {
+  unsigned char head[30];
+  bool found = false;
+  int64_t size = 0;
+  while (!found) {
+    if (fread(head, 1, sizeof head, reader->file) != sizeof head || memcmp(head, "PK\3\4", 4) != 0)
+      return fail(reader, "holds no such array");
+    if (!read_member(reader, head, name, &found, &size)) return false;
+    if (!found && fseek(reader->file, (long)size, SEEK_CUR) != 0) return fail(reader, "cannot be read: %s", strerror(errno));
+  }
+  reader->bytes = ftell(reader->file) + size;
+  return true;
+}
+
 /* Magic, version and header length; then the header's text into memory. */
 static bool read_header(npy_reader *reader) {
   unsigned char start[8], length_bytes[4] = {0};
   if (reader->bytes < 10) return fail(reader, "is not an .npy file: only %lld bytes long", (long long)reader->bytes);
   if (!read_bytes(reader, start, sizeof start, "first 8 bytes")) return false;
-  if (memcmp(start, "PK\3\4", 4) == 0) return fail(reader, "is an .npz archive; save its arrays one by one with numpy.save");
+  if (memcmp(start, "PK\3\4", 4) == 0) return fail(reader, "is an .npz archive; FILE.npz:NAME.npy is an array in it");
   if (memcmp(start, npy_magic, 6) != 0) return fail(reader, "is not an .npy file: it does not begin with \\x93NUMPY");
   if (start[6] < 1 || start[6] > 3 || start[7] != 0)
     return fail(reader, "has .npy format version %d.%d; 1.0, 2.0 and 3.0 are known", start[6], start[7]);
@@ -280,7 +319,11 @@ static bool read_data(npy_reader *reader) {
 int npy_read(const char *path, npy_array *array, char *error, size_t error_bytes) {
   npy_reader reader = {.path = path, .array = array, .error = error, .error_bytes = error_bytes};
   memset(array, 0, sizeof *array);
-  const bool ok = open_file(&reader) && read_header(&reader) && read_data(&reader);
+  const char *colon = strstr(path, ".npz:");
+  char archive[4096];
+  snprintf(archive, sizeof archive, "%.*s", colon ? (int)(colon - path) + 4 : (int)strlen(path), path);
+  const bool ok = open_file(&reader, archive) && (!colon || find_member(&reader, colon + 5)) && read_header(&reader) &&
+                  read_data(&reader);
   if (reader.file) fclose(reader.file);
   free(reader.header);
   if (!ok) npy_free(array);

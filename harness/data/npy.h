@@ -21,7 +21,8 @@ typedef struct npy_array {
   void *data;    /* C order, native byte order; owned; free with npy_free */
 } npy_array;
 
-/* 0, or -1 with a sentence in error[error_bytes] naming the file and what would be right. Never trusts a header field. */
+/* path: of a file, or "archive.npz:name.npy" of a member that is not compressed, as numpy.savez writes it. 0, or -1 with a
+ * sentence in error[error_bytes] naming the file and what would be right. Never trusts a header field. */
 int npy_read(const char *path, npy_array *array, char *error, size_t error_bytes);
 
 /* The file is whole or as it was before. False after an error, said on stderr. */

@@ -68,6 +68,17 @@ typedef struct eval_options {
   uint32_t uses;                     /* ATTN_USE_... of the outputs that the kernels are asked for */
 } eval_options;
 
+/* Options that a case of libattn.conformance stands for. */
+enum { EVAL_WORDS = 64 };
+typedef struct eval_words {
+  char *word[EVAL_WORDS];
+  int count;
+  char text[20000];
+} eval_words;
+
+/* place: INDEX:NAME, such as "cases/index.json:causal/5x5". False with a sentence in error. */
+bool eval_case_words(const char *place, eval_words *words, char *error, size_t error_bytes);
+
 /* A problem and its data. */
 typedef struct eval_input {
   bench_tensors tensors;        /* holds the problem as well; outputs are not written yet */

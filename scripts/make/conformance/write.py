@@ -29,7 +29,6 @@ CASES = ROOT / "python" / "libattn" / "conformance" / "cases"
 MOST_BYTES = 190_000
 VERSION = 1
 
-
 FILES = {"row_len": "kv_len", "align": "offset", "o": "expect", "lse": "expect_lse"}  # eval's names of options with files
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -37,8 +36,10 @@ DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 def eval_options(settings, arrays, outputs):
     """The options of `attnbench eval`, with arrays of the case in place of files; None if it does not take the case."""
     align = settings.get("align", "top_left")
-    if "page_table" in arrays or "o" not in outputs or align == "bottom_right" and not settings.get("causal"):
+    if "page_table" in arrays or "o" not in outputs:
         return None
+    if align == "bottom_right" and not settings.get("causal"):  # a window alone
+        align = arrays["k"].shape[2] - arrays["q"].shape[2]
     said = [f"--{FILES.get(name, name).replace('_', '-')} {name}" for name in (*arrays, *outputs)]
     if "dtype" in settings:
         said.append(f"--dtype {DTYPES[settings['dtype']]}")
@@ -57,10 +58,10 @@ def eval_options(settings, arrays, outputs):
 
 
 def describe(case, file):
-    arrays = [name for name in case.arrays if name.split(".")[0] not in case.outputs]
+    arrays = {name: array for name, array in case.arrays.items() if name.split(".")[0] not in case.outputs}
     return {"name": case.name, "subject": case.subject, "meaning": case.meaning,
-            **({"source": case.source} if case.source else {}), "file": file, "eval": eval_options(case.settings, arrays,
-            case.outputs), "options": case.settings, "arrays": arrays,
+            **({"source": case.source} if case.source else {}), "file": file,
+            "eval": eval_options(case.settings, arrays, case.outputs), "options": case.settings, "arrays": list(arrays),
             "outputs": list(case.outputs), "conventions": case.conventions}
 
 

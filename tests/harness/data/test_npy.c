@@ -19,7 +19,7 @@ static char path[64];
 
 static int make_path(void **state) {
   (void)state;
-  strcpy(path, "test_npy_XXXXXX.npy");
+  strcpy(path, "test_npy_XXXXXX.npz"); /* whose name counts with a member's alone */
   const int descriptor = mkstemps(path, 4);
   return descriptor < 0 ? -1 : close(descriptor);
 }
@@ -229,6 +229,73 @@ TEST(survives_damage) {
       if (npy_read(path, &array, error, sizeof error) == 0) npy_free(&array);
       bytes[at] = saved;
     }
+}
+
+/* An archive of two arrays, as numpy.savez writes it: the sizes of the first in its header, those of the second in ZIP64's
+ * extra field. Returns its bytes. */
+static size_t write_archive(unsigned char bytes[512]) {
+  static const char header[] = "{'descr': '<i4', 'fortran_order': False, 'shape': (1,), } \n";
+  const unsigned char size = 10 + sizeof header - 1 + 4;
+  size_t count = 0;
+  for (int second = 0; second < 2; second++) {
+    unsigned char *head = bytes + count, *extra = head + 30 + 5;
+    memset(head, 0, 200);
+    memcpy(head, "PK\3\4", 4);
+    memset(head + 18, second ? 0xff : 0, 8);
+    head[26] = 5;
+    memcpy(head + 30, second ? "b.npy" : "a.npy", 5);
+    if (second) {
+      head[28] = 20;
+      extra[0] = 1;
+      extra[2] = 16;
+      extra[4] = extra[12] = size;
+    } else {
+      head[18] = head[22] = size;
+    }
+    unsigned char *data = extra + head[28];
+    memcpy(data, "\x93NUMPY\1\0", 8);
+    data[8] = sizeof header - 1;
+    memcpy(data + 10, header, sizeof header - 1);
+    data[size - 4] = (unsigned char)(7 + second);
+    count += (size_t)(data + size - head);
+  }
+  memcpy(bytes + count, "PK\1\2", 4); /* the list of members, which is not read */
+  write_file(bytes, count + 4);
+  return count + 4;
+}
+
+TEST(reads_members_of_archives) {
+  unsigned char bytes[512];
+  char member[96], error[512];
+  npy_array array;
+  const size_t size = write_archive(bytes);
+  for (int which = 0; which < 2; which++) {
+    snprintf(member, sizeof member, "%s:%c.npy", path, 'a' + which);
+    if (npy_read(member, &array, error, sizeof error) != 0) fail_msg("%s", error);
+    assert_int_equal(array.count, 1);
+    assert_int_equal(*(const int32_t *)array.data, 7 + which);
+    npy_free(&array);
+  }
+  for (size_t length = 0; length < size - 4; length++) { /* member is b.npy */
+    write_file(bytes, length);
+    assert_int_equal(npy_read(member, &array, error, sizeof error), -1);
+  }
+  for (size_t at = 0; at < size; at++)
+    for (int value = 0; value < 256; value += 5) {
+      const unsigned char saved = bytes[at];
+      bytes[at] = (unsigned char)value;
+      write_file(bytes, size);
+      if (npy_read(member, &array, error, sizeof error) == 0) npy_free(&array);
+      bytes[at] = saved;
+    }
+  write_file(bytes, size);
+  snprintf(member, sizeof member, "%s:c.npy", path);
+  assert_int_equal(npy_read(member, &array, error, sizeof error), -1);
+  assert_non_null(strstr(error, "holds no such array"));
+  bytes[8] = 8;
+  write_file(bytes, size);
+  assert_int_equal(npy_read(member, &array, error, sizeof error), -1);
+  assert_non_null(strstr(error, "numpy.savez writes readable ones"));
 }
 
 TEST(writes_what_it_reads) {
