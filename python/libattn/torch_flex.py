@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """flex_attention: PyTorch's FlexAttention (Dong et al. 2024, https://arxiv.org/abs/2412.05496) by libattn.
 
-A score_mod or mask_mod is a Python function. Each call traces and reads it: scores may be scaled, capped by tanh and
-masked, and whatever depends on positions may be added. Slopes times distances become ALiBi, comparisons of positions a
-window; other positions become a bias or a mask in memory. Importing libattn.torch imports this.
+A score_mod or mask_mod is a Python function, which is traced (torch_trace.py) and read: scores may be scaled, capped by
+tanh and masked, and whatever depends on positions may be added. Slopes times distances become ALiBi, comparisons of
+positions a window; other positions become a bias or a mask in memory. Importing libattn.torch imports this.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Callable
 
 import torch
 from torch import Tensor
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch.fx.experimental.proxy_tensor import make_fx
+
+from .torch_trace import graph_of
 
 INF = math.inf
 
@@ -160,29 +160,32 @@ def _of_score(name, values):
                               "numbers, capped by tanh, added to, and masked by where(..., score, -inf)")
 
 
-class _Reader(torch.fx.Interpreter):
-    """Reads a traced function: its values are numbers, tensors, _Value and _Score."""
+def _call(target, args, kwargs):
+    """A step of a traced function: its values are numbers, tensors, _Value and _Score."""
+    name = target.overloadpacket.__name__
+    leaves, tree = torch.utils._pytree.tree_flatten(args)
+    if any(isinstance(x, _Score) for x in leaves):
+        return _of_score(name, args)
+    if not any(isinstance(x, _Value) for x in leaves):
+        return target(*args, **kwargs)
 
-    def call_function(self, target, args, kwargs):
-        name = target.overloadpacket.__name__
-        leaves, tree = torch.utils._pytree.tree_flatten(args)
-        if any(isinstance(x, _Score) for x in leaves):
-            return _of_score(name, args)
-        if not any(isinstance(x, _Value) for x in leaves):
-            return target(*args, **kwargs)
+    def function(*values):
+        return target(*torch.utils._pytree.tree_unflatten(values, tree), **kwargs)
 
-        def function(*values):
-            return target(*torch.utils._pytree.tree_unflatten(values, tree), **kwargs)
-
-        plain = not kwargs or name == "_to_copy"  # alpha and rounding modes make others of sums and quotients
-        return _of_positions(name if plain else "", function, leaves)
+    plain = not kwargs or name == "_to_copy"  # alpha and rounding modes make others of sums and quotients
+    return _of_positions(name if plain else "", function, leaves)
 
 
 def _read(function, inputs):
+    """The result of function(*inputs); tensors that it reads have their values of now."""
     like = [torch.zeros(()), *(torch.zeros((), dtype=torch.int32) for _ in range(4))]  # each one of its own
-    with TransformGetItemToIndex():
-        traced = make_fx(function)(*like[-len(inputs):])
-    return _Reader(traced).run(*inputs)
+    module, given, values = graph_of(function, like[-len(inputs):]), iter(inputs), {}
+    *nodes, output = module.graph.nodes
+    for node in nodes:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = (next(given) if node.op == "placeholder" else getattr(module, node.target) if node.op == "get_attr"
+                        else _call(node.target, args, kwargs))
+    return torch.fx.map_arg(output.args[0], values.__getitem__)
 
 
 def _grid(batch, heads, queries, keys):

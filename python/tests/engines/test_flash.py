@@ -3,9 +3,12 @@
 sentence-transformers with and without padding, FlexAttention. The same tokens as their own attention, embeddings and outputs
 within limits."""
 
+import gc
 import importlib.util
 import pickle
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +21,7 @@ from torch.nn.attention import flex_attention as theirs  # noqa: E402
 
 import libattn.torch  # noqa: E402
 import libattn.transformers  # noqa: E402
+from libattn import torch_trace  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
@@ -242,6 +246,121 @@ def test_flex_attention(score, mask, monkeypatch):
 def test_blocks_of_other_sizes(size):
     for mask in MASKS:
         compare_flex(None, blocks_of(mask, size))
+
+
+def made(x):
+    """score_mods that add x * k, each with x in another place; set(y) puts y there."""
+    cell = x
+
+    def of_cell(s, b, h, q, k):
+        return s + cell * k
+
+    def set_cell(y):
+        nonlocal cell
+        cell = y
+
+    def of_default(s, b, h, q, k, x=x):
+        return s + x * k
+
+    def of_global(s, b, h, q, k):
+        return s + PLACE * k
+
+    inner = of_cell
+
+    def of_inner(s, b, h, q, k):
+        return inner(s, b, h, q, k)
+
+    place, parts = SimpleNamespace(x=x), [x]
+    return {"cell": (of_cell, set_cell), "inner": (of_inner, set_cell), "global": (of_global, set_global),
+            "default": (of_default, lambda y: setattr(of_default, "__defaults__", (y,))),
+            "list": (lambda s, b, h, q, k: s + parts[0] * k, lambda y: parts.__setitem__(0, y)),
+            "attribute": (lambda s, b, h, q, k: s + place.x * k, lambda y: setattr(place, "x", y))}
+
+
+PLACE = 0.0
+
+
+def set_global(y):
+    globals()["PLACE"] = y
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The functions that are traced."""
+    seen, trace = [], torch_trace.trace
+    monkeypatch.setattr(torch_trace, "trace", lambda function, like: seen.append(function) or trace(function, like))
+    return seen
+
+
+@pytest.mark.parametrize("place", made(0))
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+@pytest.mark.filterwarnings("ignore")
+def test_traces_are_kept_until_what_they_read_changes(place, kind, traces):
+    set_global(kind(0.02))
+    score, change = made(kind(0.02))[place]
+    kept = place != "attribute"
+    for number, x in enumerate((0.02, 0.04, 0.03), 1):
+        change(kind(x))
+        compare_flex(score, None)
+        compare_flex(score, None)
+        assert len(traces) == (number if kept else 2 * number)
+
+
+def in_place(x):
+    x.mul_(2)
+
+
+def behind_the_back(x):
+    x.numpy()[...] *= 2
+
+
+def as_data(x):
+    x.data = 2 * x
+
+
+@pytest.mark.parametrize("change", [in_place, behind_the_back, as_data])
+@pytest.mark.parametrize(("make", "kept"), [
+    (lambda x: lambda s, b, h, q, k: s + x[h] * k, True), (lambda x: lambda s, b, h, q, k: s + (x * 2)[h] * k, True),
+    (lambda x: lambda s, b, h, q, k: s + x[0].item() * k, False),
+    (lambda x: lambda s, b, h, q, k: s + float(x[1]) * k, False),
+    (lambda x: lambda s, b, h, q, k: s + k / 99 if x[2] > 0.015 else s, False),
+    (lambda x: lambda s, b, h, q, k: s + len((x > 0.015).nonzero()) * k / 99, False),
+    (lambda x: lambda s, b, h, q, k: s + x[x > 0.015].shape[0] * k / 99, False),
+    (lambda x: lambda s, b, h, q, k: s + x.tolist()[0] * k, False),
+    (lambda x: lambda s, b, h, q, k: s + x.data[h] * k, False)])
+@pytest.mark.filterwarnings("ignore")
+def test_values_of_tensors_are_those_of_the_call(make, kept, change, traces):
+    """Also where PyTorch does not count a change, and where the trace has values as numbers."""
+    x = torch.tensor([0.01, 0.02, 0.01, 0.04])
+    score = make(x)
+    for number in range(3):
+        compare_flex(score, None)
+        assert len(traces) == (1 if kept else number + 1)
+        change(x)
+
+
+def adding(x):
+    return (lambda s, b, h, q, k: s * 2 + x), (lambda b, h, q, k: q >= k - x)
+
+
+def test_traces_end_with_their_function(traces):
+    x = torch.tensor(0.5)
+    score, mask = adding(x)
+    q, k, v = tensors()
+    blocks = theirs.create_block_mask(mask, None, None, QUERIES, KEYS, device="cpu")
+    for _ in range(2):
+        libattn.torch.flex_attention(q, k, v, score, blocks, enable_gqa=True)
+    with torch.autocast("cpu"):
+        libattn.torch.flex_attention(q, k, v, score, blocks, enable_gqa=True)
+    assert traces == [score, mask, score, mask]
+    with torch.device("cpu"):  # a mode
+        libattn.torch.flex_attention(q, k, v, score, enable_gqa=True)
+    assert len(traces) == 5
+    traces.clear()
+    tensor, function = weakref.ref(x), weakref.ref(score)
+    del x, score, mask, blocks
+    gc.collect()
+    assert tensor() is None and function() is None
 
 
 def dense(q, k, v, score, mask):
