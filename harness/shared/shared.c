@@ -78,29 +78,30 @@ static bool is_known(const attn_problem *p) {
   return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(ATTN_USE_LSE | of_pages));
 }
 
-/* Queries and keys of each sequence, and where queries begin if they are packed. keys has room for 2 batch + 1 numbers. */
+/* Queries and keys of each sequence, and where queries begin if they are packed. keys has room for 2 batch + 1 numbers.
+ * Latent rows have one address of K and V, which is not read. */
 static attn_args count_tokens(const bench_case *bench, int32_t *queries, int32_t *keys) {
   int32_t *cu = keys + bench->problem.batch;
   for (int64_t b = cu[0] = 0; b < bench->problem.batch; b++) {
     queries[b] = bench_query_count(bench, b), keys[b] = bench_key_count(bench, b);
     cu[b + 1] = cu[b] + queries[b];
   }
-  return ATTN_STRUCT(attn_args, .kv_len = keys, .cu_seqlens_q = cu);
+  const void *v = bench_spec_is(&bench->spec, AXIS_LATENT, "on") ? queries : keys;
+  return ATTN_STRUCT(attn_args, .k = queries, .v = v, .kv_len = keys, .cu_seqlens_q = cu);
 }
 
-static int describe(const bench_case *bench, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
+static int describe(const bench_case *bench, char id[ATTNBENCH_ID], int64_t sizes[7], double work[2]) {
   snprintf(id, ATTNBENCH_ID, "%s", bench->invalid[0] ? bench->invalid : bench->case_id);
   if (bench->invalid[0]) return 0;
   const attn_problem *p = &bench->problem;
-  if (!is_known(p) || bench_spec_is(&bench->spec, AXIS_LATENT, "on")) {
-    snprintf(id, ATTNBENCH_ID,
-             "masks, offsets, latent rows and lengths without pages are not possible here; dense cases are right");
+  if (!is_known(p)) {
+    snprintf(id, ATTNBENCH_ID, "masks, offsets and lengths without pages are not possible here; dense cases are right");
     return 0;
   }
   int32_t *tokens = malloc((3 * (size_t)p->batch + 1) * sizeof *tokens);
   if (!tokens) return 0;
   const attn_args args = count_tokens(bench, tokens, tokens + p->batch);
-  memcpy(sizes, (int64_t[6]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk}, 6 * sizeof *sizes);
+  memcpy(sizes, (int64_t[7]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk, p->dim_v}, 7 * sizeof *sizes);
   work[0] = bench_case_flops(bench, bench_work_pairs(p, &args));
   work[1] = bench_work_bytes(p, &args);
   free(tokens);
@@ -119,7 +120,7 @@ static bool read_case(const char *const *axes, int count, bench_case *bench, cha
   return fine;
 }
 
-int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
+int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[7], double work[2]) {
   bench_case bench;
   return read_case(axes, count, &bench, id) && describe(&bench, id, sizes, work);
 }
@@ -142,7 +143,8 @@ struct attnbench_expected {
 static attn_problem dense_problem(const attnbench_problem *p) {
   const int64_t *sizes = p->sizes;
   attn_problem problem;
-  attn_problem_init(&problem, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[5]);
+  attn_problem_init(&problem, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]);
+  if (p->k == p->v) problem.v_stride = problem.k_stride;
   problem.dtype_q = problem.dtype_o = (attn_dtype)p->dtype;
   problem.dtype_kv = (attn_dtype)p->dtype_kv;
   if (p->align >= 0) attn_problem_set_causal(&problem, (attn_align)p->align);

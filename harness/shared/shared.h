@@ -45,7 +45,7 @@ ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t by
 /* The case of `count` texts "axis=value". sizes: as in attnbench_problem. work: floating-point operations
  * and bytes of one call. 0 if an axis or a value is wrong, no kernel can take the case, or it has masks, offsets, or lengths
  * without pages; id is then the sentence that says so. */
-ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6],
+ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[7],
                                  double work[2]);
 
 /* How many queries and keys each of the `batch` sequences of a case has. 0 if there is no such case. */
@@ -59,9 +59,10 @@ ATTNBENCH_API const char *attnbench_dtype(int dtype, double facts[2]);
 /* The right output of one problem, in float64. */
 typedef struct attnbench_expected attnbench_expected;
 
-/* Dense zero-mean inputs [batch][heads][seq][dim], and the problem that they belong to. */
+/* Dense zero-mean inputs [batch][heads][seq][dim], and the problem that they belong to. With v = k each row of V is the
+ * beginning of K's (latent rows). */
 typedef struct attnbench_problem {
-  int64_t sizes[6];      /* batch, heads_q, heads_kv, seq_q, seq_k, head_dim */
+  int64_t sizes[7];      /* batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v */
   int dtype, dtype_kv;   /* an attn_dtype, of Q and the output, and one of K and V */
   int align;             /* an attn_align of a causal problem; -1 if it is not causal */
   int with_lse;          /* whether attnbench_compare() will get an LSE */

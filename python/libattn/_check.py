@@ -74,7 +74,7 @@ class _Case:
         self.o = bytearray(len(self.inputs[0]))
         self.lse = bytearray(4 * b * hq * sq)
         self.expected = bench_library().attnbench_expected_create(ctypes.byref(S.attnbench_problem(
-            sizes=self.sizes, dtype=getattr(C, self.dtype), dtype_kv=getattr(C, self.dtype_kv), align=self.align,
+            sizes=(*self.sizes, d), dtype=getattr(C, self.dtype), dtype_kv=getattr(C, self.dtype_kv), align=self.align,
             with_lse=1, seed=1, **dict(zip("qkv", map(_address, self.inputs))))))
 
     def problem(self):

@@ -137,6 +137,24 @@ def test_cold_caches_have_copies_in_other_places():
     assert (cold.count, cold.length) == (21, 1)
 
 
+LATENT = "heads=4 heads_kv=1 seq_q=1 seq_k=40 dim_qk=24 dim_v=16 latent=on"
+
+
+@pytest.mark.parametrize("more", ["", " cache=cold-kv", " page_tokens=16", " page_tokens=16 cache=cold-kv"])
+def test_latent_rows_stay_one_array(more):
+    problem = bench.Problem(LATENT + more)
+    assert (problem.head_dim, problem.dim_v, problem.bytes_kv) == (24, 16, 40 * 24 * 4)
+    assert problem.bytes == 4 * (4 * 24 + 40 * 24 + 4 * 16) and problem.flops == 2 * 4 * 40 * (24 + 16)
+    for copy in places.Places(problem, 7, 1).copies:
+        _, k, v = copy.arrays
+        assert places.has_columns(k, v) and v.shape == (*k.shape[:-1], 16) and k is not problem.arrays[1]
+        assert (k == problem.arrays[1]).all()
+    found = bench.compare({"ours": once, "late": lambda q, k, v, **how: once(q, k, k[..., 1:17], **how),
+                           "copied": lambda q, k, v, **how: once(q, k, v.copy(), **how)}, [problem], **QUICK)
+    assert [row.status for row in found.rows] == ["PASS", "FAIL", "PASS", "PASS"]
+    assert found.rows[0].problem.columns()["dim_v"] == 16
+
+
 class Doubled:
     """Prepares its calls beforehand, with an output of its own; started counts what was prepared."""
 

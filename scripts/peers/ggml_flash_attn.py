@@ -9,7 +9,8 @@
 
 ggml is source: setup.sh builds it. Another build needs -DBUILD_SHARED_LIBS=ON (libggml.so loads libggml-base and -cpu).
 The graph of one node is planned and its work buffer allocated beforehand, and its tensors are the given arrays, so a call is
-only ggml_graph_compute(). K and V are float32, as Q, or q8_0 or q4_0. Method and exit codes: scripts/peers/README.md.
+only ggml_graph_compute(). K and V are float32, as Q, or q8_0 or q4_0; V may be a view of the rows of K.
+Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -52,6 +53,7 @@ FUNCTIONS = {  # name -> result, arguments
     "ggml_init": (c_void_p, [InitParams]),
     "ggml_free": (None, [c_void_p]),
     "ggml_new_tensor_4d": (c_void_p, [c_void_p, c_int, *[c_int64] * 4]),
+    "ggml_view_4d": (c_void_p, [c_void_p, c_void_p, *[c_int64] * 4, *[c_size_t] * 4]),
     "ggml_flash_attn_ext": (c_void_p, [*[c_void_p] * 5, *[c_float] * 3]),
     "ggml_new_graph": (c_void_p, [c_void_p]),
     "ggml_build_forward_expand": (None, [c_void_p, c_void_p]),
@@ -80,7 +82,7 @@ class Ggml:
 class FlashAttn:
     """Each rotation has a context, a graph and a work buffer. Inputs are [batch][heads][seq][dim], the output is
     [batch][seq][heads][dim]."""
-    name, kept = NAME, ("q8_0", "q4_0")
+    name, kept, latent = NAME, ("q8_0", "q4_0"), True
 
     def __init__(self, ggml):
         self.ggml = ggml
@@ -91,7 +93,7 @@ class FlashAttn:
             raise Refused("flash_attn_ext has no pages")
         if case.dtype != "f32":
             raise Refused("flash_attn_ext keeps Q and O in float32")
-        o = aligned_empty((case.batch, case.seq_q, case.heads, case.head_dim))
+        o = aligned_empty((case.batch, case.seq_q, case.heads, case.dim_v))
         mask = causal_mask(case)
         with contextlib.ExitStack() as stack:
             calls = [stack.enter_context(self.graph(case, *tensors, mask, o)) for tensors in rotations]
@@ -119,13 +121,19 @@ class FlashAttn:
             place(made, array)
             return made
 
+        def values(keys):
+            if not case.latent:
+                return tensor(v, case.dtype_kv, case.dim_v)
+            return c.ggml_view_4d(context, keys, case.dim_v, *reversed(v.shape[:-1]), *reversed(v.strides[:-1]), 0)
+
         def place(made, array):
             """ggml takes data from buffers, so each array becomes a buffer."""
             buffers.append(c.ggml_backend_cpu_buffer_from_ptr(array.ctypes.data, array.nbytes))
             c.ggml_backend_tensor_alloc(buffers[-1], made, array.ctypes.data)
 
         try:
-            result = c.ggml_flash_attn_ext(context, tensor(q), *(tensor(x, case.dtype_kv, case.head_dim) for x in (k, v)),
+            keys = tensor(k, case.dtype_kv, case.head_dim)
+            result = c.ggml_flash_attn_ext(context, tensor(q), keys, values(keys),
                                            None if mask is None else tensor(mask, "f16"),
                                            case.head_dim**-0.5, 0.0, 0.0)
             place(result, o)

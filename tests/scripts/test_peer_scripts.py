@@ -20,7 +20,7 @@ from libattn.bench.problems import INTEGERS, integers_of, row_bytes, store, stor
 from pairing import combine
 from pairing.cases import PRESETS, CaseError
 from pairing.cases import title as title_of
-from pairing.implementation import Refused
+from pairing.implementation import Refused, Usual
 from pairing.peers import PEERS, WORDS, Peer
 
 # The part of PyTorch that torch_linear.py uses. FAKE_TORCH=wrong: a product is 1 % too large.
@@ -158,9 +158,13 @@ def test_ggml_masks_as_attn_aligns():
 
 @pytest.fixture(scope="module")
 def fake_ggml(tmp_path_factory):
-    library = tmp_path_factory.mktemp("ggml") / "libggml.so"
+    return make_fake_ggml(tmp_path_factory.mktemp("ggml"))
+
+
+def make_fake_ggml(folder, *options):
+    library = folder / "libggml.so"
     source = ROOT / "tests" / "scripts" / "fake_ggml.c"
-    subprocess.run([compiler(), "-shared", "-fPIC", "-O2", source, "-o", library, "-lm"], check=True)
+    subprocess.run([compiler(), "-shared", "-fPIC", "-O2", *options, source, "-o", library, "-lm"], check=True)
     return library
 
 
@@ -183,6 +187,22 @@ def test_ggml_reads_blocks_of_8_and_4_bits(script, fake_ggml):
     assert [rows["auto", kept]["status"] for kept in ("q8_0", "q4_0", "i8")] == ["PASS"] * 3
     assert [rows["ggml_flash_attn_ext", kept]["status"] for kept in ("q8_0", "q4_0", "i8")] == ["PASS", "PASS", "SKIP"]
     assert rows["ggml_flash_attn_ext", "i8"]["reason"].endswith("of the type of its queries, or q8_0 or q4_0")
+
+
+@needs_library
+@pytest.mark.parametrize(("options", "status"), [([], "PASS"), (["-DLATE_VIEWS"], "FAIL")])
+def test_ggml_reads_latent_rows_where_they_lie(script, tmp_path, options, status):
+    done, rows = script("ggml", "--cases", "mla", "-a", "seq_k=40", "-a", "heads=4", "--sample-ms", "0.05", "--ggml-lib",
+                        make_fake_ggml(tmp_path, *options))
+    assert done.returncode == (status == "FAIL"), done.stderr + done.stdout
+    rows = [row for row in rows if row["kernel"] == "ggml_flash_attn_ext"]
+    assert [row["status"] for row in rows] == [status, "SKIP"] and rows[1]["reason"] == "flash_attn_ext has no pages"
+
+
+def test_peers_without_latent_rows_refuse_them():
+    for axes in (("dim_qk=16", "dim_v=8"), ("heads_kv=1", "latent=on")):
+        with pytest.raises(Refused, match="arrays of one shape"):
+            Usual(onnxruntime_attention.OPERATORS[1]).start(one_case(*axes), [])
 
 
 @pytest.mark.parametrize("kept", ["i8", "q8_0", "q4_0", "e4m3"])
@@ -224,7 +244,10 @@ def test_installed_peers_give_the_right_answer(script, name):
     if not own.exists():
         pytest.skip(f"{peer.title} is not installed: {peer.install}")
     in_pages, rows = ["-a", "page_tokens=32", "-a", "page_order=shuffled"], []
-    for more in {"vllm": [in_pages], "openvino": [[], in_pages]}.get(name, [[]]):
+    latent = [word for axis in ("latent=on", "heads_kv=1", "dim_qk=576", "dim_v=512", "seq_q=1") for word in ("-a", axis)]
+    latent_pages = [*latent, "-a", "page_tokens=16"]
+    runs = {"torch": [[], latent], "vllm": [in_pages, latent_pages], "openvino": [[], in_pages]}
+    for more in runs.get(name, [[]]):
         done, found = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", *more,
                              interpreter=own)
         assert done.returncode == 0, done.stderr + done.stdout

@@ -125,6 +125,25 @@ def test_pages_are_checked_sequence_by_sequence(library, axes):
         assert wrong and found.index == f"{last}:1:0:3"
 
 
+@pytest.mark.parametrize("axes", [(), ("dtype=bf16", "seq_q=2", "causal=bottom-right"),
+                                  ("page_tokens=16",), ("batch=3", "page_tokens=16", "lengths=kv_len")])
+def test_latent_rows_are_read_where_they_lie(library, axes):
+    case = one_case("heads=4", "heads_kv=1", "seq_q=1", "seq_k=50", "dim_qk=40", "dim_v=24", "latent=on", *axes)
+    q, k, v = case.arrays
+    with LibraryKernel(library, "auto", None).start(case, [(q, k, v)]) as prepared:
+        o = prepared.output(prepared.calls[0]())
+        assert o.shape == (*q.shape[:-1], 24) and case.check(o, None, prepared.rounding)[0] is None
+        if not case.pages:
+            right = right_answer(case, *(widen(x, case.dtype) for x in (q, k, v)))[0]
+            assert np.abs(widen(o, case.dtype) - right).max() < (1e-5 if case.dtype == "f32" else 2e-2)
+        late = k[..., 1:25]  # a fault: V begins with the second column
+        with pytest.raises(ValueError, match="v is .*; first columns of k, "):
+            LibraryKernel(library, "auto", None).start(case, [(q, k, late)]).__enter__()
+    case.arrays[1][..., 0] = case.arrays[1][..., 1]  # another V: the oracle must notice
+    case.__dict__.pop("oracle")
+    assert case.check(o, None, prepared.rounding)[0] is not None
+
+
 def test_one_call_without_a_plan(library):
     case = one_case("heads=2", "seq=16")
     q, k, v = case.arrays

@@ -73,7 +73,8 @@ class Sequence:
     """One of a problem, as harness.Reference takes it."""
 
     def __init__(self, problem, queries, keys):
-        self.batch, self.heads, self.heads_kv, self.head_dim = 1, problem.heads, problem.heads_kv, problem.head_dim
+        self.batch, self.heads, self.heads_kv = 1, problem.heads, problem.heads_kv
+        self.head_dim, self.dim_v = problem.head_dim, problem.dim_v
         self.seq_q, self.seq_k, self.causal = queries, keys, problem.causal
         self.dtype, self.dtype_kv = problem.dtype, problem.dtype_kv
 

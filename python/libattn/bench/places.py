@@ -63,25 +63,27 @@ class Places:
         self.gaps.append(np.empty(self.random.integers(LINE, MOST_GAP), np.uint8))
 
     def _copy(self, arguments, keywords):
-        done = {}  # an object that is given twice stays one
-
-        def copy(value):
-            if id(value) not in done:
-                done[id(value)] = self._elsewhere(value)
-            return done[id(value)]
-
-        return Copy(self.problem, [copy(value) for value in arguments],
-                    {name: copy(value) for name, value in keywords.items()})
+        moved = self._all_elsewhere([*arguments, *keywords.values()])
+        return Copy(self.problem, moved[:len(arguments)], dict(zip(keywords, moved[len(arguments):])))
 
     def _rotations(self, q, k, v):
         """Copies of K and V for a cold cache, together over four times the last-level cache."""
-        q, one = self._elsewhere(q), k.nbytes + v.nbytes
+        q, one = self._elsewhere(q), k.nbytes + (0 if has_columns(k, v) else v.nbytes)
         wanted, room = 4 * last_level_cache(), min(MOST_ROTATION_BYTES, 0.4 * available_bytes())
         count = max(1, min(MOST_ROTATIONS, math.ceil(wanted / one) + 1, int(room / one)))
         if count * one < wanted:
             self.warnings = [f"cache: {count} copies of K and V are less than 4 x the last-level cache"]
         keywords = self.problem.call[1]
-        return [Copy(self.problem, [q, self._elsewhere(k), self._elsewhere(v)], keywords) for _ in range(count)]
+        return [Copy(self.problem, [q, *self._all_elsewhere([k, v])], keywords) for _ in range(count)]
+
+    def _all_elsewhere(self, values):
+        """An object that is given twice stays one, and the first columns of another one (latent rows) stay its columns."""
+        done = {}
+        for index, value in enumerate(values):
+            if id(value) not in done:
+                rows = next((x for x in values[:index] if has_columns(x, value)), None)
+                done[id(value)] = self._elsewhere(value) if rows is None else done[id(rows)][..., :value.shape[-1]]
+        return [done[id(value)] for value in values]
 
     def _elsewhere(self, value):
         """A copy at any line of a page. An object that is no array of NumPy or PyTorch stays the same."""
@@ -96,6 +98,13 @@ class Places:
             self.gaps.append(np.empty(self.random.integers(LINE, MOST_GAP), np.uint8))
             return value.clone()
         return value
+
+
+def has_columns(rows, value):
+    """Whether both are arrays of NumPy, and `value` is a view of the first columns of `rows`."""
+    if not type(rows) is type(value) is np.ndarray or rows.ctypes.data != value.ctypes.data:
+        return False
+    return (rows.dtype, rows.strides, rows.shape[:-1]) == (value.dtype, value.strides, value.shape[:-1])
 
 
 def last_level_cache():

@@ -24,9 +24,10 @@ FEW_QUERIES = 16
 @dataclass(eq=False)
 class Problem:
     """A case of attnbench's axes: "heads=8 seq=512 causal=bottom-right" (docs/measuring.md). Axes: dtype, batch,
-    heads, heads_kv, seq, seq_q, seq_k, head_dim, causal, cache, threads; page_tokens, and with it page_order, lengths and
-    chunk. Functions are called as libattn.sdpa: f(q, k, v), with causal=True and align="bottom_right" if it is causal; in
-    pages with page_table, kv_len and cu_seqlens_q: q is [tokens, heads, dim], k and v [pages, kv_heads, page_tokens, dim].
+    heads, heads_kv, seq, seq_q, seq_k, head_dim, dim_qk, dim_v, latent, causal, cache, threads; page_tokens, and with it
+    page_order, lengths and chunk. Functions are called as libattn.sdpa: f(q, k, v), with causal=True and
+    align="bottom_right" if it is causal; in pages with page_table, kv_len and cu_seqlens_q: q is [tokens, heads, dim], k and
+    v [pages, kv_heads, page_tokens, dim]. With latent=on v is a view, the first dim_v columns of k.
 
     dtype=f32+i8, f32+q8_0, f32+q4_0 and f32+e4m3: keys and values are small integers, which every format of as many bits
     holds exactly, so that one oracle serves formats that differ. k and v are int8, or uint8 whose rows are the bytes of
@@ -44,11 +45,12 @@ class Problem:
     def __post_init__(self):
         axes = dict(word.partition("=")[::2] for word in self.axes.split())
         allowed = {"dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache", "threads",
-                   "page_tokens", "page_order", "lengths", "chunk"}
+                   "dim_qk", "dim_v", "latent", "page_tokens", "page_order", "lengths", "chunk"}
         if set(axes) - allowed:
             raise harness.CaseError(f"no axis {min(set(axes) - allowed)!r}; there are: {', '.join(sorted(allowed))}")
         self.id, sizes, self.flops, self.bytes = harness.describe(*self.axes.split())
-        self.batch, self.heads, self.heads_kv, self.seq_q, self.seq_k, self.head_dim = sizes
+        self.batch, self.heads, self.heads_kv, self.seq_q, self.seq_k, self.head_dim, self.dim_v = sizes
+        self.latent = axes.get("latent", "off") == "on"
         self.dtype, self.causal = axes.get("dtype", "f32"), axes.get("causal", "none")
         self.dtype, _, kept = self.dtype.partition("+")
         self.dtype_kv = kept or self.dtype
@@ -57,7 +59,7 @@ class Problem:
         if not fits or self.causal not in harness.ALIGNMENTS or self.cache not in CACHES:
             raise harness.CaseError(f"{self.axes}: dtype is f32, f16, bf16, or f32+ and one of {', '.join(INTEGERS)}; "
                                     f"causal is none, top-left or bottom-right; cache is {' or '.join(CACHES)}")
-        if kept in BYTES and self.head_dim % VALUES:
+        if kept in BYTES and (self.head_dim % VALUES or self.dim_v % VALUES):
             raise harness.CaseError(f"{self.axes}: head_dim is {self.head_dim}; with dtype f32+{kept} a multiple of "
                                     f"{VALUES} is right")
         self.pages, self.lengths = None, axes.get("lengths", "full")
@@ -88,7 +90,8 @@ class Problem:
 
     @property
     def bytes_kv(self):
-        return self.batch * 2 * self.heads_kv * self.seq_k * row_bytes(self.head_dim, self.dtype_kv)
+        dims = [self.head_dim] if self.latent else [self.head_dim, self.dim_v]
+        return self.batch * self.heads_kv * self.seq_k * sum(row_bytes(dim, self.dtype_kv) for dim in dims)
 
     @property
     def data_seed(self):
@@ -99,16 +102,17 @@ class Problem:
         """q, k and v: normal, of mean 0 and standard deviation 1. bfloat16 is in the bits of uint16."""
         generator = np.random.default_rng(self.data_seed)
         if self.pages:
-            queries = int(self.pages.cu_seqlens_q[-1]), self.heads, self.head_dim
-            keys = self.pages.count, self.heads_kv, self.pages.page_tokens, self.head_dim
+            queries = int(self.pages.cu_seqlens_q[-1]), self.heads
+            keys = self.pages.count, self.heads_kv, self.pages.page_tokens
         else:
-            queries = self.batch, self.heads, self.seq_q, self.head_dim
-            keys = self.batch, self.heads_kv, self.seq_k, self.head_dim
-        q, k, v = (generator.standard_normal(shape, dtype=np.float32) for shape in (queries, keys, keys))
+            queries, keys = (self.batch, self.heads, self.seq_q), (self.batch, self.heads_kv, self.seq_k)
+        shapes = (*queries, self.head_dim), (*keys, self.head_dim), (*keys, self.dim_v)
+        q, k, v = (generator.standard_normal(shape, dtype=np.float32) for shape in shapes)
         if self.dtype_kv in INTEGERS:
             most = INTEGERS[self.dtype_kv]
             q, k, v = q * (4 / most), *(np.rint(np.clip(x * (most / 4), -most, most)) for x in (k, v))
-        return [store(q, self.dtype), *(store(x, self.dtype_kv) for x in (k, v))]
+        q, k, v = store(q, self.dtype), *(store(x, self.dtype_kv) for x in (k, v))
+        return [q, k, k[..., :v.shape[-1]] if self.latent else v]
 
     @functools.cached_property
     def oracle(self):
@@ -140,7 +144,7 @@ class Problem:
         """Columns of results.csv."""
         return {"case_id": self.id, "dtype_q": self.dtype, "dtype_kv": self.dtype_kv, "dtype_o": self.dtype,
                 "batch": self.batch, "heads_q": self.heads, "heads_kv": self.heads_kv, "seq_q": self.seq_q,
-                "seq_k": self.seq_k, "dim_qk": self.head_dim, "dim_v": self.head_dim, "score": "dot", "causal": self.causal,
+                "seq_k": self.seq_k, "dim_qk": self.head_dim, "dim_v": self.dim_v, "score": "dot", "causal": self.causal,
                 "align": self.causal if self.causal != "none" else "top-left", "window": "none", "mask": "none",
                 "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": self.lengths,
                 "layout": "packed" if self.pages else "bhsd", "cache": self.cache}

@@ -8,11 +8,11 @@ from pathlib import Path
 from libattn.bench import CaseError, Problem, harness
 from libattn.bench.problems import INTEGERS
 
-AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache",
-        "page_tokens", "page_order", "lengths", "chunk")
+AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "dim_qk", "dim_v",
+        "latent", "causal", "cache", "page_tokens", "page_order", "lengths", "chunk")
 DTYPES = ("f32", "bf16", "f16", *(f"f32+{kept}" for kept in INTEGERS))
 WORDS = {"dtype": DTYPES, "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
-         "cache": ("warm", "cold-kv"), "lengths": ("full", "kv_len", "mixed")}
+         "cache": ("warm", "cold-kv"), "latent": ("off", "on"), "lengths": ("full", "kv_len", "mixed")}
 
 
 def read_preset(name):
@@ -42,10 +42,16 @@ PRESETS = {
         {"heads": "8", "seq_q": "1", "seq_k": "4096", "cache": "cold-kv"},
         {"heads": "32", "heads_kv": "8", "seq_q": "1", "seq_k": "8192", "head_dim": "128", "cache": "cold-kv"},
     ],
-    # Decoding with keys and values of 8 and 4 bits.
-    "quantised": [{"heads": heads, "heads_kv": "8", "seq_q": "1", "seq_k": "8192", "head_dim": "128", "cache": "cold-kv",
-                   "causal": "bottom-right", "dtype": dtype}
-                  for dtype in ("f32+i8", "f32+q8_0", "f32+q4_0") for heads in ("8", "32", "64")],
+    # Keys and values of 8 and 4 bits: decoding, and a chunk of a prompt. Only vLLM has e4m3, in pages.
+    "quantised": [{"dtype": dtype, "heads_kv": "8", "head_dim": "128", "causal": "bottom-right", **pages, **case}
+                  for dtype, pages in (("f32+i8", {}), ("f32+q8_0", {}), ("f32+q4_0", {}),
+                                       ("f32+e4m3", {"page_tokens": "128"}))
+                  for case in (*({"heads": heads, "seq_q": "1", "seq_k": "8192", "cache": "cold-kv"}
+                                 for heads in ("8", "32", "64")), {"heads": "32", "seq_q": "256", "seq_k": "4096"})],
+    # Absorbed latent attention, dense and in the pages that vLLM's operator takes.
+    "mla": [{"heads": heads, "heads_kv": "1", "seq_q": "1", "seq_k": "8192", "dim_qk": "576", "dim_v": "512",
+             "latent": "on", "cache": "cold-kv", **pages} for pages in ({}, {"page_tokens": "16"})
+            for heads in ("16", "64", "128")],
     "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
               {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
     "models": read_preset("models"),
@@ -63,21 +69,23 @@ PRESETS = {
 def heading(case):
     """The one that attnbench prints above its table."""
     return (f"{case.dtypes}  batch {case.batch}  heads {pair(case.heads, case.heads_kv, '/')}"
-            f"  seq {pair(case.seq_q, case.seq_k, 'x')}  head_dim {case.head_dim}  causal {case.causal}"
-            f"  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else "")
+            f"  seq {pair(case.seq_q, case.seq_k, 'x')}  head_dim {pair(case.head_dim, case.dim_v, '/')}"
+            f"  causal {case.causal}  threads {case.threads}" + (f"  cache {case.cache}" if case.cache != "warm" else "")
+            + ("  latent" if case.latent else "")
             + (f"  pages of {case.pages.page_tokens}  lengths {case.lengths}" if case.pages else ""))
 
 
 def title(case):
     """A short name for tables and figures, without what all cases of the peers table share."""
-    heads = pair(case.heads, case.heads_kv, "/")
+    heads, dims = pair(case.heads, case.heads_kv, "/"), pair(case.head_dim, case.dim_v, "/")
     if case.lengths == "mixed":
         return f"mixed batch of {case.batch}"
     if case.is_decode:
         batch = f"{case.batch}×" if case.batch > 1 else ""
-        words = f"{'decode' if case.heads == case.heads_kv else 'GQA decode'} {batch}{heads}×{case.seq_k}×{case.head_dim}"
+        kind = "MLA decode" if case.latent else "decode" if case.heads == case.heads_kv else "GQA decode"
+        words = f"{kind} {batch}{heads}×{case.seq_k}×{dims}"
         return words if case.seq_q == 1 else f"{words}, {case.seq_q} queries"
-    words = [f"d{case.head_dim}", f"s{pair(case.seq_q, case.seq_k, '×')}"]
+    words = [f"d{dims}", f"s{pair(case.seq_q, case.seq_k, '×')}"]
     words += [f"×{heads} heads"] if heads != "1" else []
     words += ["causal"] if case.causal != "none" else []
     return " ".join(words + ([f"batch {case.batch}"] if case.batch > 1 else []))
@@ -106,7 +114,7 @@ def build_case(values, threads, seed=1):
     """The case of these axes; the other axes have attnbench's defaults."""
     axes = " ".join(f"{name}={value}" for name, value in values.items())
     case = Problem(f"{axes} threads={threads}".lstrip(), seed=seed)
-    if min(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim) < 1:
+    if min(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim, case.dim_v) < 1:
         raise CaseError(f"{axes}: sizes from 1 up are right")
     return case
 

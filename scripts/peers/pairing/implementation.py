@@ -7,13 +7,13 @@ import contextlib
 from libattn.bench import Prepared, Refused
 from libattn.bench.problems import INTEGERS
 
-__all__ = ["Absent", "Prepared", "Refused", "Typed"]
+__all__ = ["Absent", "Prepared", "Refused", "Usual"]
 
 
 class Absent:
     """A peer that is not installed: it refuses every case for the same reason."""
 
-    kept = tuple(INTEGERS)
+    kept, latent = tuple(INTEGERS), True
 
     def __init__(self, name, reason):
         self.name, self.reason = name, reason
@@ -24,8 +24,9 @@ class Absent:
         yield  # makes this a generator
 
 
-class Typed:
-    """An implementation whose keys and values have the type of its queries, or one of the formats `kept` that it names."""
+class Usual:
+    """An implementation whose keys and values have the type of its queries, or one of the formats `kept` that it names, and
+    are arrays of one shape, unless it says `latent`: then V may be the first columns of K."""
 
     def __init__(self, inner):
         self.inner, self.name = inner, inner.name
@@ -35,4 +36,6 @@ class Typed:
         if case.dtype_kv not in (case.dtype, *kept):
             words = f", or {' or '.join(kept)}" if kept else ""
             raise Refused(f"its keys and values are of the type of its queries{words}")
+        if (case.latent or case.dim_v != case.head_dim) and not getattr(self.inner, "latent", False):
+            raise Refused("its keys and values are arrays of one shape; values that lie in rows of keys would be a copy")
         return self.inner.start(case, rotations)

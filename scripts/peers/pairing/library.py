@@ -19,6 +19,7 @@ import numpy as np
 
 from libattn._native import C, S, open_library
 from libattn.bench.harness import dtypes
+from libattn.bench.places import has_columns
 from libattn.bench.problems import INTEGERS, row_bytes, stored_type
 
 from .storage import ARRAYS, aligned_empty
@@ -162,7 +163,12 @@ def make_args(problem, q, k, v, o, lse=None, pages=None):
     if p.uses & C.ATTN_USE_LSE:
         arrays["lse"] = lse
     for name, array in arrays.items():
-        if array is None or array.dtype != wanted[name] or array.shape != shapes[name] or not array.flags.c_contiguous:
+        fits = array is not None and (array.dtype, array.shape) == (wanted[name], shapes[name])
+        if name == "v" and bytes(p.v_stride) == bytes(p.k_stride) and p.dim_v < p.dim_qk:
+            fits, order = fits and has_columns(k, v), "first columns of k,"
+        else:
+            fits, order = fits and array.flags.c_contiguous, "C-contiguous"
+        if not fits:
             found = "None" if array is None else f"{array.dtype} {array.shape}"
-            raise ValueError(f"{name} is {found}; C-contiguous {wanted[name]} {shapes[name]} is right")
+            raise ValueError(f"{name} is {found}; {order} {wanted[name]} {shapes[name]} is right")
     return S.attn_args(**{name: array.ctypes.data for name, array in arrays.items()})

@@ -21,9 +21,11 @@ class LibraryKernel:
     @contextlib.contextmanager
     def start(self, case, rotations):
         problem = self.library.problem(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim,
-                                       case.head_dim, ALIGNMENTS[case.causal], dtype=case.dtype, dtype_kv=case.dtype_kv)
+                                       case.dim_v, ALIGNMENTS[case.causal], dtype=case.dtype, dtype_kv=case.dtype_kv)
         if case.pages:
             self.library.take_pages(problem, case.pages)
+        if case.latent:
+            problem.v_stride = problem.k_stride
         begun = time.perf_counter_ns()
         try:
             plan = self.library.plan(problem, self.kernel, case.threads)
@@ -41,7 +43,7 @@ class LibraryKernel:
         return why[1] if why else str(error)
 
     def prepare(self, case, plan, plan_ns, rotations):
-        o = aligned_empty(rotations[0][0].shape, ARRAYS[case.dtype])
+        o = aligned_empty((*rotations[0][0].shape[:-1], case.dim_v), ARRAYS[case.dtype])
 
         def output(status):
             plan.check(status)

@@ -35,7 +35,7 @@ PEERS = {peer.name: peer for peer in (
          "scripts/peers/setup.sh onnxruntime", ("onnxruntime", "onnx")),
     Peer("openvino", "OpenVINO", "openvino_sdpa.py", ("openvino_sdpa", "openvino_paged"),
          "scripts/peers/setup.sh openvino", ("openvino",)),
-    Peer("vllm", "vLLM", "vllm_paged.py", ("vllm_cpu",), "scripts/peers/setup.sh vllm", ("torch", "vllm")),
+    Peer("vllm", "vLLM", "vllm_paged.py", ("vllm_cpu", "vllm_mla"), "scripts/peers/setup.sh vllm", ("torch", "vllm")),
     Peer("onednn", "oneDNN", "onednn_kernels.py", ("matmul_onednn", "graph_onednn"), "scripts/peers/setup.sh onednn"),
     Peer("ggml", "ggml", "ggml_flash_attn.py", ("ggml_flash_attn_ext",),
          "scripts/peers/setup.sh ggml, and --ggml-lib PATH names its build (.venv-peers/ggml/build/bin/libggml.so)"),
@@ -46,5 +46,5 @@ WORDS = {"torch_flash": "PyTorch flash", "torch_math": "PyTorch math", "ort_mha"
          "ort_attention": "ONNX Runtime Attention-23", "ort_gqa": "ONNX Runtime GroupQueryAttention",
          "openvino_sdpa": "OpenVINO ScaledDotProductAttention",
          "openvino_paged": "OpenVINO PagedAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",
-         "vllm_cpu": "vLLM CPU attention",
+         "vllm_cpu": "vLLM CPU attention", "vllm_mla": "vLLM MLA decode",
          "matmul_onednn": "oneDNN matmul + softmax + matmul", "graph_onednn": "oneDNN graph SDPA"}

@@ -19,7 +19,7 @@ from libattn.bench.rounds import SPIN_PAUSE_S
 
 from . import mkl
 from .cases import AXES, CaseError, build_cases, heading
-from .implementation import Typed
+from .implementation import Usual
 from .library import Library, LoadError
 from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
@@ -65,7 +65,7 @@ def main(script, argv=None):
     pause_s = pause(script, options)
     print_conditions(script, library, options, pause_s)
     entries = [LibraryKernel(library, OURS, None), *(LibraryKernel(library, name, name) for name in options.kernels),
-               *map(Typed, script.implementations(options, library))]
+               *map(Usual, script.implementations(options, library))]
     run = Run(script, cases)
     run.announce()
     found = compare({entry.name: entry for entry in entries}, cases, baseline=OURS, rounds=options.rounds,
