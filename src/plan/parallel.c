@@ -9,6 +9,7 @@
 #include "src/api/error.h"
 #include "src/api/layouts.h"
 #include "src/api/resources.h"
+#include "src/plan/deal.h"
 
 enum { MOST_THREADS = 4096 };
 
@@ -123,36 +124,17 @@ void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn 
 
 /* ---- Near tasks ---- */
 
-enum { MOST_SHARES = 64 };
-
-/* Consecutive tasks, one share for each worker (or for several, where there are many). */
-typedef struct near_share {
-  _Alignas(ATTN_MEMORY_ALIGN) _Atomic int64_t next;
-} near_share;
-
 typedef struct near_run {
   attn_task_fn task;
   void *context;
-  int64_t tasks;
-  int shares;
-  near_share share[MOST_SHARES];
+  attn_deal deal; /* a unit for each task */
 } near_run;
 
-static int64_t share_begin(const near_run *r, int share) { return r->tasks * share / r->shares; }
-
-/* One call for each task. It takes one of its worker's share, or of the next share that has one: some share has, because
- * no other call takes two. */
-static void take_one(void *context, int64_t i, int worker) {
+static void run_share(void *context, int64_t i, int worker) {
   near_run *r = context;
+  attn_dealt next;
   (void)i;
-  for (int n = 0;; n++) {
-    const int share = (worker + n) % r->shares;
-    const int64_t next = atomic_fetch_add_explicit(&r->share[share].next, 1, memory_order_relaxed);
-    assert(n < r->shares);
-    if (next >= share_begin(r, share + 1)) continue;
-    r->task(r->context, next, worker);
-    return;
-  }
+  while (attn_deal_take(&r->deal, worker, &next)) r->task(r->context, next.task.unit, worker);
 }
 
 void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
@@ -160,10 +142,8 @@ void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_tas
     attn_parallel_run(options, tasks, task, context);
     return;
   }
-  near_run r = {.task = task,
-                .context = context,
-                .tasks = tasks,
-                .shares = options->threads < MOST_SHARES ? options->threads : MOST_SHARES};
-  for (int s = 0; s < r.shares; s++) atomic_init(&r.share[s].next, share_begin(&r, s));
-  attn_parallel_run(options, tasks, take_one, &r);
+  const attn_schedule loop = {.units = tasks, .wave_units = tasks, .phases = 1, .items = {1}};
+  near_run r = {.task = task, .context = context};
+  attn_deal_start(&r.deal, &loop, tasks, options->threads, NULL);
+  attn_parallel_run(options, options->threads, run_share, &r);
 }

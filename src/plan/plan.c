@@ -21,6 +21,7 @@
 #include "src/choice/tuning.h"
 #include "src/plan/by_length.h"
 #include "src/plan/channels.h"
+#include "src/plan/deal.h"
 #include "src/plan/parallel.h"
 #include "src/plan/pieces.h"
 #include "src/registry/cpu.h"
@@ -36,6 +37,7 @@ struct attn_plan {
   attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
   bool small;           /* more threads do not pay */
   size_t workspace_bytes;
+  int64_t finished; /* offset in the workspace of the deal's counters (deal.h) */
   attn_choice choice;
   attn_channels *channels;     /* the plan without factors of channels, which runs instead of the schedule; NULL = none */
   attn_pieces *pieces;         /* the same of pieces */
@@ -43,7 +45,10 @@ struct attn_plan {
   _Atomic(char *) description; /* made when it is asked for */
 };
 
-/* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
+/* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... [counters of the deal] ---- */
+
+/* Whether the plan's own threads run the tasks; one thread and a caller's pool take them phase by phase. */
+static bool deals_tasks(const attn_plan *plan) { return plan->options.threads > 1 && !plan->options.parallel_for; }
 
 /* One thread takes unit by unit and packs each just before it is used. Several threads share a wave. It holds enough tasks
  * to balance their load and enough work to pay for its barriers; more units would only cost memory. */
@@ -75,7 +80,8 @@ static bool size_workspace(attn_plan *plan) {
   plan->options.threads = useful_threads(plan);
   int64_t units_at, scratch_at, end = 0;
   const memory_part parts[] = {{&units_at, s->wave_units, (int64_t)s->unit_bytes},
-                               {&scratch_at, plan->options.threads, (int64_t)s->scratch_bytes}};
+                               {&scratch_at, plan->options.threads, (int64_t)s->scratch_bytes},
+                               {&plan->finished, deals_tasks(plan) ? attn_deal_counters(s) : 0, sizeof(int64_t)}};
   const bool fits = LAY_OUT(parts, &end);
   plan->workspace_bytes = (size_t)end;
   return fits;
@@ -320,53 +326,80 @@ int attn_plan_threads(const attn_plan *plan) { return plan->options.threads; }
 
 /* ---- Running ---- */
 
-typedef struct phase_context {
+typedef struct plan_run {
   const attn_plan *plan;
   const attn_args *args;
-  char *shared, *scratch;
+  char *workspace;
   const int64_t *sequences; /* NULL: all */
-  int64_t first_unit;
-  int phase;
-} phase_context;
+  int64_t first_unit;       /* of the wave, or of the deal */
+  int phase;                /* where all tasks of a phase run before the next one */
+  attn_deal *deal;
+} plan_run;
 
 /* The unit at a place in the list of all sequences or of some. */
-static int64_t unit_at(const phase_context *c, int64_t place) {
-  const int64_t heads = c->plan->schedule.problem.heads_kv;
-  return c->sequences ? c->sequences[place / heads] * heads + place % heads : place;
+static int64_t unit_at(const plan_run *r, int64_t place) {
+  const int64_t heads = r->plan->schedule.problem.heads_kv;
+  return r->sequences ? r->sequences[place / heads] * heads + place % heads : place;
 }
 
-static void run_task(void *pointer, int64_t index, int worker) {
-  const phase_context *c = pointer;
-  const attn_schedule *s = &c->plan->schedule;
-  int64_t items = s->items[c->phase], slot = index / items;
-  assert(worker >= 0 && worker < c->plan->options.threads && slot < s->wave_units);
-  attn_task task = {.phase = c->phase, .unit = unit_at(c, c->first_unit + slot), .item = index % items};
+static void run_task(const plan_run *r, attn_task task, int64_t slot, int worker) {
+  const attn_schedule *s = &r->plan->schedule;
+  char *scratch = r->workspace + s->unit_bytes * (size_t)s->wave_units;
+  assert(worker >= 0 && worker < r->plan->options.threads && slot < s->wave_units);
+  task.unit = unit_at(r, task.unit);
   const uint64_t mode = attn_float_mode_enter();
-  c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,
-                       c->scratch + (size_t)worker * s->scratch_bytes);
+  r->plan->kernel->run(s, r->args, task, r->workspace + (size_t)slot * s->unit_bytes,
+                       scratch + (size_t)worker * s->scratch_bytes);
   attn_float_mode_leave(mode);
 }
 
+/* Phase by phase: one thread, or a caller's pool. */
+static void run_of_phase(void *pointer, int64_t index, int worker) {
+  const plan_run *r = pointer;
+  const int64_t items = r->plan->schedule.items[r->phase], slot = index / items;
+  const attn_task task = {.phase = r->phase, .unit = r->first_unit + slot, .item = index % items};
+  run_task(r, task, slot, worker);
+}
+
+static void run_phases(plan_run *r, int64_t all) {
+  const attn_schedule *s = &r->plan->schedule;
+  for (r->first_unit = 0; r->first_unit < all; r->first_unit += s->wave_units)
+    for (r->phase = 0; r->phase < s->phases; r->phase++)
+      attn_parallel_run(&r->plan->options, min64(s->wave_units, all - r->first_unit) * s->items[r->phase], run_of_phase, r);
+}
+
+/* Task by task, as they are dealt out. */
+static void run_dealt(void *pointer, int64_t i, int worker) {
+  plan_run *r = pointer;
+  attn_dealt next;
+  (void)i;
+  while (attn_deal_take(r->deal, worker, &next)) {
+    attn_deal_wait(r->deal, &next);
+    next.task.unit += r->first_unit;
+    run_task(r, next.task, next.slot, worker);
+    attn_deal_finish(r->deal, &next);
+  }
+}
+
+static void deal_out(plan_run *r, int64_t all) {
+  const attn_plan *plan = r->plan;
+  attn_deal deal;
+  r->deal = &deal;
+  for (r->first_unit = 0; r->first_unit < all; r->first_unit += deal.units) {
+    attn_deal_start(&deal, &plan->schedule, all - r->first_unit, plan->options.threads,
+                    (_Atomic int64_t *)(void *)(r->workspace + plan->finished));
+    attn_parallel_run(&plan->options, plan->options.threads, run_dealt, r);
+  }
+}
+
 /* The units of all sequences, or of those in the list. */
-static void run_waves(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t all, char *workspace) {
+static void run_units(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t all, char *workspace) {
   const attn_schedule *s = &plan->schedule;
   if (s->problem.seq_q == 0 && s->problem.operation == ATTN_FORWARD) return; /* many units may be there, none with work */
-  phase_context context = {.plan = plan,
-                           .args = args,
-                           .shared = workspace,
-                           .scratch = workspace + s->unit_bytes * (size_t)s->wave_units,
-                           .sequences = sequences};
+  plan_run run = {.plan = plan, .args = args, .workspace = workspace, .sequences = sequences};
   const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
   if (hooks->begin_run) hooks->begin_run();
-  for (int64_t first = 0; first < all; first += s->wave_units) {
-    int64_t units = all - first < s->wave_units ? all - first : s->wave_units;
-    context.first_unit = first;
-    /* Units for all threads: each finds its own in its caches. Fewer: items in their order, the longest first. */
-    void (*const run)(const attn_options *, int64_t, attn_task_fn, void *) =
-        units < plan->options.threads ? attn_parallel_run : attn_parallel_run_near;
-    for (context.phase = 0; context.phase < s->phases; context.phase++)
-      run(&plan->options, units * s->items[context.phase], run_task, &context);
-  }
+  (deals_tasks(plan) ? deal_out : run_phases)(&run, all);
   if (hooks->end_run) hooks->end_run();
 }
 
@@ -378,13 +411,13 @@ void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *work
   else if (plan->ranges)
     attn_by_length_run(plan->ranges, args, workspace);
   else
-    run_waves(plan, args, NULL, plan->schedule.units, workspace);
+    run_units(plan, args, NULL, plan->schedule.units, workspace);
 }
 
 void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
                              void *workspace) {
   assert(!has_parts(plan));
-  run_waves(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
+  run_units(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
 }
 
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* Which thread takes which task, and when the task may begin. The threads of a run ask here, and so does the simulator of
+ * attnbench, which plays a run on any number of them.
+ *
+ * A stage is a phase of a wave of units (attn/kernel.h). Stages are handed out in order; a thread goes on to the next one
+ * when all tasks of a stage are taken, not when they are finished. A task waits for its own unit's earlier phases alone, and
+ * for the unit that used its memory before. Whatever it waits for has been taken by a thread that runs, so no thread waits
+ * forever, however few there are.
+ *
+ * With units for all threads, each begins with a share of consecutive tasks, and so finds in its caches what it has packed;
+ * then it takes those of others. With fewer units tasks go in their order, the longest first. */
+#ifndef ATTN_DEAL_H
+#define ATTN_DEAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "attn/kernel.h"
+
+enum { ATTN_MOST_SHARES = 64 };
+
+typedef struct attn_share {
+  _Alignas(ATTN_MEMORY_ALIGN) _Atomic uint64_t next; /* stage + 1 and task: 0 = none was taken */
+} attn_share;
+
+typedef struct attn_deal {
+  int phases, threads;
+  int64_t items[ATTN_MAX_PHASES]; /* tasks of a unit */
+  int64_t units, wave_units, stages;
+  _Atomic int64_t *finished; /* [wave_units] tasks that were finished in this memory of a unit; NULL: none waits */
+  _Atomic int64_t stage;     /* all before it are taken */
+  attn_share share[ATTN_MOST_SHARES];
+} attn_deal;
+
+typedef struct attn_dealt {
+  attn_task task;    /* its unit counts from the first of the deal */
+  int64_t slot;      /* which memory of a unit */
+  int64_t waits_for; /* finished[slot] has to be so much */
+} attn_dealt;
+
+/* Room that a deal of the schedule needs for `finished`: 0 if no task waits. */
+int64_t attn_deal_counters(const attn_schedule *schedule);
+
+/* Begins to deal out tasks of the first `units` units, or of as many as one deal can: deal->units. Of the schedule it reads
+ * phases, items and wave_units. */
+void attn_deal_start(attn_deal *deal, const attn_schedule *schedule, int64_t units, int threads, _Atomic int64_t *finished);
+
+/* The worker's next task; false if all are taken. Workers are 0 .. threads - 1. */
+bool attn_deal_take(attn_deal *deal, int worker, attn_dealt *dealt);
+
+/* Whether it may begin; waiting until it may; and saying that it is finished. */
+bool attn_deal_is_ready(const attn_deal *deal, const attn_dealt *dealt);
+void attn_deal_wait(const attn_deal *deal, const attn_dealt *dealt);
+void attn_deal_finish(attn_deal *deal, const attn_dealt *dealt);
+
+#endif
