@@ -37,6 +37,7 @@ void attn_deal_start(attn_deal *deal, const attn_schedule *schedule, int64_t uni
 typedef struct stage_tasks {
   int64_t number, first_unit, tasks;
   int phase, shares;
+  bool near; /* there are units for all threads */
 } stage_tasks;
 
 static stage_tasks stage_of(const attn_deal *deal, int64_t number) {
@@ -46,7 +47,8 @@ static stage_tasks stage_of(const attn_deal *deal, int64_t number) {
                        .first_unit = first,
                        .tasks = units * deal->items[phase],
                        .phase = phase,
-                       .shares = units < deal->threads ? 1 : (int)min64(deal->threads, ATTN_MOST_SHARES)};
+                       .shares = units < deal->threads ? 1 : (int)min64(deal->threads, ATTN_MOST_SHARES),
+                       .near = units >= deal->threads};
 }
 
 /* The next task of a share; -1 if all are taken. Where the share's last task was one of an earlier stage, none is. */
@@ -80,8 +82,10 @@ bool attn_deal_take(attn_deal *deal, int worker, attn_dealt *dealt) {
     for (int n = 0; n < stage.shares; n++) {
       const int64_t index = take_of_share(deal, &stage, (worker + n) % stage.shares);
       if (index < 0) continue;
-      const int64_t items = deal->items[stage.phase], slot = index / items;
-      dealt->task = (attn_task){.phase = stage.phase, .unit = stage.first_unit + slot, .item = index % items};
+      const int64_t items = deal->items[stage.phase], units = stage.tasks / items;
+      const int64_t slot = stage.near ? index / items : index % units;
+      const int64_t item = stage.near ? index % items : index / units;
+      dealt->task = (attn_task){.phase = stage.phase, .unit = stage.first_unit + slot, .item = item};
       dealt->slot = slot;
       dealt->waits_for = tasks_before(deal, &stage);
       return true;

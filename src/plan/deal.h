@@ -8,7 +8,7 @@
  * forever, however few there are.
  *
  * With units for all threads, each begins with a share of consecutive tasks, and so finds in its caches what it has packed;
- * then it takes those of others. With fewer units tasks go in their order, the longest first. */
+ * then it takes those of others. With fewer units the first items of all units come first: they are the longest. */
 #ifndef ATTN_DEAL_H
 #define ATTN_DEAL_H
 

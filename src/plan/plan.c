@@ -334,6 +334,8 @@ typedef struct plan_run {
   int64_t first_unit;       /* of the wave, or of the deal */
   int phase;                /* where all tasks of a phase run before the next one */
   attn_deal *deal;
+  attn_plan_seen *seen; /* or NULL */
+  void *seen_context;
 } plan_run;
 
 /* The unit at a place in the list of all sequences or of some. */
@@ -376,30 +378,35 @@ static void run_dealt(void *pointer, int64_t i, int worker) {
   while (attn_deal_take(r->deal, worker, &next)) {
     attn_deal_wait(r->deal, &next);
     next.task.unit += r->first_unit;
+    if (r->seen) r->seen(r->seen_context, &next.task, false);
     run_task(r, next.task, next.slot, worker);
+    if (r->seen) r->seen(r->seen_context, &next.task, true);
     attn_deal_finish(r->deal, &next);
   }
 }
 
 static void deal_out(plan_run *r, int64_t all) {
   const attn_plan *plan = r->plan;
+  void *finished = deals_tasks(plan) ? r->workspace + plan->finished : NULL;
   attn_deal deal;
   r->deal = &deal;
   for (r->first_unit = 0; r->first_unit < all; r->first_unit += deal.units) {
-    attn_deal_start(&deal, &plan->schedule, all - r->first_unit, plan->options.threads,
-                    (_Atomic int64_t *)(void *)(r->workspace + plan->finished));
-    attn_parallel_run(&plan->options, plan->options.threads, run_dealt, r);
+    attn_deal_start(&deal, &plan->schedule, all - r->first_unit, plan->options.threads, finished);
+    if (r->seen)
+      run_dealt(r, 0, 0);
+    else
+      attn_parallel_run(&plan->options, plan->options.threads, run_dealt, r);
   }
 }
 
 /* The units of all sequences, or of those in the list. */
-static void run_units(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t all, char *workspace) {
-  const attn_schedule *s = &plan->schedule;
-  if (s->problem.seq_q == 0 && s->problem.operation == ATTN_FORWARD) return; /* many units may be there, none with work */
-  plan_run run = {.plan = plan, .args = args, .workspace = workspace, .sequences = sequences};
+static void run_units(plan_run *r, int64_t all) {
+  const attn_plan *plan = r->plan;
+  const attn_problem *p = &plan->schedule.problem;
+  if (p->seq_q == 0 && p->operation == ATTN_FORWARD) return; /* many units may be there, none with work */
   const attn_library_hooks *hooks = attn_hooks_of(plan->kernel);
   if (hooks->begin_run) hooks->begin_run();
-  (deals_tasks(plan) ? deal_out : run_phases)(&run, all);
+  (deals_tasks(plan) || r->seen ? deal_out : run_phases)(r, all);
   if (hooks->end_run) hooks->end_run();
 }
 
@@ -411,13 +418,22 @@ void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *work
   else if (plan->ranges)
     attn_by_length_run(plan->ranges, args, workspace);
   else
-    run_units(plan, args, NULL, plan->schedule.units, workspace);
+    run_units(&(plan_run){.plan = plan, .args = args, .workspace = workspace}, plan->schedule.units);
 }
 
 void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
                              void *workspace) {
   assert(!has_parts(plan));
-  run_units(plan, args, sequences, count * plan->schedule.problem.heads_kv, workspace);
+  run_units(&(plan_run){.plan = plan, .args = args, .workspace = workspace, .sequences = sequences},
+            count * plan->schedule.problem.heads_kv);
+}
+
+const attn_schedule *attn_plan_schedule(const attn_plan *plan) { return has_parts(plan) ? NULL : &plan->schedule; }
+
+void attn_plan_run_seen(const attn_plan *plan, const attn_args *args, void *workspace, attn_plan_seen *seen, void *context) {
+  assert(!has_parts(plan));
+  run_units(&(plan_run){.plan = plan, .args = args, .workspace = workspace, .seen = seen, .seen_context = context},
+            plan->schedule.units);
 }
 
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {

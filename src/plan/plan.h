@@ -22,6 +22,17 @@ void attn_plan_run_read(const attn_plan *plan, const attn_args *args, void *work
 void attn_plan_run_sequences(const attn_plan *plan, const attn_args *args, const int64_t *sequences, int64_t count,
                              void *workspace);
 
+/* ---- For the simulator of attnbench ---- */
+
+/* The schedule whose tasks a run deals out; NULL if other plans run instead: of pieces, ranges of lengths, or without
+ * factors of channels. */
+const attn_schedule *attn_plan_schedule(const attn_plan *plan);
+
+/* Runs all tasks on the calling thread, as they are dealt out for the plan's threads when one of these does all the work.
+ * seen() is called before and after each task. */
+typedef void attn_plan_seen(void *context, const attn_task *task, bool ended);
+void attn_plan_run_seen(const attn_plan *plan, const attn_args *args, void *workspace, attn_plan_seen *seen, void *context);
+
 /* Threads that a run uses. */
 int attn_plan_threads(const attn_plan *plan);
 

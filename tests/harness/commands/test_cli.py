@@ -384,6 +384,25 @@ class CommandLine(FolderTest):
             if "avx2" in line and "flash" in line:
                 self.assertIn("cap 'c'", line)
 
+    def test_explain_simulates_any_number_of_threads(self):
+        file, topology = self.folder / "s.json", self.folder / "t"
+        topology.write_text("node cores=8 bandwidth=9\n", encoding="utf-8")
+        shape = ("-a", "seq=200", "-a", "heads=2", "-a", "head_dim=16")
+        self.expect(0, ["efficiency"], "explain", "--simulate", *shape, "-t", "1,2,64", "--json", file)
+        rows = read_json(file)
+        self.assertEqual([row["threads"] for row in rows], [1, 2, 64])
+        self.assertEqual(rows[0]["efficiency"], 1)
+        for row in rows:
+            self.assertAlmostEqual(sum(row["thread_ns"].values()) / row["plan_threads"] / row["predicted_ns"], 1, 3)
+        simulate = ("explain", "--simulate", *shape, "--topology", topology)
+        self.expect(0, ["efficiency"], *simulate, "-a", "pass=backward")
+        self.expect(3, ["threads is 9; the topology has 8 cores"], *simulate, "-t", "9")
+        topology.write_text("node cores=8\n", encoding="utf-8")
+        self.expect(2, ["t, line 1: bandwidth is ''"], *simulate)
+        self.expect(2, ["--topology: cannot read missing"], "explain", "--simulate", "--topology", "missing")
+        self.expect(2, ["--json needs --simulate"], "explain", "--json", "x")
+        self.expect(3, ["layers are not simulated"], "explain", "--simulate", "-a", "layer=mha", "-a", "seq=8")
+
     def test_an_unwritable_file_is_an_error_before_anything_runs(self):
         done = self.expect(5, ["/nonexistent"], "check", *SMALL, "--csv", "/nonexistent/folder/x.csv")
         self.assertNotIn("PASS", done.stdout)

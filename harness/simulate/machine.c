@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/* Topology files: a line for each node, and what holds for all. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cli.h"
+#include "simulate/simulate.h"
+
+const char bench_topology_help[] =
+    "\nTopology file: lines of fields, in any order; # begins a comment.\n"
+    "  node cores=32 bandwidth=200   a NUMA node, its cores, and GB/s of its memory; a line for each\n"
+    "  memory spread                 where tensors lie: spread over all nodes (default), local = in the\n"
+    "                                node of the thread that needs them, first = in the first node\n"
+    "  loop us=5                     time to start and join the threads (default: of two threads as\n"
+    "                                measured here, and as much for each doubling)\n";
+
+typedef struct reading {
+  const char *name;
+  int line;
+  char *error;
+  size_t error_bytes;
+} reading;
+
+static bool field_fails(const reading *r, const char *field, const char *value, const char *right) {
+  return bench_say(r->error, r->error_bytes, "%s, line %d: %s is '%s'; it must be %s", r->name, r->line, field, value,
+                   right);
+}
+
+/* The value of `key` in the next word, "key=value". */
+static bool read_number(const reading *r, const char *word, const char *key, double least, double most, const char *right,
+                        double *value) {
+  const size_t length = strlen(key);
+  const char *text = word + length + 1;
+  if (!cli_read_real(text, value) || *value < least || *value > most) return field_fails(r, key, text, right);
+  return true;
+}
+
+static bool has_key(const char *word, const char *key) {
+  return strncmp(word, key, strlen(key)) == 0 && word[strlen(key)] == '=';
+}
+
+static const char *const right_cores = "a whole number from 1 to 4096", *const right_rate = "GB/s above 0",
+                         *const right_us = "microseconds above 0";
+
+static bool read_node(const reading *r, char *words, sim_machine *m) {
+  double cores = 0, rate = 0;
+  if (m->nodes == SIM_MOST_NODES)
+    return bench_say(r->error, r->error_bytes, "%s, line %d: node %d; there may be at most %d", r->name, r->line,
+                     m->nodes + 1, SIM_MOST_NODES);
+  for (char *word; (word = strtok_r(NULL, " \t\r", &words));) {
+    if (has_key(word, "cores")) {
+      if (!read_number(r, word, "cores", 1, CLI_MOST_THREADS, right_cores, &cores)) return false;
+      if (cores != (int)cores) return field_fails(r, "cores", word + strlen("cores="), right_cores);
+    } else if (has_key(word, "bandwidth")) {
+      if (!read_number(r, word, "bandwidth", 1e-6, 1e9, right_rate, &rate)) return false;
+    } else {
+      return field_fails(r, "a field of node", word, "cores=N or bandwidth=GB/s");
+    }
+  }
+  if (cores == 0) return field_fails(r, "cores", "", right_cores);
+  if (rate == 0) return field_fails(r, "bandwidth", "", right_rate);
+  m->node[m->nodes++] = (sim_node){(int)cores, rate};
+  m->cores += (int)cores;
+  return true;
+}
+
+static bool read_memory(const reading *r, char *words, sim_machine *m) {
+  static const char *const names[] = {"spread", "local", "first", NULL};
+  const char *word = strtok_r(NULL, " \t\r", &words), *more = word ? strtok_r(NULL, " \t\r", &words) : NULL;
+  const int index = word && !more ? cli_index_of(word, names) : -1;
+  if (index < 0) return field_fails(r, "memory", more ? more : word ? word : "", "spread, local or first");
+  m->memory = (sim_memory)index;
+  return true;
+}
+
+static bool read_loop(const reading *r, char *words, sim_machine *m) {
+  const char *word = strtok_r(NULL, " \t\r", &words);
+  double us;
+  if (!word || !has_key(word, "us") || strtok_r(NULL, " \t\r", &words))
+    return field_fails(r, "loop", word ? word : "", "us=MICROSECONDS");
+  if (!read_number(r, word, "us", 1e-6, 1e9, right_us, &us)) return false;
+  m->loop_ns = us * 1e3;
+  return true;
+}
+
+static bool read_line(const reading *r, char *line, sim_machine *m) {
+  static const char *const names[] = {"node", "memory", "loop", NULL};
+  static bool (*const readers[])(const reading *, char *, sim_machine *) = {read_node, read_memory, read_loop};
+  char *words;
+  line[strcspn(line, "#")] = 0;
+  const char *word = strtok_r(line, " \t\r", &words);
+  const int index = word ? cli_index_of(word, names) : -1;
+  if (!word) return true;
+  return index >= 0 ? readers[index](r, words, m) : field_fails(r, "the first word", word, "node, memory or loop");
+}
+
+bool sim_machine_read(const char *name, const char *text, sim_machine *machine, char *error, size_t error_bytes) {
+  reading r = {.name = name, .error = error, .error_bytes = error_bytes};
+  char line[400];
+  *machine = (sim_machine){0};
+  while (*text) {
+    const size_t length = strcspn(text, "\n");
+    r.line++;
+    if (length >= sizeof line)
+      return bench_say(error, error_bytes, "%s, line %d has %zu characters; at most %zu are read", name, r.line, length,
+                       sizeof line - 1);
+    memcpy(line, text, length);
+    line[length] = 0;
+    text += length + (text[length] == '\n');
+    if (!read_line(&r, line, machine)) return false;
+  }
+  return machine->nodes > 0 ||
+         bench_say(error, error_bytes, "%s has no node; it needs a line such as 'node cores=32 bandwidth=200'", name);
+}
+
+sim_machine sim_machine_scaled(int cores, double bytes_per_ns) {
+  return (sim_machine){.nodes = 1, .cores = cores, .node = {{cores, bytes_per_ns * cores}}};
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT */
+/* Times of single tasks on this machine, and of whole calls beside them. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/extend.h"
+#include "base/cli.h"
+#include "base/clock.h"
+#include "data/tensors.h"
+#include "kernels/common/memory/aligned.h"
+#include "kernels/common/problem/arithmetic.h"
+#include "kernels/common/problem/dtypes.h"
+#include "machine/affinity.h"
+#include "machine/environment.h"
+#include "simulate/simulate.h"
+#include "src/plan/plan.h"
+#include "timing/reading.h"
+#include "timing/stats.h"
+
+enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SHAPES = 64 };
+static const double ENOUGH_NS = 2e9; /* of all rounds of one plan */
+static const size_t READ_BYTES = (size_t)1 << 28;
+
+/* The measured tasks of plans that cut the work alike. */
+typedef struct task_times {
+  attn_schedule schedule;
+  double *task_ns; /* [tasks] medians */
+} task_times;
+
+struct sim_bench {
+  const bench_case *bench;
+  int cpus; /* that whole calls may use */
+  bench_tensors tensors;
+  task_times times[MOST_SHAPES];
+  int shapes;
+  double loop_ns, take_ns, core_rate; /* of two threads; a task; bytes per ns of a core while all read */
+  double one_ns;                      /* one thread; 0: not known yet */
+};
+
+/* ---- Threads, and memory ---- */
+
+static void do_nothing(void *context, int64_t i, int worker) { (void)context, (void)i, (void)worker; }
+
+static double loop_of_two(void) {
+  enum { LOOPS = 101 };
+  const attn_options two = ATTN_STRUCT(attn_options, .threads = 2);
+  double ns[LOOPS];
+  for (int i = 0; i < LOOPS; i++) {
+    const double start = bench_now_ns();
+    attn_parallel_run(&two, 2, do_nothing, NULL);
+    ns[i] = bench_now_ns() - start;
+  }
+  return bench_median(ns, LOOPS);
+}
+
+static double time_to_take(void) {
+  enum { TASKS = 10000 };
+  static attn_deal deal;
+  _Atomic int64_t finished[1];
+  attn_dealt next;
+  const attn_schedule s = {.units = 1, .wave_units = 1, .phases = 2, .items = {TASKS / 2, TASKS / 2}};
+  attn_deal_start(&deal, &s, 1, 2, finished);
+  const double start = bench_now_ns();
+  while (attn_deal_take(&deal, 0, &next)) {
+    attn_deal_wait(&deal, &next);
+    attn_deal_finish(&deal, &next);
+  }
+  return (bench_now_ns() - start) / TASKS;
+}
+
+/* ---- Tasks ---- */
+
+typedef struct watch {
+  const attn_schedule *schedule;
+  double *task_ns, start; /* [tasks] of this round */
+} watch;
+
+static void see_task(void *context, const attn_task *task, bool ended) {
+  watch *w = context;
+  if (ended)
+    w->task_ns[sim_task_number(w->schedule, task)] = bench_now_ns() - w->start;
+  else
+    w->start = bench_now_ns();
+}
+
+typedef struct rounds {
+  const attn_plan *plan;
+  const attn_args *args;
+  void *workspace;
+  double *task_ns; /* [MOST_ROUNDS][tasks], or NULL: they are known */
+  double call_ns[MOST_ROUNDS];
+  bool calls;
+  int count;
+} rounds;
+
+/* Tasks and whole calls in turns, so that both meet the same machine. The first of each is not timed: pages of the workspace
+ * have no memory yet. */
+static void run_rounds(rounds *r) {
+  const attn_schedule *s = attn_plan_schedule(r->plan);
+  const int64_t tasks = sim_task_count(s);
+  const double begin = bench_now_ns();
+  for (int i = -1; i < MOST_ROUNDS && !(i >= LEAST_ROUNDS && bench_now_ns() - begin > ENOUGH_NS); i++) {
+    watch w = {.schedule = s, .task_ns = r->task_ns + (i < 0 ? 0 : i * tasks)};
+    if (r->task_ns) attn_plan_run_seen(r->plan, r->args, r->workspace, see_task, &w);
+    const double start = bench_now_ns();
+    if (r->calls) attn_plan_run_read(r->plan, r->args, r->workspace);
+    r->call_ns[max64(i, 0)] = bench_now_ns() - start;
+    r->count = i + 1;
+  }
+}
+
+static bool same_tasks(const attn_schedule *a, const attn_schedule *b) {
+  return a->phases == b->phases && a->row_block == b->row_block && a->key_block == b->key_block &&
+         memcmp(a->items, b->items, sizeof a->items) == 0;
+}
+
+static task_times *times_of(sim_bench *sim, const attn_schedule *schedule) {
+  for (int i = 0; i < sim->shapes; i++)
+    if (same_tasks(&sim->times[i].schedule, schedule)) return &sim->times[i];
+  return NULL;
+}
+
+static double *medians_of_tasks(const rounds *r, int64_t tasks) {
+  double *median = malloc((size_t)tasks * sizeof *median), of_task[MOST_ROUNDS];
+  for (int64_t task = 0; median && task < tasks; task++) {
+    for (int i = 0; i < r->count; i++) of_task[i] = r->task_ns[i * tasks + task];
+    median[task] = bench_median(of_task, r->count);
+  }
+  return median;
+}
+
+/* Measures the plan's tasks, unless they are known, and calls, where there are CPUs for its threads. NULL if memory is
+ * short.
+ */
+static task_times *measure(sim_bench *sim, const attn_plan *plan, double *measured_ns) {
+  const attn_schedule *schedule = attn_plan_schedule(plan);
+  const int64_t tasks = sim_task_count(schedule);
+  const size_t bytes = attn_plan_workspace(plan);
+  task_times *times = times_of(sim, schedule);
+  rounds r = {.plan = plan,
+              .args = &sim->tensors.args,
+              .workspace = attn_aligned_alloc(64, bytes ? bytes : 64),
+              .task_ns = times ? NULL : malloc((size_t)(MOST_ROUNDS * tasks) * sizeof(double)),
+              .calls = attn_plan_threads(plan) <= sim->cpus};
+  bool there = r.workspace && (times || r.task_ns);
+  if (there && (!times || r.calls)) run_rounds(&r);
+  *measured_ns = there && r.calls ? bench_median(r.call_ns, r.count) : 0;
+  if (there && !times) {
+    times = &sim->times[sim->shapes < MOST_SHAPES ? sim->shapes++ : MOST_SHAPES - 1];
+    free(times->task_ns);
+    *times = (task_times){.schedule = *schedule, .task_ns = medians_of_tasks(&r, tasks)};
+    there = times->task_ns;
+  }
+  free(r.task_ns);
+  attn_aligned_free(r.workspace);
+  return there ? times : NULL;
+}
+
+/* ---- Predictions ---- */
+
+/* What each tensor of attention has, once: keys and values in the first phase, queries and outputs in the last but merging.
+ * Of gradients no phase reads most. */
+static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, double bytes[ATTN_MAX_PHASES]) {
+  const attn_problem *p = &s->problem;
+  const double all = bench_work_bytes(p, &sim->tensors.args), units = (double)s->units;
+  const double rows = (double)attn_elements_bytes(p->dtype_q, p->dim_qk) + (double)attn_elements_bytes(p->dtype_o, p->dim_v);
+  const double of_rows = fmin(all, rows * (double)p->heads_q * (double)p->batch * (double)p->seq_q);
+  const bool packs = p->operation == ATTN_FORWARD && s->phases == 2 && s->items[1] > 1;
+  for (int phase = 0; phase < s->phases; phase++) {
+    double share = p->operation == ATTN_FORWARD ? (phase == 0 ? all : 0) : all / s->phases;
+    if (packs) share = phase == 0 ? all - of_rows : of_rows;
+    bytes[phase] = s->items[phase] ? share / (units * (double)s->items[phase]) : 0;
+  }
+}
+
+static bool play(sim_bench *sim, const attn_plan *plan, const task_times *times, const sim_machine *machine,
+                 sim_result *result) {
+  const attn_schedule *s = attn_plan_schedule(plan);
+  const int threads = attn_plan_threads(plan);
+  const double loop = machine->loop_ns > 0 ? machine->loop_ns : sim->loop_ns * ceil(log2(threads));
+  sim_work work = {.schedule = s, .task_ns = times->task_ns, .take_ns = threads > 1 ? sim->take_ns : 0, .loop_ns = loop};
+  bytes_of_tasks(sim, s, work.bytes);
+  return sim_play(&work, threads, machine, result);
+}
+
+static bool predict(sim_bench *sim, int threads, const sim_machine *machine, sim_row *row, char *error, size_t error_bytes) {
+  const sim_machine scaled = sim_machine_scaled(threads, threads == 1 ? INFINITY : sim->core_rate);
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .steady = sim->bench->steady);
+  attn_plan *plan;
+  *row = (sim_row){.threads = threads};
+  if (attn_plan_create(&sim->bench->problem, &options, &plan) != ATTN_OK)
+    return bench_say(error, error_bytes, "no plan: %s", attn_last_error());
+  const attn_schedule *s = attn_plan_schedule(plan);
+  bool done = s || bench_say(error, error_bytes, "plans that consist of other plans are not simulated");
+  const task_times *times = done ? measure(sim, plan, &row->measured_ns) : NULL;
+  if (done) {
+    done = (times && play(sim, plan, times, machine ? machine : &scaled, &row->result)) ||
+           bench_say(error, error_bytes, "out of memory for the tasks of %d threads", threads);
+    row->planned = attn_plan_threads(plan);
+    row->rows = s->row_block, row->keys = s->key_block, row->tasks = sim_task_count(s);
+    snprintf(row->kernel, sizeof row->kernel, "%s", attn_plan_kernel(plan));
+  }
+  attn_plan_destroy(plan);
+  return done;
+}
+
+bool sim_bench_predict(sim_bench *sim, int threads, const sim_machine *machine, sim_row *row, char *error,
+                       size_t error_bytes) {
+  sim_row one;
+  if (machine && threads > machine->cores)
+    return bench_say(error, error_bytes, "threads is %d; the topology has %d cores", threads, machine->cores);
+  if (sim->one_ns == 0) {
+    if (!predict(sim, 1, NULL, &one, error, error_bytes)) return false;
+    sim->one_ns = one.result.ns;
+  }
+  if (!predict(sim, threads, machine, row, error, error_bytes)) return false;
+  row->one_ns = sim->one_ns;
+  return true;
+}
+
+/* ---- Opening ---- */
+
+sim_bench *sim_bench_open(const bench_case *bench, char *error, size_t error_bytes) {
+  const int cpus = bench_usable_threads();
+  const double room = bench_memory_available(""), bytes = bench->invalid[0] ? 0 : (double)bench_tensors_size(bench);
+  sim_bench *sim = NULL;
+  if (bench->invalid[0])
+    bench_say(error, error_bytes, "%s", bench->invalid);
+  else if (bench->layer[0])
+    bench_say(error, error_bytes, "layers are not simulated");
+  else if (bytes == 0 || bytes > room)
+    bench_say(error, error_bytes, "its tensors need %.3g GB of %.3g GB of memory that are free", bytes * 1e-9, room * 1e-9);
+  else if (!(sim = calloc(1, sizeof *sim)) || !bench_tensors_create(bench, &sim->tensors))
+    bench_say(error, error_bytes, "out of memory for the tensors");
+  else {
+    sim->bench = bench;
+    sim->cpus = cpus;
+    bench_threads_hold(cpus);
+    sim->loop_ns = cpus > 1 ? loop_of_two() : 0;
+    sim->take_ns = time_to_take();
+    sim->core_rate = bench_read_bandwidth(READ_BYTES, cpus) / 1e9 / cpus;
+    return sim;
+  }
+  free(sim);
+  return NULL;
+}
+
+void sim_bench_close(sim_bench *sim) {
+  if (!sim) return;
+  bench_threads_release();
+  for (int i = 0; i < sim->shapes; i++) free(sim->times[i].task_ns);
+  bench_tensors_destroy(&sim->tensors);
+  free(sim);
+}
