@@ -3,8 +3,10 @@
 """Draws the figures of one or more attnbench runs, as PNG and SVG: rates, speed-ups, winners, roofline, threads and more.
 
     attnbench plot results/local/2026-01-31 -o figures
+    attnbench plot simulated.json
 
-Reads results.csv, and env.json and peak.csv beside it. If the data for a figure is missing, the reason is printed.
+Reads results.csv, and env.json and peak.csv beside it; or files of attnbench explain --simulate --json, which have a figure
+of their own. If the data for a figure is missing, the reason is printed.
 Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
 """
 
@@ -14,6 +16,7 @@ import sys
 from pathlib import Path
 
 from plotting.command import NOTHING, OK, run
+from plotting.table import read_simulated
 from plotting.views import NothingToDraw
 
 FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "passes",
@@ -21,7 +24,16 @@ FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roo
 
 
 def main(argv=None):
-    return run("plot.py", write_figures, read_options(argv))
+    options = read_options(argv)
+    if all(name.endswith(".json") for name in options.results):
+        return run("plot.py", write_simulated, options, read_simulated)
+    return run("plot.py", write_figures, options)
+
+
+def write_simulated(rows, looks, options):
+    from plotting import figures
+    options.out.mkdir(parents=True, exist_ok=True)
+    return OK if draw("simulated", figures.simulated, rows, looks, options.out) else NOTHING
 
 
 def write_figures(results, looks, options):
@@ -38,7 +50,8 @@ def read_options(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0],
                                      epilog="Figures: " + ", ".join(FIGURES))
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
+    add("results", nargs="+", metavar="RESULTS", 
+        help="a result folder (with results.csv), a CSV file, or simulations' JSON files")
     add("-o", "--output", dest="out", type=Path, metavar="DIR", help="default: figures, beside the first CSV")
     add("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")
     options = parser.parse_args(argv)

@@ -10,13 +10,13 @@ REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements.txt"
 OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5  # NOTHING: to draw, or to draw with
 
 
-def run(name, write, options):
+def run(name, write, options, read=read_results):
     """Calls write(results, looks, options), which returns an exit code; what fails is said on stderr. Returns the code."""
     try:
-        results = read_results(options.results)
+        results = read(options.results)
         from plotting import style
         style.apply()
-        return write(results, style.Looks({row["algorithm"] for row in results.rows}), options)
+        return write(results, style.Looks({row["algorithm"] for row in getattr(results, "rows", ())}), options)
     except ResultsError as error:
         message, code = error, BAD_INPUT
     except ImportError as error:

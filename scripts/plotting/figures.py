@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The figures. Each takes the results, asks views for its panels and returns finished pages, or raises NothingToDraw."""
 
+import math
+import re
+from itertools import cycle
+
 from matplotlib.lines import Line2D
 
 from . import style, svg, views
@@ -239,3 +243,28 @@ def draw_scaling(axes, panel, frame, looks):
     axes.grid(color=style.GRID, lw=0.6)
     axes.set_xlabel("threads")
     axes.set_ylabel("speed-up")
+
+
+# ---- simulated threads -------------------------------------------------------------------------------------------------
+
+def simulated(lines, looks):
+    """One panel: efficiency of each case against threads."""
+    del looks  # cases, not kernels, have colours here
+    cases = {}
+    for line in lines:
+        name = re.sub(r"/threads:\d+", "", line["case_id"])
+        cases.setdefault(f"{name}, {line['kernel']}", {})[line["threads"]] = line["efficiency"]
+    colours = dict(zip(cases, cycle([colour for colour, _ in style.ALGORITHMS.values()])))
+    legend = [[(Line2D([], [], color=colours[name]), name)] for name in cases]
+    reading = "Time of one thread over the time of all threads together; tasks were timed one by one, and played"
+    page = Page("Simulated efficiency", [reading], [""], 1, Frame(6.0, 3.2, left=0.62, right=0.5), legend, [])
+    axes, = page.axes
+    for name, points in cases.items():
+        threads_of = sorted(points)
+        axes.plot(threads_of, [points[n] for n in threads_of], color=colours[name], lw=1.3)
+    power_of_two_axis(axes, sorted({2 ** i for points in cases.values() for n in points for i in [int(math.log2(n))]}),
+                      "threads", 6.0)
+    from_zero(axes, max(value for points in cases.values() for value in points.values()))
+    axes.grid(color=style.GRID, lw=0.6)
+    axes.set_ylabel("efficiency")
+    return [page]

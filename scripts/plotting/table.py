@@ -108,6 +108,21 @@ def read_csv(file, cpu=UNKNOWN):
     return rows
 
 
+def read_simulated(files):
+    """The lines of files of `attnbench explain --simulate --json`: [{"case_id", "kernel", "threads", "efficiency", ...}]."""
+    lines = []
+    for file in files:
+        try:
+            found = json.loads(Path(file).read_text(encoding="utf-8"))
+            lines += [{"case_id": str(line["case_id"]), "kernel": str(line["kernel"]), "threads": int(line["threads"]),
+                       "efficiency": float(line["efficiency"])} for line in found]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ResultsError(f"{file}: not a file of attnbench explain --simulate --json ({error!r})") from None
+    if not lines:
+        raise ResultsError(f"{files[0]}: no lines; nothing was simulated")
+    return lines
+
+
 def read_facts(file):
     """All of env.json, each fact as {"value": text, "grade": text, "advice": text}; {} if the file is missing."""
     if not file.exists():

@@ -2,6 +2,7 @@
 """scripts/plot.py: the files that it reads and refuses, and the contents of its figures. Run by pytest; drawing needs
 matplotlib."""
 
+import json
 import os
 import re
 import sys
@@ -665,3 +666,23 @@ def test_machines_are_compared_by_shares_of_their_peaks(tmp_path):
         machine_panels(read_results([one]).rows)
     for page in pages_of("machines", one, two):
         check_room(page, list(page_texts(page)))
+
+
+# ---- simulations -------------------------------------------------------------------------------------------------------
+
+def test_simulations_have_a_figure_of_their_own(tmp_path):
+    file = tmp_path / "s.json"
+    lines = [{"case_id": f"B:1/Sq:{seq}/threads:{n}/x", "kernel": "flash_c", "threads": n, "efficiency": 1 / n}
+             for seq in (8, 16) for n in (1, 2, 64)]
+    file.write_text(json.dumps(lines), encoding="utf-8")
+    assert plot.main([str(file), "-o", str(tmp_path / "out")]) == 0
+    root = ElementTree.parse(tmp_path / "out" / "simulated.svg").getroot()
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"B:1/Sq:8/x, flash_c", "B:1/Sq:16/x, flash_c", "threads", "64"} <= set(texts)
+
+
+def test_a_file_that_is_no_simulation_is_refused(tmp_path, capsys):
+    for text in ("[]", "{", '[{"threads": 1}]'):
+        (tmp_path / "s.json").write_text(text, encoding="utf-8")
+        assert plot.main([str(tmp_path / "s.json")]) == 2
+        assert "s.json" in capsys.readouterr().err

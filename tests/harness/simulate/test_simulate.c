@@ -11,6 +11,10 @@ enum { MOST_TASKS = 4096, ERROR_BYTES = 300 };
 
 static double task_ns[MOST_TASKS];
 
+static void assert_near(double value, double expected, double most) {
+  if (!(fabs(value - expected) <= most)) fail_msg("%g, not %g", value, expected);
+}
+
 static attn_schedule schedule_of(int64_t units, int64_t wave_units, int phases, const int64_t *items) {
   attn_schedule s = {.units = units, .wave_units = wave_units, .phases = phases};
   memcpy(s.items, items, (size_t)phases * sizeof *items);
@@ -33,11 +37,11 @@ static sim_result play(const attn_schedule *s, int threads, const sim_machine *m
   assert_int_equal(result.tasks, sim_task_count(s));
   /* every moment of every thread is accounted for */
   const double all = result.work_ns + result.memory_ns + result.waiting_ns + result.over_ns + result.loop_ns;
-  assert_float_equal(all, result.ns * threads, 1e-6 * all + 1e-9);
+  assert_near(all, result.ns * threads, 1e-6 * all + 1e-9);
   return result;
 }
 
-static void takes(const sim_result *r, double ns) { assert_float_equal(r->ns, ns, 1e-6 * ns); }
+static void takes(const sim_result *r, double ns) { assert_near(r->ns, ns, 1e-6 * ns); }
 
 /* ---- Playing ---- */
 
@@ -48,7 +52,7 @@ TEST(equal_tasks_take_their_rounds) {
     const sim_result r = play(&s, threads, NULL, (sim_work){0});
     takes(&r, 10 * ((130 + threads - 1) / threads));
     assert_int_equal(r.working, threads < 130 ? threads : 130);
-    assert_float_equal(r.work_ns, 1300, 1e-3);
+    assert_near(r.work_ns, 1300, 1e-3);
   }
 }
 
@@ -72,7 +76,7 @@ TEST(few_tasks_leave_threads_idle) {
   all_take(&s, 10);
   const sim_result r = play(&s, 8, NULL, (sim_work){0});
   takes(&r, 10);
-  assert_float_equal(r.over_ns, 50, 1e-6);
+  assert_near(r.over_ns, 50, 1e-6);
   assert_string_equal(sim_limit(&r, 8), "too few tasks");
 }
 
@@ -82,13 +86,13 @@ TEST(a_phase_waits_for_its_own_unit_alone) {
   task_ns[1] = 30;
   sim_result r = play(&one, 2, NULL, (sim_work){0});
   takes(&r, 40); /* the thread of the short first task waits for the long one */
-  assert_float_equal(r.waiting_ns, 20, 1e-6);
+  assert_near(r.waiting_ns, 20, 1e-6);
   assert_string_equal(sim_limit(&r, 2), "earlier phases");
   all_take(&two, 10);
   task_ns[1] = 30; /* the second unit's first phase: both tasks of the first unit run beside it */
   r = play(&two, 2, NULL, (sim_work){0});
   takes(&r, 40);
-  assert_float_equal(r.waiting_ns, 0, 1e-6);
+  assert_near(r.waiting_ns, 0, 1e-6);
 }
 
 TEST(a_unit_waits_for_the_memory_of_the_one_before) {
@@ -98,7 +102,7 @@ TEST(a_unit_waits_for_the_memory_of_the_one_before) {
   takes(&r, 10);
   r = play(&shared, 2, NULL, (sim_work){0});
   takes(&r, 20);
-  assert_float_equal(r.waiting_ns, 10, 1e-6);
+  assert_near(r.waiting_ns, 10, 1e-6);
 }
 
 TEST(memory_limits_what_reads_it) {
@@ -227,10 +231,10 @@ TEST(topology_files_are_read) {
   assert_int_equal(m.nodes, 2);
   assert_int_equal(m.cores, 48);
   assert_int_equal(m.node[1].cores, 16);
-  assert_float_equal(m.node[0].bytes_per_ns, 200, 0);
-  assert_float_equal(m.node[1].bytes_per_ns, 150, 0);
+  assert_near(m.node[0].bytes_per_ns, 200, 0);
+  assert_near(m.node[1].bytes_per_ns, 150, 0);
   assert_int_equal(m.memory, SIM_LOCAL);
-  assert_float_equal(m.loop_ns, 2500, 0);
+  assert_near(m.loop_ns, 2500, 0);
 }
 
 TEST(mistakes_in_topology_files_are_named) {
