@@ -50,7 +50,7 @@ def read_options(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0],
                                      epilog="Figures: " + ", ".join(FIGURES))
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULTS", 
+    add("results", nargs="+", metavar="RESULTS",
         help="a result folder (with results.csv), a CSV file, or simulations' JSON files")
     add("-o", "--output", dest="out", type=Path, metavar="DIR", help="default: figures, beside the first CSV")
     add("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")

@@ -19,7 +19,7 @@
 #include "timing/stats.h"
 
 enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SHAPES = 64 };
-static const double ENOUGH_NS = 2e9; /* of all rounds of one plan */
+static const double ENOUGH_NS = 2e9; /* all rounds of one plan */
 static const size_t READ_BYTES = (size_t)1 << 28;
 
 /* The measured tasks of plans that cut the work alike. */
@@ -30,11 +30,11 @@ typedef struct task_times {
 
 struct sim_bench {
   const bench_case *bench;
-  int cpus; /* that whole calls may use */
+  int cpus; /* CPUs for whole calls */
   bench_tensors tensors;
   task_times times[MOST_SHAPES];
   int shapes;
-  double loop_ns, take_ns, core_rate; /* of two threads; a task; bytes per ns of a core while all read */
+  double loop_ns, take_ns, core_rate; /* two threads'; a task's; bytes per ns of a core while all read */
   double one_ns;                      /* one thread; 0: not known yet */
 };
 
@@ -159,8 +159,8 @@ static task_times *measure(sim_bench *sim, const attn_plan *plan, double *measur
 
 /* ---- Predictions ---- */
 
-/* What each tensor of attention has, once: keys and values in the first phase, queries and outputs in the last but merging.
- * Of gradients no phase reads most. */
+/* Each tensor counts once: keys and values in the first phase of attention, queries and outputs in the last but merging. No
+ * phase of gradients reads most. */
 static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, double bytes[ATTN_MAX_PHASES]) {
   const attn_problem *p = &s->problem;
   const double all = bench_work_bytes(p, &sim->tensors.args), units = (double)s->units;

@@ -13,7 +13,7 @@ typedef struct sim_worker {
   worker_state state;
   attn_dealt dealt;
   int node;
-  double left_ns, bytes_per_ns; /* of its task, as it goes alone */
+  double left_ns, bytes_per_ns; /* its task's, as it goes alone */
   double slowness;
   bool worked;
 } sim_worker;

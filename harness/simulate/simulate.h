@@ -20,7 +20,7 @@ typedef enum sim_memory { SIM_SPREAD, SIM_LOCAL, SIM_FIRST } sim_memory;
 
 typedef struct sim_node {
   int cores;
-  double bytes_per_ns; /* of its memory */
+  double bytes_per_ns; /* its memory gives so much */
 } sim_node;
 
 /* Threads take the cores of the first node, then those of the next. */
@@ -46,7 +46,7 @@ sim_machine sim_machine_scaled(int cores, double bytes_per_ns);
 typedef struct sim_work {
   const attn_schedule *schedule;
   const double *task_ns;         /* [tasks] alone on one core */
-  double bytes[ATTN_MAX_PHASES]; /* that a task of the phase reads and writes in memory */
+  double bytes[ATTN_MAX_PHASES]; /* a task of the phase reads and writes so many in memory */
   double take_ns;                /* to take a task */
   double loop_ns;                /* to start and join the threads */
 } sim_work;
@@ -77,7 +77,7 @@ const char *sim_limit(const sim_result *result, int threads);
 
 /* The tasks of a case, as the library plans it for so many threads. */
 typedef struct sim_row {
-  int threads; /* of the case; the plan may take fewer */
+  int threads; /* the case asks for so many; the plan may take fewer */
   int planned;
   char kernel[64];
   int64_t rows, keys, tasks; /* blocks of queries and keys; tasks of all phases */
@@ -97,7 +97,7 @@ void sim_bench_close(sim_bench *sim); /* NULL is fine */
 bool sim_bench_predict(sim_bench *sim, int threads, const sim_machine *machine, sim_row *row, char *error,
                        size_t error_bytes);
 
-/* Of row->threads threads: one thread's time over theirs together; and the share of their time without a task. */
+/* With row->threads threads: one thread's time over theirs together; and the share of their time without a task. */
 double sim_efficiency(const sim_row *row);
 double sim_idle(const sim_row *row);
 

@@ -331,7 +331,7 @@ typedef struct plan_run {
   const attn_args *args;
   char *workspace;
   const int64_t *sequences; /* NULL: all */
-  int64_t first_unit;       /* of the wave, or of the deal */
+  int64_t first_unit;       /* in the wave, or the deal */
   int phase;                /* where all tasks of a phase run before the next one */
   attn_deal *deal;
   attn_plan_seen *seen; /* or NULL */
