@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Sets up, builds and runs every test in stages: several compilers, sanitizers, and each CPU tier.
+# Sets up, builds and runs the tests in stages: several compilers, sanitizers, and each CPU tier.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'END'
-usage: scripts/test.sh [--long] [--stage NAME]...
+usage: scripts/test.sh [--all | --long] [--stage NAME]...
 
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
-  gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
+  gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`; unless
+             --all, some of them shorter, and none with the label `rare`
   tiers      the same build with the tier capped at each level this CPU has: 200 cases of each suite with that tier's
              kernels; also checks that the automatic choice is not above it, and that the tier has costs
+  lint       scripts/dev/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
+
+With --all, as continuous integration runs them (.ci/run), also these:
+
   clang      Release build by clang, which inlines little: unit tests, some of them shorter, and 60 cases of each suite;
              with --long everything, inlined, by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 28 cases of
@@ -24,45 +29,51 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user)
   bare       a build with assertions and without optional packages, tiers up to AVX2 (all with --long): some unit tests, and
              40 cases of each suite
-  lint       scripts/dev/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
-  portable   only with --long: cross-built for riscv64, ppc64le, s390x (big-endian) and loongarch64, under qemu-user: the
-             tiers c and portable on a seeded selection of cases, and .npy files
-  onednn3    only with --long: a seeded selection of both suites with the kernels on oneDNN 3.x, which scripts/get_onednn.sh
-             installs into .venv/onednn3, and on the newest, in .venv/onednn-sycl (with --stage alone only if it exists)
-  races      only with --long: ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where
-             clang has OpenMP, those of OpenMP
-  memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
-  engines    only with --long: libattn inside vLLM, PyTorch's packages, JAX and ggml, each in its environment, which
-             scripts/peers/setup.sh makes
-  levels     only with --long: unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time
-             optimisation (the stages gcc and clang build at -O3)
 
-  --long         the stages above, all cases of each suite, and the tests with the label `long`
-  --stage NAME   only this stage; repeatable
+With --long also these:
+
+  portable   cross-built for riscv64, ppc64le, s390x (big-endian) and loongarch64, under qemu-user: the tiers c and
+             portable on a seeded selection of cases, and .npy files
+  onednn3    a seeded selection of both suites with the kernels on oneDNN 3.x, which scripts/get_onednn.sh installs into
+             .venv/onednn3, and on the newest, in .venv/onednn-sycl (with --stage alone only if it exists)
+  races      ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where clang has
+             OpenMP, those of OpenMP
+  memory     MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
+  engines    libattn inside vLLM, PyTorch's packages, JAX and ggml, each in its environment, which scripts/peers/setup.sh
+             makes
+  levels     unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time optimisation (the
+             stages gcc and clang build at -O3)
+
+  --all          every test but the long ones
+  --long         all stages, all cases of each suite, and the tests with the label `long`
+  --stage NAME   only this stage, as --all runs it; repeatable
   -h, --help     this text
 
-Needs 10 to 15 minutes on 2 cores after set-up. Two stages run at a time, each on half of the cores: where one configures
-or waits for its last test, the other goes on. The output of a stage is in build/log/stage-NAME.txt, and appears when the
-stage ends. A single stage has all cores. Skips stages whose compiler is missing. The last line has the totals of all stages.
-The exit code is 0 only if every test passed.
+Needs 8 minutes on 2 cores after set-up, with --all 22; less where ccache is installed and knows the code. With --all two
+stages run at a time, each on half of the cores: where one configures or waits for its last test, the other goes on. The
+output of a stage is in build/log/stage-NAME.txt, and appears when the stage ends. A single stage has all cores. Skips
+stages whose compiler is missing. The last line has the totals of all stages. The exit code is 0 only if every test
+passed.
 END
 }
 
+all=
 long=
 stages=
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage && exit 0 ;;
-    --long) long=1 ;;
-    --stage) [ $# -ge 2 ] || { warn "test.sh: --stage needs a name" && exit 2; }; stages="$stages $2" && shift ;;
+    --all) all=1 ;;
+    --long) all=1 long=1 ;;
+    --stage) [ $# -ge 2 ] || { warn "test.sh: --stage needs a name" && exit 2; }; all=1 stages="$stages $2" && shift ;;
     *) warn "test.sh: unknown option '$1' (see --help)" && exit 2 ;;
   esac
   shift
 done
 [ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
-all_stages="gcc tiers clang sanitize fuzz emulated machines bare lint aarch64"
+all_stages="gcc tiers lint${all:+ clang sanitize fuzz emulated machines bare aarch64}"
 all_stages="$all_stages${long:+ portable onednn3 races memory engines levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
@@ -70,6 +81,7 @@ all_stages="$all_stages${long:+ portable onednn3 races memory engines levels}"
 
 logs=$root/build/log
 have ninja && export CMAKE_GENERATOR=Ninja # a build by make takes up to a minute longer
+have ccache && export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 
 # configure_and_build PRESET FOLDER [cmake option...]: builds everything, or the targets in `only`, which stages that run few
 # tests set. The usual linker, which takes three times as long as gold, links build/ and what is cross-built (riscv64 has no
@@ -149,7 +161,9 @@ build_release() {
 
 stage_gcc() {
   build_release || return 1
-  exclude='tier|feigned|engines' run_ctest build
+  local exclude='tier|feigned|engines'
+  [ -n "$all" ] || { exclude="$exclude|rare" && local -x ATTN_TEST_FEW=1; }
+  run_ctest build
 }
 
 stage_tiers() {
