@@ -14,6 +14,10 @@ static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t d, in
   return load_pairs((const uint16_t *)from.data + (at + d), n);
 }
 
+static ALWAYS_INLINE vec few_values_beside(attn_storage from, int64_t at, int64_t i, int64_t step, int64_t dim, int64_t n) {
+  return pairs_beside((const uint16_t *)from.data + at, 2 * i, step, dim, n);
+}
+
 static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES], int64_t c,
                                              const int64_t n[FEW_VALUES]) {
   zip_pairs(few_values(from, at[0], c, n[0]), few_values(from, at[1], c, n[1]), x);

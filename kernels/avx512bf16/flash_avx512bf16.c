@@ -78,6 +78,12 @@ static bool is_used(const unit_keys *unit, int64_t key) { return unit->used.begi
 
 /* VEC_LANES keys from `key` on, transposed into a panel's columns. `first`: the key of row 0. */
 static void pack_k_pairs(const unit_keys *unit, const row_source *k, int64_t first, int64_t key, float *panel) {
+  if (keys_beside(unit->problem) && unit->used.begin <= key) {
+    const uint16_t *from = (const uint16_t *)k->from.data + k->offset + (key - first);
+    for (int64_t d = 0; d < k->columns; d += 2)
+      vec_store(panel + d / 2 * PANEL_KEYS, pairs_beside(from, d, k->column_stride, k->columns, unit->used.end - key));
+    return;
+  }
   for (int64_t d = 0; d < k->columns; d += ROW_VALUES) {
     vec r[VEC_LANES];
     UNROLL

@@ -34,6 +34,16 @@ static inline vec dot_pairs(vec a, vec b, vec sum) { return _mm512_dpbf16_ps(sum
 /* The first n of adjacent values; zeros beyond. */
 static inline vec load_pairs(const uint16_t *from, int64_t n) { return _mm512_castsi512_ps(load_values(from, 1, n)); }
 
+/* Dimensions d and d + 1 of the first n keys of VEC_LANES that lie side by side, `step` from one dimension to the next;
+ * zeros from dimension `dim` on and for other keys. */
+static inline vec pairs_beside(const uint16_t *keys, int64_t d, int64_t step, int64_t dim, int64_t n) {
+  const __mmask16 some = (__mmask16)(n >= VEC_LANES ? 0xffff : (1u << n) - 1);
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, keys + d * step));
+  if (d + 1 >= dim) return _mm512_castsi512_ps(low);
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, keys + (d + 1) * step));
+  return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
 /* Values of two keys to pairs: of columns 0 .. 3, then of 4 .. 7 of every 8. */
 static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   const __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);

@@ -8,6 +8,7 @@
 #define ATTN_COMMON_TERMS_H
 
 #include "attn/kernel.h"
+#include "dtypes.h"
 #include "indexing.h"
 
 /* ---- Units of flash whose few query rows are computed without packing (tiles/flash_few.h) ---- */
@@ -17,10 +18,15 @@ enum {
   FEW_AT_ONCE = 4 /* rows of a walk over K and V */
 };
 
+/* K transposed: neighbouring keys lie side by side, so that vectors of one dimension need no shuffles. */
+static inline bool keys_beside(const attn_problem *p) {
+  return p->k_stride.s == 1 && p->k_stride.d != 1 && attn_dtype_of(p->dtype_kv).values == 1;
+}
+
 /* Whether problems like this one have such units at all. */
 static inline bool few_take(const attn_problem *p) {
-  return p->score == ATTN_SCORE_DOT && !(p->dropout > 0) && !attn_uses(p, ATTN_USE_KV_SCALES) && p->k_stride.d == 1 &&
-         p->v_stride.d == 1 && attn_group(p) <= MOST_FEW_ROWS;
+  return p->score == ATTN_SCORE_DOT && !(p->dropout > 0) && !attn_uses(p, ATTN_USE_KV_SCALES) &&
+         (p->k_stride.d == 1 || keys_beside(p)) && p->v_stride.d == 1 && attn_group(p) <= MOST_FEW_ROWS;
 }
 
 /* More rows of one head would need two walks, where a tile needs one. */

@@ -14,6 +14,13 @@ static ALWAYS_INLINE vec few_values(attn_storage from, int64_t at, int64_t d, in
   return load_elements(from, at, d, n);
 }
 
+/* The value of lane-dimension i of n keys that lie side by side, 0 in the other lanes. step: from one dimension to the next.
+ */
+static ALWAYS_INLINE vec few_values_beside(attn_storage from, int64_t at, int64_t i, int64_t step, int64_t dim, int64_t n) {
+  (void)dim;
+  return load_elements(from, at + i * step, 0, n);
+}
+
 /* n[i] columns of V of a lane's key i, from element at[i] + c on. */
 static ALWAYS_INLINE void few_values_of_keys(vec x[FEW_VALUES], attn_storage from, const int64_t at[FEW_VALUES], int64_t c,
                                              const int64_t n[FEW_VALUES]) {

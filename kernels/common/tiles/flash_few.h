@@ -52,6 +52,7 @@ typedef struct few_work {
   int64_t row;        /* the first of the rows */
   attn_storage from;  /* K or V */
   int64_t at, stride; /* element of the first key, and from one key to the next */
+  int64_t step;       /* from one dimension of K to the next */
   int64_t key, keys;
   float *score;     /* place of S or P of the first row and key */
   bool far;         /* prefetches_far() */
@@ -99,6 +100,39 @@ static ALWAYS_INLINE void few_square(vec *sum, const few_work w, int64_t d, cons
   }
 }
 
+static ALWAYS_INLINE void few_squares(vec *sum, const few_work w, const int rows, const int groups, const int64_t keys,
+                                      line_touch *next) {
+  const int64_t dim = w.block->problem->dim_qk, at_once = ceil_div(next->lines, max64(dim / VALUES, 1));
+  int64_t d = 0;
+  NO_UNROLL
+  for (; d + VALUES <= dim; d += VALUES) {
+    touch_lines(next, at_once);
+    few_square(sum, w, d, VALUES, rows, groups, keys);
+  }
+  if (d < dim) few_square(sum, w, d, dim - d, rows, groups, keys);
+}
+
+/* The same of keys that lie side by side, of all dimensions. The last group has `keys`. */
+static ALWAYS_INLINE void few_beside(vec *sum, const few_work w, const int rows, const int groups, const int64_t keys,
+                                     line_touch *next) {
+  const row_block *block = w.block;
+  const int64_t dim = block->problem->dim_qk, lanes = ceil_div(dim, FEW_VALUES), at_once = ceil_div(next->lines, lanes);
+  NO_UNROLL
+  for (int64_t i = 0; i < lanes; i++) {
+    vec x[TILE_VECS];
+    touch_lines(next, at_once);
+    UNROLL
+    for (int g = 0; g < groups; g++)
+      x[g] = few_values_beside(w.from, w.at + g * VEC_LANES, i, w.step, dim, g + 1 < groups ? VEC_LANES : keys);
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+      const vec_factor q = vec_factor_at(block->q + (w.row + r) * block->q_stride + i);
+      UNROLL
+      for (int g = 0; g < groups; g++) sum[r * groups + g] = vec_fma_factor(q, x[g], sum[r * groups + g]);
+    }
+  }
+}
+
 /* The addend of the products of row i: its reference, and bias and ALiBi, unless relative_row() does it. */
 static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, int64_t key) {
   if (block->adjusted && !block->shifted) return vec_zero();
@@ -106,24 +140,27 @@ static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, int64_t ke
   return block->shifted ? vec_add(shift_of(block, i, key), start) : start;
 }
 
-static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int groups, const int64_t keys) {
+/* Lines of `keys` keys of K from element `at` on. */
+static ALWAYS_INLINE line_touch touch_of_k(const attn_problem *p, attn_storage from, int64_t at, int64_t keys,
+                                           const bool beside, bool far) {
+  return beside ? touch_of(from, at, p->k_stride.d, p->dim_qk, keys, false)
+                : touch_of(from, at, p->k_stride.s, keys, p->dim_qk, far);
+}
+
+static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int groups, const int64_t keys,
+                                     const bool beside) {
   const row_block *block = w.block;
-  const int64_t dim_qk = block->problem->dim_qk;
-  vec sum[8];
+  vec sum[16];
   UNROLL
   for (int i = 0; i < rows * groups; i++)
     sum[i] = few_start(few_added(block, w.row + i / groups, w.key + i % groups * VEC_LANES));
-  int64_t d = 0;
-  const int64_t side = groups * VEC_LANES, left = w.keys - side, steps = max64(dim_qk / VALUES, 1);
+  const int64_t side = groups * VEC_LANES, left = w.keys - side;
   line_touch next =
-      left > 0 ? touch_of(w.from, w.at + side * w.stride, w.stride, min64(side, left), dim_qk, w.far) : w.after;
-  const int64_t at_once = ceil_div(next.lines, steps);
-  NO_UNROLL
-  for (; d + VALUES <= dim_qk; d += VALUES) {
-    touch_lines(&next, at_once);
-    few_square(sum, w, d, VALUES, rows, groups, keys);
-  }
-  if (d < dim_qk) few_square(sum, w, d, dim_qk - d, rows, groups, keys);
+      left > 0 ? touch_of_k(block->problem, w.from, w.at + side * w.stride, min64(side, left), beside, w.far) : w.after;
+  if (beside)
+    few_beside(sum, w, rows, groups, keys, &next);
+  else
+    few_squares(sum, w, rows, groups, keys, &next);
   UNROLL
   for (int i = 0; i < rows * groups; i++) {
     const int64_t key = w.key + i % groups * VEC_LANES;
@@ -136,19 +173,20 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
 enum { FEW_KEYS = 16 /* side by side, where there are registers */ };
 
 /* Scores of the rows and of all keys; up to VEC_LANES - 1 more are written. */
-static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, const attn_dtype dtype) {
-  const int groups = rows < 4 ? (FEW_KEYS + VEC_LANES - 1) / VEC_LANES : 1;
+static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, const attn_dtype dtype, const bool beside) {
+  if (beside && attn_dtype_of(dtype).values > 1) return; /* keys_beside() */
+  const int groups = beside ? TILE_VECS : rows < 4 ? (FEW_KEYS + VEC_LANES - 1) / VEC_LANES : 1;
   few_work w = *given;
   w.from = attn_storage_as(w.from, dtype);
   while (w.keys >= groups * VEC_LANES) {
-    few_groups(w, rows, groups, VEC_LANES);
+    few_groups(w, rows, groups, VEC_LANES, beside);
     w.at += groups * VEC_LANES * w.stride;
     w.key += groups * VEC_LANES;
     w.keys -= groups * VEC_LANES;
     w.score += groups * VEC_LANES;
   }
   for (; w.keys > 0; w.at += VEC_LANES * w.stride, w.key += VEC_LANES, w.keys -= VEC_LANES, w.score += VEC_LANES)
-    few_groups(w, rows, 1, min64(w.keys, VEC_LANES));
+    few_groups(w, rows, 1, min64(w.keys, VEC_LANES), beside);
 }
 
 /* ---- O += P V ---- */
@@ -229,8 +267,9 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
 
 /* ---- A function for each type and number of rows ---- */
 
-#define FEW_FUNCTIONS(rows, constant)                                                                               \
-  static NO_INLINE void few_scores_##rows##_##constant(const few_work *w) { few_scores(w, rows, ATTN_##constant); } \
+#define FEW_FUNCTIONS(rows, constant)                                                                                      \
+  static NO_INLINE void few_scores_##rows##_##constant(const few_work *w) { few_scores(w, rows, ATTN_##constant, false); } \
+  static NO_INLINE void few_beside_##rows##_##constant(const few_work *w) { few_scores(w, rows, ATTN_##constant, true); }  \
   static NO_INLINE void few_sums_##rows##_##constant(const few_work *w) { few_sums(w, rows, ATTN_##constant); }
 #define DTYPE(constant, ...) FEW_FUNCTIONS(1, constant) FEW_FUNCTIONS(2, constant) FEW_FUNCTIONS(4, constant)
 #include FEW_DTYPES
@@ -238,13 +277,15 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
 
 typedef void few_function(const few_work *w);
 
-static few_function *few_scores_of(attn_dtype dtype, int64_t rows) {
-  static few_function *const functions[][3] = {
-#define DTYPE(constant, ...) [ATTN_##constant] = {few_scores_1_##constant, few_scores_2_##constant, few_scores_4_##constant},
+static few_function *few_scores_of(const attn_problem *p, int64_t rows) {
+  static few_function *const functions[][2][3] = {
+#define DTYPE(constant, ...)                                                                        \
+  [ATTN_##constant] = {{few_scores_1_##constant, few_scores_2_##constant, few_scores_4_##constant}, \
+                       {few_beside_1_##constant, few_beside_2_##constant, few_beside_4_##constant}},
 #include FEW_DTYPES
 #undef DTYPE
   };
-  return functions[dtype][rows / 2];
+  return functions[p->dtype_kv][keys_beside(p)][rows / 2];
 }
 
 static few_function *few_sums_of(attn_dtype dtype, int64_t rows) {
@@ -269,8 +310,8 @@ static line_touch k_lines(const row_block *block, int64_t key, int64_t end) {
   const attn_problem *p = block->problem;
   if (key >= end) return (line_touch){0};
   const attn_key_run run = few_run_at(block, key);
-  return touch_of(attn_k_storage(p, block->args), run.k, p->k_stride.s, min64(min64(run.keys, end - key), FEW_KEYS),
-                  p->dim_qk, prefetches_far(p));
+  return touch_of_k(p, attn_k_storage(p, block->args), run.k, min64(min64(run.keys, end - key), FEW_KEYS), keys_beside(p),
+                    prefetches_far(p));
 }
 static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
   const attn_problem *p = block->problem;
@@ -285,7 +326,11 @@ static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
 static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_t pending, attn_key_range keys) {
   const attn_problem *p = block->problem;
   const int64_t vecs = ceil_div(end - begin, VEC_LANES);
-  few_work w = {.block = block, .from = attn_k_storage(p, block->args), .stride = p->k_stride.s, .far = prefetches_far(p)};
+  few_work w = {.block = block,
+                .from = attn_k_storage(p, block->args),
+                .stride = p->k_stride.s,
+                .step = p->k_stride.d,
+                .far = prefetches_far(p)};
   for (w.key = max64(begin, round_down(keys.begin, VEC_LANES)); w.key < end; w.key += w.keys) {
     const attn_key_run run = few_run_at(block, w.key);
     w.at = run.k;
@@ -294,7 +339,7 @@ static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = block->score + w.row * block->score_stride + pending + (w.key - begin);
-      few_scores_of(p->dtype_kv, step)(&w);
+      few_scores_of(p, step)(&w);
     }
     w.row = 0;
   }

@@ -16,6 +16,7 @@
 
 #include <assert.h>
 
+#include "kernels/common/problem/terms.h"
 #include "scores.h"
 
 /* Tiles can read V in place. */
@@ -121,16 +122,29 @@ static void transpose_any(const attn_problem *p, attn_storage k, int64_t offset,
       panel[d * PANEL_KEYS + i] = i < count ? attn_load_f32(k, offset + i * p->k_stride.s + d * p->k_stride.d) : 0.0f;
 }
 
+/* VEC_LANES keys that lie side by side, as panels have them. */
+static ALWAYS_INLINE void copy_beside(const attn_problem *p, attn_storage any, int64_t offset, int64_t count, float *panel,
+                                      const attn_dtype dtype) {
+  const attn_storage k = attn_storage_as(any, dtype);
+  NO_UNROLL
+  for (int64_t d = 0; d < p->dim_qk; d++, offset += p->k_stride.d)
+    vec_store(panel + d * PANEL_KEYS, load_elements(k, offset, 0, count));
+}
+
 /* VEC_LANES keys, the first at element `offset`, into a panel's columns. */
 static ALWAYS_INLINE void pack_lanes(const attn_problem *p, attn_storage k, int64_t offset, int64_t count, float *panel) {
-  if (p->k_stride.d != 1) {
+  const bool beside = keys_beside(p);
+  if (p->k_stride.d != 1 && !beside) {
     transpose_any(p, k, offset, count, panel);
     return;
   }
   switch (p->dtype_kv) { /* a copy of the code for each type */
-#define DTYPE(constant, ...)                                      \
-  case ATTN_##constant:                                           \
-    transpose_dense(p, k, offset, count, panel, ATTN_##constant); \
+#define DTYPE(constant, ...)                                        \
+  case ATTN_##constant:                                             \
+    if (beside && attn_dtype_of(ATTN_##constant).values == 1)       \
+      copy_beside(p, k, offset, count, panel, ATTN_##constant);     \
+    else                                                            \
+      transpose_dense(p, k, offset, count, panel, ATTN_##constant); \
     break;
 #include "kernels/common/problem/dtypes.def"
 #undef DTYPE

@@ -126,6 +126,54 @@ TEST(tokens_among_others_have_the_bits_of_one_call) {
   }
 }
 
+/* [head][dim][token] of K. */
+static void *transposed_keys(const void *k, attn_dtype dtype) {
+  const int64_t size = attn_elements_bytes(dtype, 1);
+  char *to = test_allocate((size_t)(KV_HEADS * DIM * tokens() * size));
+  for (int64_t h = 0; h < KV_HEADS; h++)
+    for (int64_t s = 0; s < tokens(); s++)
+      for (int64_t d = 0; d < DIM; d++)
+        memcpy(to + ((h * DIM + d) * tokens() + s) * size, (const char *)k + ((h * tokens() + s) * DIM + d) * size,
+               (size_t)size);
+  return to;
+}
+
+/* Chunks of one to four tokens, and more, over keys that lie side by side. */
+static void transposed_keys_change_no_bit(const char *tier, attn_dtype dtype) {
+  static const int64_t chunks[] = {1, 2, 3, 4, 33};
+  const attn_options options = ATTN_STRUCT(attn_options, .max_isa = tier, .threads = 1, .steady = 1);
+  attn_problem p = chunk_problem(dtype, 0, tokens());
+  test_data data = test_data_create(&p, 31);
+  test_ok(test_run(&p, &data.args, &options));
+  void *o = test_allocate((size_t)attn_elements_bytes(dtype, HEADS * tokens() * DIM)),
+       *k = transposed_keys(data.args.k, dtype);
+  for (size_t i = 0; i < COUNT(chunks); i++)
+    for (int64_t first = 5; first + chunks[i] < tokens(); first += tokens() / 3) {
+      p = chunk_problem(dtype, first, chunks[i]);
+      p.k_stride = (attn_strides){.h = DIM * tokens(), .s = 1, .d = tokens()};
+      attn_args args = data.args;
+      args.q = rows_from(args.q, dtype, first);
+      args.k = k;
+      args.o = rows_from(o, dtype, first);
+      test_ok(test_run(&p, &args, &options));
+      for (int h = 0; h < HEADS; h++)
+        if (memcmp(rows_from(o, dtype, h * tokens() + first), rows_from(data.args.o, dtype, h * tokens() + first),
+                   (size_t)attn_elements_bytes(dtype, chunks[i] * DIM)))
+          fail_msg("bits differ over transposed keys: %d tokens from %d on, head %d, tier %s, dtype %s", (int)chunks[i],
+                   (int)first, h, tier, attn_dtype_of(dtype).name);
+    }
+  free(o);
+  free(k);
+  test_data_destroy(&data);
+}
+
+TEST(transposed_keys_have_the_bits_of_others) {
+  char tiers[200], *rest = tiers;
+  snprintf(tiers, sizeof tiers, "%s", attn_cpu_tiers());
+  for (char *tier; (tier = strtok_r(rest, " ", &rest));)
+    for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) transposed_keys_change_no_bit(tier, (attn_dtype)dtype);
+}
+
 static const char *chosen(const attn_problem *p, const attn_options *options, char *text, size_t bytes) {
   attn_plan *plan;
   test_ok(attn_plan_create(p, options, &plan));
