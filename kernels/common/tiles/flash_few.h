@@ -31,11 +31,9 @@ typedef struct line_touch {
   int64_t far;              /* bytes to the line that is prefetched; 0: none */
 } line_touch;
 
-enum { FAR_TOKENS = 128 /* in shorter pages the line would be another */ };
-
 /* The lines of `keys` rows of `dim` elements, `stride` apart. */
 static ALWAYS_INLINE line_touch touch_of(attn_storage from, int64_t at, int64_t stride, int64_t keys, int64_t dim,
-                                         bool far) {
+                                         int64_t far) {
   const int64_t bytes = attn_elements_bytes(from.dtype, dim), row = ceil_div(bytes, LINE_BYTES);
   const int64_t step = attn_elements_bytes(from.dtype, stride);
   return (line_touch){.at = attn_element_at(from.data, from.dtype, at),
@@ -43,7 +41,7 @@ static ALWAYS_INLINE line_touch touch_of(attn_storage from, int64_t at, int64_t 
                       .left = row,
                       .row = row,
                       .gap = step - row * LINE_BYTES,
-                      .far = far ? ceil_div(LEAST_DISTANCE, row * LINE_BYTES) * step : 0};
+                      .far = far};
 }
 
 /* Some rows of a block, and keys that lie in one run. */
@@ -54,10 +52,43 @@ typedef struct few_work {
   int64_t at, stride; /* element of the first key, and from one key to the next */
   int64_t step;       /* from one dimension of K to the next */
   int64_t key, keys;
-  float *score;     /* place of S or P of the first row and key */
-  bool far;         /* prefetches_far() */
-  line_touch after; /* lines behind these keys */
+  int64_t in_run, end; /* keys of the run from `key` on, and of all rows: none sees keys from `end` on */
+  float *score;        /* place of S or P of the first row and key */
+  line_touch after;    /* lines behind these keys */
 } few_work;
+
+static attn_key_run few_run_at(const row_block *block, int64_t key) {
+  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
+}
+
+/* Bytes from the key that is `skip` behind the first one to the key `ahead` behind that, wherever it lies; 0: to none. */
+static ALWAYS_INLINE int64_t bytes_ahead(const few_work *w, int64_t skip, int64_t ahead, const bool of_v) {
+  int64_t distance = ahead * w->stride;
+  if (skip + ahead >= w->in_run) {
+    if (w->key + skip + ahead >= w->end) return 0;
+    const attn_key_run run = few_run_at(w->block, w->key + skip + ahead);
+    distance = (of_v ? run.v : run.k) - (w->at + skip * w->stride);
+  }
+  return attn_elements_bytes(w->from.dtype, distance);
+}
+
+/* Lines of `keys` keys of V from the one on that is `skip` behind the first. */
+static ALWAYS_INLINE line_touch touch_of_v(const few_work *w, int64_t skip, int64_t keys) {
+  const int64_t dim = w->block->problem->dim_v, lines = ceil_div(attn_elements_bytes(w->from.dtype, dim), LINE_BYTES);
+  const int64_t far = bytes_ahead(w, skip, ceil_div(LEAST_DISTANCE, lines * LINE_BYTES), true);
+  return touch_of(w->from, w->at + skip * w->stride, w->stride, keys, dim, far);
+}
+
+/* The same of K. Those that lie side by side have their next page prefetched. */
+static ALWAYS_INLINE line_touch touch_of_k(const few_work *w, int64_t skip, int64_t keys, const bool beside) {
+  const attn_problem *p = w->block->problem;
+  const int64_t at = w->at + skip * w->stride, lines = ceil_div(attn_elements_bytes(w->from.dtype, p->dim_qk), LINE_BYTES);
+  if (beside)
+    return touch_of(w->from, at, w->step, p->dim_qk, keys,
+                    attn_uses(p, ATTN_USE_PAGES) ? bytes_ahead(w, skip, p->page_tokens, false) : 0);
+  const int64_t far = bytes_ahead(w, skip, ceil_div(LEAST_DISTANCE, lines * LINE_BYTES), false);
+  return touch_of(w->from, at, w->stride, keys, p->dim_qk, far);
+}
 
 /* Up to `count` of them. */
 static ALWAYS_INLINE void touch_lines(line_touch *next, int64_t count) {
@@ -140,13 +171,6 @@ static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, int64_t ke
   return block->shifted ? vec_add(shift_of(block, i, key), start) : start;
 }
 
-/* Lines of `keys` keys of K from element `at` on. */
-static ALWAYS_INLINE line_touch touch_of_k(const attn_problem *p, attn_storage from, int64_t at, int64_t keys,
-                                           const bool beside, bool far) {
-  return beside ? touch_of(from, at, p->k_stride.d, p->dim_qk, keys, false)
-                : touch_of(from, at, p->k_stride.s, keys, p->dim_qk, far);
-}
-
 static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int groups, const int64_t keys,
                                      const bool beside) {
   const row_block *block = w.block;
@@ -155,8 +179,7 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
   for (int i = 0; i < rows * groups; i++)
     sum[i] = few_start(few_added(block, w.row + i / groups, w.key + i % groups * VEC_LANES));
   const int64_t side = groups * VEC_LANES, left = w.keys - side;
-  line_touch next =
-      left > 0 ? touch_of_k(block->problem, w.from, w.at + side * w.stride, min64(side, left), beside, w.far) : w.after;
+  line_touch next = left > 0 ? touch_of_k(&w, side, min64(side, left), beside) : w.after;
   if (beside)
     few_beside(sum, w, rows, groups, keys, &next);
   else
@@ -183,6 +206,7 @@ static ALWAYS_INLINE void few_scores(const few_work *given, const int rows, cons
     w.at += groups * VEC_LANES * w.stride;
     w.key += groups * VEC_LANES;
     w.keys -= groups * VEC_LANES;
+    w.in_run -= groups * VEC_LANES;
     w.score += groups * VEC_LANES;
   }
   for (; w.keys > 0; w.at += VEC_LANES * w.stride, w.key += VEC_LANES, w.keys -= VEC_LANES, w.score += VEC_LANES)
@@ -253,13 +277,14 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
     int64_t c = 0;
     const int64_t left = end - done - w.keys;
     line_touch next = vecs * VEC_LANES >= dim_v ? (line_touch){0}
-                      : left > 0 ? touch_of(w.from, w.at + w.keys * w.stride, w.stride, min64(w.keys, left), dim_v, w.far)
-                                 : w.after;
+                      : left > 0                ? touch_of_v(&w, w.keys, min64(w.keys, left))
+                                                : w.after;
     const int64_t lines = ceil_div(next.lines * vecs * VALUES, w.keys * dim_v);
     for (; c + vecs * VEC_LANES <= dim_v; c += vecs * VEC_LANES) few_columns(w, c, VALUES, rows, vecs, &next, lines);
     for (; FEW_VALUES == 1 && c + 2 * VALUES <= dim_v; c += 2 * VALUES) few_columns(w, c, VALUES, rows, 2, &next, lines);
     for (; c < dim_v; c += VALUES) few_columns(w, c, min64(dim_v - c, VALUES), rows, FEW_VALUES, &next, lines);
     w.at += w.keys * w.stride;
+    w.in_run -= w.keys;
     w.score += ceil_div(w.key % FEW_VALUES + w.keys, FEW_VALUES);
     w.key += w.keys;
   }
@@ -299,26 +324,33 @@ static few_function *few_sums_of(attn_dtype dtype, int64_t rows) {
 
 /* ---- The loop ---- */
 
-static attn_key_run few_run_at(const row_block *block, int64_t key) {
-  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
+/* K or V of the rows of a block, of which none sees keys from `end` on. */
+static few_work few_work_of(const row_block *block, const bool of_v, int64_t end) {
+  const attn_problem *p = block->problem;
+  return (few_work){.block = block,
+                    .from = of_v ? attn_v_storage(p, block->args) : attn_k_storage(p, block->args),
+                    .stride = of_v ? p->v_stride.s : p->k_stride.s,
+                    .step = p->k_stride.d,
+                    .end = end};
 }
 
-static bool prefetches_far(const attn_problem *p) { return !attn_uses(p, ATTN_USE_PAGES) || p->page_tokens >= FAR_TOKENS; }
-
-/* The first lines of K and of V from `key` on, before `end`. */
-static line_touch k_lines(const row_block *block, int64_t key, int64_t end) {
-  const attn_problem *p = block->problem;
-  if (key >= end) return (line_touch){0};
-  const attn_key_run run = few_run_at(block, key);
-  return touch_of_k(p, attn_k_storage(p, block->args), run.k, min64(min64(run.keys, end - key), FEW_KEYS), keys_beside(p),
-                    prefetches_far(p));
+/* Leads to `key` and those behind it in its run, up to `end`. */
+static void few_go_to(few_work *w, int64_t key, int64_t end, const bool of_v) {
+  const attn_key_run run = few_run_at(w->block, key);
+  w->key = key;
+  w->at = of_v ? run.v : run.k;
+  w->in_run = run.keys;
+  w->keys = min64(run.keys, end - key);
 }
-static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
-  const attn_problem *p = block->problem;
-  if (key >= end) return (line_touch){0};
-  const attn_key_run run = few_run_at(block, key);
-  return touch_of(attn_v_storage(p, block->args), run.v, p->v_stride.s, min64(min64(run.keys, end - key), FEW_KEYS),
-                  p->dim_v, prefetches_far(p));
+
+/* The first lines of K or V behind its keys, before `end`. */
+static line_touch lines_behind(const few_work *w, int64_t end, const bool of_v) {
+  few_work next = *w;
+  if (w->key + w->keys >= end) return (line_touch){0};
+  few_go_to(&next, w->key + w->keys, end, of_v);
+  const bool beside = !of_v && keys_beside(w->block->problem);
+  const int64_t keys = min64(next.keys, beside ? PANEL_KEYS : FEW_KEYS);
+  return of_v ? touch_of_v(&next, 0, keys) : touch_of_k(&next, 0, keys, beside);
 }
 
 /* P of a panel's keys from `begin` up to `end`, behind the `pending` keys that each row has in block->score. The rows see
@@ -326,16 +358,10 @@ static line_touch v_lines(const row_block *block, int64_t key, int64_t end) {
 static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_t pending, attn_key_range keys) {
   const attn_problem *p = block->problem;
   const int64_t vecs = ceil_div(end - begin, VEC_LANES);
-  few_work w = {.block = block,
-                .from = attn_k_storage(p, block->args),
-                .stride = p->k_stride.s,
-                .step = p->k_stride.d,
-                .far = prefetches_far(p)};
-  for (w.key = max64(begin, round_down(keys.begin, VEC_LANES)); w.key < end; w.key += w.keys) {
-    const attn_key_run run = few_run_at(block, w.key);
-    w.at = run.k;
-    w.keys = min64(run.keys, end - w.key);
-    w.after = k_lines(block, w.key + w.keys, keys.end);
+  few_work w = few_work_of(block, false, keys.end);
+  for (int64_t key = max64(begin, round_down(keys.begin, VEC_LANES)); key < end; key += w.keys) {
+    few_go_to(&w, key, end, false);
+    w.after = lines_behind(&w, keys.end, false);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = block->score + w.row * block->score_stride + pending + (w.key - begin);
@@ -377,19 +403,16 @@ static void few_sums_selected(const row_block *block, int64_t from, int64_t begi
     }
 }
 
-/* acc += P V of the keys [begin, end). The first P stands for key `from`. */
-static void few_accumulate(const row_block *block, int64_t from, int64_t begin, int64_t end) {
-  const attn_problem *p = block->problem;
-  few_work w = {.block = block, .from = attn_v_storage(p, block->args), .stride = p->v_stride.s, .far = prefetches_far(p)};
-  for (w.key = begin; w.key < end; w.key += w.keys) {
-    const attn_key_run run = few_run_at(block, w.key);
-    w.at = run.v;
-    w.keys = min64(run.keys, end - w.key);
-    w.after = v_lines(block, w.key + w.keys, end);
+/* acc += P V of the keys [begin, end), of `all` that rows see. The first P stands for key `from`. */
+static void few_accumulate(const row_block *block, int64_t from, int64_t begin, int64_t end, int64_t all) {
+  few_work w = few_work_of(block, true, all);
+  for (int64_t key = begin; key < end; key += w.keys) {
+    few_go_to(&w, key, end, true);
+    w.after = lines_behind(&w, end, true);
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = block->score + w.row * block->score_stride + (w.key - from) / FEW_VALUES;
-      few_sums_of(p->dtype_kv, step)(&w);
+      few_sums_of(block->problem->dtype_kv, step)(&w);
     }
     w.row = 0;
   }
@@ -411,13 +434,13 @@ static void few_visit(const row_block *block, key_visit visit, int64_t pending, 
 
 static int64_t few_pending(key_visit visit) { return round_up(visit.end, FEW_BORDER) - round_down(visit.begin, FEW_BORDER); }
 
-/* O += P V of these keys. */
-static void few_sum_visit(const row_block *block, key_visit visit, int64_t pending) {
+/* O += P V of these keys, of `all` that rows see. */
+static void few_sum_visit(const row_block *block, key_visit visit, int64_t pending, int64_t all) {
   const int64_t from = round_down(visit.begin, FEW_BORDER) - pending;
   if (block->careful)
     few_sums_selected(block, from, visit.begin, visit.end);
   else
-    few_accumulate(block, from, visit.begin, visit.end);
+    few_accumulate(block, from, visit.begin, visit.end, all);
 }
 
 /* The keys [begin, end) of a key block. O takes in all of their P at once (flash_visited_tile() of flash.h). */
@@ -431,7 +454,7 @@ static void few_key_block(key_visits *visits, int64_t begin, int64_t end, attn_k
   }
   pending = 0;
   for (int64_t key = begin; visit = next_visit(visits, key, end), visit.begin < visit.end; key = visit.next) {
-    few_sum_visit(block_of_visit(visits, visit), visit, pending);
+    few_sum_visit(block_of_visit(visits, visit), visit, pending, keys.end);
     pending += few_pending(visit);
   }
 }
