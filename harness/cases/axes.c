@@ -198,6 +198,12 @@ static void apply(attn_problem *p, layout_fn strides) {
   p->o_stride = strides(p->heads_q, p->seq_q, p->dim_v);
 }
 
+/* Neighbouring keys side by side, of a sequence or of a page. */
+static void transpose_keys(attn_problem *p) {
+  apply(p, dense);
+  p->k_stride = of_keys(p, transposed, p->dim_qk);
+}
+
 /* One query tensor for all heads, one K for all KV heads and the whole batch, one V for the whole batch. */
 static void broadcast(attn_problem *p) {
   apply(p, dense);
@@ -236,6 +242,7 @@ bool bench_layout_apply(attn_problem *problem, const char *layout) {
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
     if (!strcmp(layout, layouts[i].name)) apply(problem, layouts[i].strides);
   if (!strcmp(layout, "bshd") || !strcmp(layout, "packed")) apply_bshd(problem, layout);
+  if (!strcmp(layout, "k-transposed")) transpose_keys(problem);
   if (!strcmp(layout, "broadcast")) broadcast(problem);
   return true;
 }
