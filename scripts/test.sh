@@ -41,8 +41,8 @@ With --long also these:
   races      ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where clang has
              OpenMP, those of OpenMP
   memory     MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
-  engines    libattn inside vLLM, PyTorch's packages, JAX and ggml, each in its environment, which scripts/peers/setup.sh
-             makes
+  engines    libattn inside vLLM, PyTorch's packages, JAX and ggml, and the conformance of all peers, each in its
+             environment, which scripts/peers/setup.sh makes
   levels     unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time optimisation (the
              stages gcc and clang build at -O3)
 
@@ -174,7 +174,8 @@ stage_tiers() {
 # A client whose environment cannot be made is skipped with a word.
 stage_engines() {
   local long=1 # which alone runs the tests with the label `long`
-  scripts/peers/setup.sh vllm torch ggml # before the build, which has a backend of ggml where ggml's sources are
+  # Before the build, which has a backend of ggml where ggml's sources are.
+  scripts/peers/setup.sh vllm torch onnxruntime openvino ggml
   build_release || return 1
   run_ctest build -L engines -j 1
 }

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Runs attn-conformance by every installed peer, each in its environment: the published matrix (results/conformance).
 
-    scripts/peers/setup.sh torch onnxruntime openvino vllm onednn ggml
-    cmake --build build --target attn_shared attn_python
-    ATTN_GGML_LIB=PATH/libggml.so scripts/peers/conformance.py [-o FOLDER] [PEER...]
+    scripts/peers/setup.sh torch onnxruntime openvino vllm ggml      # and onednn, for another one than the build has
+    cmake --build build --target attn_shared attn_python attn_onednn
+    scripts/peers/conformance.py [-o FOLDER] [PEER...]
 
 Writes PEER.json for each peer, and matrix.html and table.md of all that lie in the folder; without -o the table goes into
 docs/conformance.md instead.
@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # peer of libattn.conformance -> environment of scripts/peers/setup.sh, in the order of the table
 ENVIRONMENTS = {"libattn": "torch", "torch": "torch", "torch-math": "torch", "torch-flex": "torch", "transformers": "torch",
-                "jax": "torch", "vllm": "vllm", "onnxruntime": "onnxruntime", "onnxruntime-gqa": "onnxruntime",
-                "onnxruntime-mha": "onnxruntime", "openvino": "openvino", "onednn": "onednn", "ggml": "ggml"}
-
+                "transformers-paged": "torch", "jax": "torch", "vllm": "vllm", "onnxruntime": "onnxruntime",
+                "onnxruntime-gqa": "onnxruntime", "onnxruntime-mha": "onnxruntime", "openvino": "openvino",
+                "openvino-paged": "openvino", "onednn": "onednn", "ggml": "ggml"}
 
 PUBLISHED, DOCUMENT, MARKS = ROOT / "results" / "conformance", ROOT / "docs" / "conformance.md", ("<!-- matrix", "<!-- end")
 
@@ -37,7 +37,9 @@ def publish(table):
 
 def settings():
     """The environment's variables: the package of this checkout with the library of its build."""
-    onednn = ROOT / ".venv-peers" / "onednn" / "build" / "libattn_onednn.so"
+    peers = ROOT / ".venv-peers"
+    onednn = next((file for file in (peers / "onednn" / "build" / "libattn_onednn.so", ROOT / "build" / "libattn_onednn.so")
+                   if file.exists()), "")
     return {"LIBATTN_PYTHON": str(ROOT / "build" / "python" / "libattn_python.so"), "LIBATTN_ONEDNN": str(onednn),
             **os.environ, "PYTHONPATH": str(ROOT / "python")}
 

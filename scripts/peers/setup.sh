@@ -49,7 +49,8 @@ build_onednn() {
       --target attn_shared attn_onednn attnbench_shared
 }
 
-# ggml and llama.cpp, ggml's test of operations, and their sources: folders build/bin, llama and ggml.
+# ggml and llama.cpp, ggml's test of operations, and their sources: folders build/bin, llama and ggml. The environment's
+# Python imports llama_cpp.
 build_ggml() {
   local folder=$home/ggml package=llama-cpp-python==0.3.36 sources=$home/ggml/llama/vendor/llama.cpp
   [ ! -x "$folder/build/bin/test-backend-ops" ] || return 0
@@ -57,7 +58,8 @@ build_ggml() {
   quietly "$home/ggml-build.log" "$folder/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps \
     --no-binary llama-cpp-python -d "$folder" "$package" &&
     mkdir -p "$folder/llama" && tar -xzf "$folder"/llama_cpp_python-*.tar.gz --strip-components 1 -C "$folder/llama" &&
-    ln -sfn llama/vendor/llama.cpp/ggml "$folder/ggml" &&
+    ln -sfn llama/vendor/llama.cpp/ggml "$folder/ggml" && ln -sfn ../../build/bin "$folder/llama/llama_cpp/lib" &&
+    echo "$folder/llama" >"$(echo "$folder"/lib/python*/site-packages)/llama.pth" &&
     quietly "$home/ggml-build.log" cmake -S "$sources" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release \
       -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
       -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF &&

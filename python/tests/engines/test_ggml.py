@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ggml_runs import PROGRAMS, ROOT, TYPES, VOCABULARY
+from ggml_runs import PROGRAMS, ROOT, TYPES, write_model
 
-gguf = pytest.importorskip("gguf")
-np = pytest.importorskip("numpy")
+pytest.importorskip("gguf")
+pytest.importorskip("numpy")
 BACKEND = Path(os.environ.get("LIBATTN_PYTHON", ROOT / "build/python/x")).parent.parent / "libggml-attn.so"
 if not (PROGRAMS / "test-backend-ops").exists():
     pytest.skip(f"no {PROGRAMS}/test-backend-ops: scripts/peers/setup.sh ggml", allow_module_level=True)
@@ -37,51 +37,6 @@ def test_backend_ops():
     for kind in TYPES:
         of_kind = [line for line in cases if f"type_K={kind},type_V={kind}," in line]
         assert len(of_kind) > 100 and all(line in passed for line in of_kind), kind
-
-
-def write_model(path, arch, seed):
-    """A model of two layers with random weights."""
-    r = np.random.default_rng(seed)
-    width, heads, kv_heads, hidden, dim = 128, 4, 2, 192, 32
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("none")
-    if arch == "gemma2":  # softcap, sliding windows of 32 keys in every other layer, heads whose width is their own
-        writer.add_key_length(dim)
-        writer.add_value_length(dim)
-        writer.add_attn_logit_softcapping(3.0)
-        writer.add_final_logit_softcapping(30.0)
-        writer.add_sliding_window(32)
-    else:
-        writer.add_rope_dimension_count(dim)
-
-    def add(name, *shape, scale=0.1):
-        values = r.standard_normal(shape) * scale if len(shape) > 1 else np.ones(shape)
-        writer.add_tensor(name, values.astype(np.float32))
-
-    add("token_embd.weight", VOCABULARY, width)
-    add("output_norm.weight", width)
-    if arch != "gemma2":
-        add("output.weight", VOCABULARY, width)
-    for layer in range(2):
-        shapes = {"attn_norm": (width,), "attn_q": (heads * dim, width), "attn_k": (kv_heads * dim, width),
-                  "attn_v": (kv_heads * dim, width), "attn_output": (width, heads * dim), "ffn_norm": (width,),
-                  "ffn_gate": (hidden, width), "ffn_up": (hidden, width), "ffn_down": (width, hidden)}
-        if arch == "gemma2":
-            shapes |= {"post_attention_norm": (width,), "post_ffw_norm": (width,)}
-        for name, shape in shapes.items():
-            add(f"blk.{layer}.{name}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def generate(model, kind, threads, environment):

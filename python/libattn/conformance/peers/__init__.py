@@ -23,11 +23,13 @@ PEERS = {
     "onnxruntime-gqa": ("onnxruntime_nodes", "group_query", "ONNX Runtime GroupQueryAttention"),
     "onnxruntime-mha": ("onnxruntime_nodes", "multi_head", "ONNX Runtime MultiHeadAttention"),
     "openvino": ("openvino_sdpa", "sdpa", "OpenVINO ScaledDotProductAttention"),
+    "openvino-paged": ("openvino_sdpa", "paged", "OpenVINO PagedAttentionExtension"),
     "onednn": ("onednn_graph", "sdpa", "oneDNN"),
     "ggml": ("ggml_flash_attn", "flash_attn_ext", "ggml flash_attn_ext"),
     "vllm": ("vllm_cpu", "paged", "vLLM CPU attention"),
     "jax": ("jax_nn", "sdpa", "jax.nn.dot_product_attention"),
     "transformers": ("transformers_eager", "eager", "transformers eager attention"),
+    "transformers-paged": ("transformers_eager", "paged", "transformers eager attention in pages"),
 }
 
 OPTIONS = {  # for words of refusals

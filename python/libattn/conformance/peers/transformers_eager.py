@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""transformers' eager attention: that of Gemma 2 (with softcap) or of gpt-oss (with sinks), and the masks of masking_utils.
+"""transformers' eager attention: that of Gemma 2 (with softcap) or of gpt-oss (with sinks), and the masks of masking_utils;
+and that of continuous batching ("paged|eager"), with its mask, and a cache that only reads.
 
 https://huggingface.co/docs/transformers/main/en/attention_interface
 """
 
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 import transformers
+from transformers.generation.continuous_batching.utils import build_attention_mask
+from transformers.integrations.eager_paged import eager_paged_attention_forward
 from transformers.masking_utils import and_masks, causal_mask_function, sdpa_mask, sliding_window_overlay
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as forward_with_sinks
 
 from ..verdicts import Refused
 from . import only
+from .packing import pack, tokens_of
 from .torch_sdpa import tensor, with_gradients
 
-NAME = "eager_attention_forward"
+NAME, PAGED = "eager_attention_forward", "eager_paged_attention_forward"
 
 
 def version():
@@ -63,3 +68,21 @@ def mask_of(batch, queries, keys, causal, align, window, kv_len):
     padding = None if kv_len is None else torch.arange(keys) < torch.from_numpy(kv_len)[:, None]
     return sdpa_mask(batch, queries, keys, q_offset=offset, mask_function=function, attention_mask=padding,
                      allow_is_causal_skip=False)
+
+
+def paged(q, k, v, *, dtype="float32", scale=None, softcap=None, sinks=None, **others):
+    given = pack(PAGED, q, k, v, others, always_causal=True)
+    if given.window == 1:
+        raise Refused("build_attention_mask takes a window of 1 for none")
+    keys, values = (tensor(tokens_of(x, given.table, given.lengths).swapaxes(0, 1)[None], dtype) for x in (given.k, given.v))
+    query = tensor(given.q.swapaxes(0, 1)[None], dtype)
+    ends = np.cumsum([0, *given.lengths])
+    mask = torch.full((1, 1, query.shape[2], keys.shape[2]), torch.finfo(query.dtype).min, dtype=query.dtype)
+    build_attention_mask(mask, given.cu.tolist(), ends.tolist(), given.window or 1)
+    module = SimpleNamespace(num_key_value_groups=query.shape[1] // keys.shape[1], layer_idx=0)
+    if sinks is not None:
+        module.sinks = tensor(sinks, dtype)
+    cache = SimpleNamespace(update=lambda **_: (keys, values))
+    o, _ = eager_paged_attention_forward(module, query, keys, values, mask, q.shape[-1]**-0.5 if scale is None else scale,
+                                         cache=cache, **({} if softcap is None else {"softcap": softcap}))
+    return given.unpack(o[0].float().numpy())
