@@ -156,10 +156,7 @@ static bool take_mask(const struct ggml_tensor *op, attn_problem *p, attn_args *
 }
 
 static bool run(const request *wanted, const attn_args *args) {
-  attn_status status;
-  planned *plan = planned_get(wanted, &status);
-  if (plan) status = planned_run(plan, args);
-  planned_release(plan);
+  const attn_status status = planned_compute(wanted, args);
   if (status != ATTN_OK) fprintf(stderr, "libattn: %s\n", attn_last_error());
   return status == ATTN_OK;
 }

@@ -15,7 +15,7 @@ from ._sdpa import FUNCTIONS
 
 
 class Plan:
-    """All decisions about one shape, made once: kernel, tiles, threads; with a workspace of its own.
+    """All decisions about one shape, made once: kernel, tiles, threads.
 
         plan = libattn.Plan(q, k, v, causal=True)       # arrays, or libattn.Spec((1, 8, 512, 64)) for their shapes alone
         out = plan.run(q, k, v)                         # any arrays of these shapes, dtypes and strides

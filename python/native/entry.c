@@ -10,7 +10,7 @@
 #include "attn/product.h"
 #include "call.h"
 #include "compile.h"
-#include "linear.h"
+#include "layers.h"
 #include "shared/shared.h" /* for its layouts only */
 #include "threads.h"
 
@@ -40,12 +40,10 @@ static bool succeed(const interpreter *of, attn_status status) {
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
 /* Plans and runs without the GIL. `bound` is the plan to use, or NULL for that of the cache. */
-static bool compute(call *c, planned *bound) {
-  attn_status status = ATTN_OK;
+static bool compute(const call *c, const planned *bound) {
   PyThreadState *python = PyEval_SaveThread();
-  planned *plan = bound ? bound : planned_get(&c->wanted, &status);
-  if (plan) status = planned_run(plan, &c->args);
-  if (!bound) planned_release(plan);
+  const attn_status status =
+      bound ? planned_run(bound, &c->wanted.problem, &c->args) : planned_compute(&c->wanted, &c->args);
   PyEval_RestoreThread(python);
   return succeed(c->of, status);
 }
@@ -389,7 +387,11 @@ static PyObject *alike(PyObject *self, PyObject *const *args, Py_ssize_t count) 
 }
 
 static PyObject *linear(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  return linear_bind(interpreter_of(self), self, args, count);
+  return layers_bind_linear(interpreter_of(self), self, args, count);
+}
+
+static PyObject *append(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  return layers_bind_append(interpreter_of(self), self, args, count);
 }
 
 static PyObject *none(void) {
@@ -438,6 +440,7 @@ static PyMethodDef definitions[] = {
     {"empty", (PyCFunction)(uintptr_t)empty, METH_FASTCALL, NULL},
     {"alike", (PyCFunction)(uintptr_t)alike, METH_FASTCALL, NULL},
     {"linear", (PyCFunction)(uintptr_t)linear, METH_FASTCALL, NULL},
+    {"append", (PyCFunction)(uintptr_t)append, METH_FASTCALL, NULL},
     {"forget", forget, METH_NOARGS, NULL},
     {"count_plans", count_plans, METH_NOARGS, NULL},
     {"thread_source", source, METH_NOARGS, NULL},

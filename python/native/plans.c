@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "attn/extend.h"
+#include "src/api/problem.h"
+#include "src/plan/plan.h"
 
 struct planned {
   request wanted;
   uint64_t hash;
   attn_plan *plan;
-  size_t workspace_bytes;
-  _Atomic(void *) workspace; /* NULL while somebody is in there */
   atomic_int holders;
 };
 
@@ -21,8 +21,6 @@ const request *planned_request(const planned *plan) { return &plan->wanted; }
 const attn_plan *planned_plan(const planned *plan) { return plan->plan; }
 
 /* ---- Making and running ---------------------------------------------------------------------------------------------- */
-
-static void *new_workspace(size_t bytes) { return bytes ? aligned_alloc(64, bytes) : NULL; }
 
 attn_problem planned_problem(const request *wanted) {
   attn_problem problem = wanted->problem, usual;
@@ -52,37 +50,73 @@ planned *planned_create(const request *wanted, attn_status *status) {
     free(plan);
     return NULL;
   }
-  plan->workspace_bytes = attn_plan_workspace(plan->plan);
-  atomic_init(&plan->workspace, NULL);
   atomic_init(&plan->holders, 1);
   return plan;
 }
 
 void planned_release(planned *plan) {
   if (!plan || atomic_fetch_sub(&plan->holders, 1) != 1) return;
-  free(atomic_load(&plan->workspace));
   attn_plan_destroy(plan->plan);
   free(plan);
 }
 
-/* The first call makes the workspace, and so do calls that find it taken. Who leaves keeps it for the next one. */
-attn_status planned_run(planned *plan, const attn_args *args) {
-  void *workspace = atomic_exchange(&plan->workspace, NULL);
-  if (!workspace && plan->workspace_bytes) {
-    workspace = new_workspace(plan->workspace_bytes);
-    if (!workspace)
-      return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes",
-                       attn_plan_kernel(plan->plan), plan->workspace_bytes);
+attn_status planned_run(const planned *plan, const attn_problem *problem, const attn_args *args) {
+  attn_args own;
+  const attn_status status = attn_args_read(problem, args, &own);
+  if (status != ATTN_OK) return status;
+  const size_t bytes = attn_plan_workspace(plan->plan);
+  void *workspace = bytes ? planned_take_memory(bytes) : NULL;
+  if (bytes && !workspace)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", attn_plan_kernel(plan->plan),
+                     bytes);
+  attn_plan_run_read(plan->plan, &own, workspace);
+  planned_give_memory(workspace);
+  return ATTN_OK;
+}
+
+/* ---- Memory, shared by all plans: every new one would bring new pages otherwise -------------------------------------- */
+
+enum { MEMORY_ALIGN = 64, SPARES = 8 /* threads that call at the same time */ };
+static const size_t MOST_SPARE = 64 << 20; /* bytes: larger ones are freed after the call */
+
+/* Stands before the memory of a call, in a line of its own. */
+typedef struct spare {
+  size_t bytes;
+} spare;
+
+static _Atomic(spare *) spares[SPARES];
+
+static spare *first_spare(void) {
+  spare *found = NULL;
+  for (int i = 0; i < SPARES && !found; i++) found = atomic_exchange(&spares[i], NULL);
+  return found;
+}
+
+void *planned_take_memory(size_t bytes) {
+  spare *found = first_spare();
+  if (!found || found->bytes < bytes) {
+    free(found);
+    found = bytes < SIZE_MAX - 2 * MEMORY_ALIGN
+                ? aligned_alloc(MEMORY_ALIGN, MEMORY_ALIGN + (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN)
+                : NULL;
+    if (!found) return NULL;
+    found->bytes = bytes;
   }
-  const attn_status status = attn_plan_run(plan->plan, args, workspace, plan->workspace_bytes);
-  free(atomic_exchange(&plan->workspace, workspace));
-  return status;
+  return (char *)found + MEMORY_ALIGN;
+}
+
+void planned_give_memory(void *memory) {
+  spare *given = memory ? (spare *)(void *)((char *)memory - MEMORY_ALIGN) : NULL;
+  for (int i = 0; i < SPARES && given && given->bytes <= MOST_SPARE; i++) {
+    spare *none = NULL;
+    if (atomic_compare_exchange_strong(&spares[i], &none, given)) return;
+  }
+  free(given);
 }
 
 /* ---- The cache: places by hash, the last one made stays -------------------------------------------------------------- */
 
 enum { PLACES = 128 }; /* shapes that a process repeats; a decoder that grows by one key a step gets a new plan each step */
-static const size_t MOST_KEPT = 64 << 20; /* bytes of one plan's workspace: larger ones are freed after the call */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static planned *places[PLACES];
@@ -123,7 +157,7 @@ static void keep(planned *plan) {
   planned_release(before);
 }
 
-planned *planned_get(const request *wanted, attn_status *status) {
+static planned *look_up_or_make(const request *wanted, attn_status *status) {
   const uint64_t hash = hash_request(wanted);
   planned *plan = look_up(wanted, hash);
   *status = ATTN_OK;
@@ -131,8 +165,52 @@ planned *planned_get(const request *wanted, attn_status *status) {
   plan = planned_create(wanted, status);
   if (!plan) return NULL;
   plan->hash = hash;
-  if (plan->workspace_bytes <= MOST_KEPT) keep(plan);
+  keep(plan);
   return plan;
+}
+
+/* Up to four binary digits: by an eighth at most. */
+static int64_t round_length(int64_t tokens) {
+  int64_t step = 1;
+  while (tokens / step > 15) step *= 2;
+  return (tokens + step - 1) / step * step;
+}
+
+/* Whether a plan for more tokens computes these as well: no array is as long as a sequence is, and outputs of more tokens
+ * would not overlap themselves. */
+static bool may_be_longer(const attn_problem *p) {
+  enum { OTHERS = ATTN_USE_PAGES | ATTN_USE_KV_LEN | ATTN_USE_ALIBI | ATTN_USE_SINKS | ATTN_USE_KV_SCALES };
+  return p->operation == ATTN_FORWARD && p->dropout == 0 && (p->uses | OTHERS) == (ATTN_USE_VARLEN | OTHERS) &&
+         p->o_stride.s >= p->o_stride.h;
+}
+
+static request round_lengths(const request *wanted) {
+  request rounded;
+  memcpy(&rounded, wanted, sizeof rounded); /* its bytes are compared */
+  attn_problem *p = &rounded.problem;
+  p->seq_q = round_length(p->seq_q);
+  p->total_q = round_length(p->total_q);
+  if (p->uses & ATTN_USE_PAGES) return rounded;
+  p->seq_k = round_length(p->seq_k);
+  p->total_k = round_length(p->total_k);
+  return rounded;
+}
+
+planned *planned_get(const request *wanted, attn_status *status) {
+  if (may_be_longer(&wanted->problem)) {
+    const request rounded = round_lengths(wanted);
+    planned *plan = look_up_or_make(&rounded, status);
+    if (plan) return plan;
+  }
+  return look_up_or_make(wanted, status);
+}
+
+attn_status planned_compute(const request *wanted, const attn_args *args) {
+  attn_status status;
+  planned *plan = planned_get(wanted, &status);
+  if (plan) status = planned_run(plan, &wanted->problem, args);
+  planned_release(plan);
+  return status;
 }
 
 void planned_forget(void) {
@@ -143,6 +221,7 @@ void planned_forget(void) {
   made_count = found_count = 0;
   pthread_mutex_unlock(&lock);
   for (int i = 0; i < PLACES; i++) planned_release(old[i]);
+  for (int i = 0; i < SPARES; i++) free(atomic_exchange(&spares[i], NULL));
 }
 
 void planned_count(int64_t *made, int64_t *found) {

@@ -22,13 +22,14 @@ typedef struct request {
 /* The problem with its scale. */
 attn_problem planned_problem(const request *wanted);
 
-/* A plan with a count of its holders and a workspace of its own. */
+/* A plan with a count of its holders. */
 typedef struct planned planned;
 
 /* A new plan with one holder; NULL with the status, and attn_last_error() says why. */
 planned *planned_create(const request *wanted, attn_status *status);
 
-/* The same from the cache of the process, where it is made if it is not there. */
+/* The same from the cache of the process, where it is made if it is not there. Plans of packed sequences are made for sums
+ * and lengths that are rounded up, so that the next batch finds one. */
 planned *planned_get(const request *wanted, attn_status *status);
 
 /* One holder less; the last one frees it. NULL is fine. */
@@ -37,10 +38,17 @@ void planned_release(planned *plan);
 const request *planned_request(const planned *plan);
 const attn_plan *planned_plan(const planned *plan);
 
-/* Runs the plan in its own workspace, or, while another thread is in there, in a new one. */
-attn_status planned_run(planned *plan, const attn_args *args);
+/* Runs a plan. The arguments are checked against the problem of the call: the plan may be for longer sequences. */
+attn_status planned_run(const planned *plan, const attn_problem *problem, const attn_args *args);
 
-/* Empties the cache. */
+/* Gets a plan from the cache and runs it. */
+attn_status planned_compute(const request *wanted, const attn_args *args);
+
+/* Memory that calls work in, aligned to 64 bytes, and kept for later calls. NULL if there is not so much. */
+void *planned_take_memory(size_t bytes);
+void planned_give_memory(void *memory); /* NULL is fine */
+
+/* Empties the cache, and frees the memory that is kept. */
 void planned_forget(void);
 
 /* Plans made for the cache, and calls that found theirs there. */

@@ -216,12 +216,8 @@ static void find_names(compiled *c) {
 }
 
 static attn_status run(compiled *c, const attn_args *args) {
-  attn_status status;
   c->wanted.default_threads = c->wanted.threads ? 0 : attn_parallel_default_threads();
-  planned *plan = planned_get(&c->wanted, &status);
-  if (plan) status = planned_run(plan, args);
-  planned_release(plan);
-  return status;
+  return planned_compute(&c->wanted, args);
 }
 
 xla_error *attn_python_xla(const xla_frame *f) {

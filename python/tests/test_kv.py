@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """libattn.kv_append, rope, KVPool and KVCache, against NumPy, transformers and libattn.sdpa."""
 
+import ctypes
 import math
 import re
 
@@ -10,6 +11,8 @@ np = pytest.importorskip("numpy")
 
 import libattn  # noqa: E402
 from libattn import layers  # noqa: E402
+from libattn._native import C, S  # noqa: E402
+from libattn._sdpa import FUNCTIONS  # noqa: E402
 
 R = np.random.default_rng(5)
 
@@ -431,3 +434,28 @@ def test_torch_operators():
     torch.library.opcheck(torch.ops.libattn.kv_append, (k, v, *blocks), inside)
     compiled = torch.compile(lambda x: torch.ops.libattn.rope(x, "halves", 8) * 2, backend="eager", fullgraph=True)
     assert torch.equal(compiled(k), torch.ops.libattn.rope(k, "halves", 8) * 2)
+
+
+def test_bound_append():
+    """write() of libattn.vllm: pages in float16, factors, slots of -1, strides, and what it refuses."""
+    keys, values = np.zeros((2, 3, 2, 16, 8), np.float16)
+    k, v = draw(2, 2, 5, 8).transpose(0, 2, 1, 3)
+    scales = np.array([0.5, 2], np.float32)
+    args = S.attn_kv_append_args(batch=1, heads_kv=2, dim_qk=8, dim_v=8, page_tokens=16, pages=3, cache_dtype=C.ATTN_F16,
+                                 k_cache=keys.ctypes.data, v_cache=values.ctypes.data, k_scale=scales.ctypes.data,
+                                 v_scale=scales.ctypes.data + 4)
+    args.k_cache_stride = args.v_cache_stride = S.attn_strides(b=256, h=128, s=8, d=1)
+    write = FUNCTIONS["append"](ctypes.addressof(args))
+    scales[:] = 7  # not read again
+    assert write(k, v, np.array([35, -1, 0, 17])) is None
+    for row, (page, token) in {0: (2, 3), 2: (0, 0), 3: (1, 1)}.items():
+        assert (keys[page, :, token] == (k[row] * 2).astype(np.float16)).all()
+        assert (values[page, :, token] == (v[row] / 2).astype(np.float16)).all()
+    assert (keys != 0).any(-1).sum() == 3 * 2  # rows of two heads
+    for sentence, wrong in {"k is float64 of 3 dimensions; it must be float32": (k.astype(float), v, [0]),
+                            "v has 4 tokens; it must have as many as k, 5": (k, v[:4], [0]),
+                            r"slots\[1\] is 48": (k, v, [1, 48])}.items():
+        with pytest.raises(ValueError, match=sentence):
+            write(*wrong[:2], np.array(wrong[2]))
+    with pytest.raises(ValueError, match="slots must be dense int64"):
+        write(k, v, np.zeros(5, np.int32))

@@ -672,6 +672,21 @@ def test_plans_are_kept():
     assert libattn.plan_counts() == (2, 8)
 
 
+def test_packed_lengths_share_plans():
+    """One plan for 97 to 102 tokens and 49 to 52 of the longest sequence; each call is checked against its own sizes."""
+    q, k, v = (np.random.default_rng(3).standard_normal((104, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    libattn.forget_plans()
+    for tokens in range(97, 103):
+        borders, arrays = [0, tokens // 2, tokens], [x[:tokens] for x in (q, k, v)]
+        out = libattn.sdpa(*arrays, cu_seqlens_q=borders, cu_seqlens_k=borders, causal=True)
+        for rows in (slice(*borders[:2]), slice(*borders[1:])):
+            alone = [x[rows].swapaxes(0, 1)[None] for x in arrays]
+            np.testing.assert_allclose(out[rows].swapaxes(0, 1)[None], attention(*alone, causal=True)[0], atol=1e-5)
+        with pytest.raises(ValueError, match=rf"is {tokens + 1}; the tensors hold {tokens} tokens"):
+            libattn.sdpa(*arrays, cu_seqlens_q=[0, tokens // 2, tokens + 1], cu_seqlens_k=borders, causal=True)
+    assert libattn.plan_counts() == (1, 11)
+
+
 def test_vectors_of_many_sequences():
     """Copies of vectors are as long as they must be: of lists, of 64 bits, and of one offset for all."""
     batch = 1 << 14

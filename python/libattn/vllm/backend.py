@@ -14,11 +14,13 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import (CPUAttentionBackend, CPUAttentionBackendImpl, CPUAttentionMetadata,
                                                  CPUAttentionMetadataBuilder)
 
-from .. import Unsupported, __version__, sdpa
+from .. import Unsupported, __version__
+from .._sdpa import FUNCTIONS
 from . import setting
 from .pages import Writer, layer_options, packed_call, split, step_calls, typed
 
 logger = init_logger("vllm.libattn")
+sdpa = FUNCTIONS["sdpa_without_gradients"]
 
 
 class LibattnBackend(CPUAttentionBackend):
