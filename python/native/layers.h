@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What a model's layer does once a step, as functions of Python's own kind: they hold all that does not change, and a call
- * takes about a microsecond. `of`: the interpreter, which `self` keeps alive. */
+/* Calls that a model's layers make in every step, as functions of Python's own kind: they hold all that does not change, and
+ * take about a microsecond. `of`: the interpreter, which `self` keeps alive. */
 #ifndef LIBATTN_LAYERS_H
 #define LIBATTN_LAYERS_H
 

@@ -7,9 +7,10 @@ rounds in random order. Prints a table for docs/python.md.
     cmake --build build --target attn_python
     .venv-peers/vllm/bin/python scripts/peers/vllm_engine.py [--dtype bfloat16] [--threads 2] [--rounds 6] [--cases 8k]
 
-A case is a batch of requests: their prompts are one step, each of their further tokens another. Time is that of the model in
-a step (execute_model); attention is the writing of the cache and the calls of the layers. Ratios are medians over the
-rounds, with the smallest and the largest (from 6 rounds on an interval of 95 %).
+A case is a batch of requests: their prompts are one step, each of their further tokens another. Lengths of prompts are up to
+an eighth below the case's, others in every round. Time is that of the model in a step (execute_model); attention is the
+writing of the cache and the calls of the layers. Ratios are medians over the rounds, with the smallest and the largest (from
+6 rounds on an interval of 95 %).
 """
 
 import argparse
@@ -24,7 +25,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = {"1 x 128": (1, 128), "16 x 256": (16, 256), "1 x 8k": (1, 8000)}  # requests and tokens of a prompt
+# requests and tokens of a prompt
+CASES = {"1 x 16": (1, 16), "1 x 128": (1, 128), "16 x 256": (16, 256), "1 x 8k": (1, 8000)}
 GENERATED = 24
 MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
          "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192,
@@ -70,19 +72,21 @@ def choose(runner, ours):
         layer.impl.ours = ours
 
 
-def measure(llm, runner, clock, case, ours):
-    """(Seconds of the model, of attention) in the step of the prompts, and in one of those of one token, in the mean."""
+def measure(llm, runner, clock, case, turn, ours):
+    """(Seconds of the model, of attention, tokens) in the step of the prompts, and in one of those of one token, in the
+    mean."""
     from vllm import SamplingParams
 
     requests, tokens = case
-    draw = random.Random(5)
-    prompts = [{"prompt_token_ids": [draw.randrange(MODEL["vocab_size"]) for _ in range(tokens)]} for _ in range(requests)]
+    draw = random.Random(turn)
+    lengths = [tokens - draw.randrange(tokens // 8) for _ in range(requests)]
+    prompts = [{"prompt_token_ids": [draw.randrange(MODEL["vocab_size"]) for _ in range(n)]} for n in lengths]
     choose(runner, ours)
     clock.calls.clear()
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=GENERATED, ignore_eos=True, detokenize=False),
                  use_tqdm=False)
     steps = [(step["step"], step["attention"]) for step in clock.calls if "attention" in step]
-    return steps[0], tuple(map(statistics.fmean, zip(*steps[1:])))
+    return (*steps[0], sum(lengths)), (*map(statistics.fmean, zip(*steps[1:])), requests)
 
 
 def interval(ratios):
@@ -121,19 +125,21 @@ def main():
         found = {True: [], False: []}
         for turn in range(-1, options.rounds):  # the first one warms up
             for ours in draw.sample((True, False), 2):
-                times = measure(llm, runner, clock, case, ours)
+                times = measure(llm, runner, clock, case, turn, ours)
                 if turn >= 0:
                     found[ours].append(times)
         for part, kind in enumerate(("prompts", "generation")):
             rows = {ours: [times[part] for times in found[ours]] for ours in found}
-            print(f"| {name}, {kind} | {' | '.join(columns(rows, case[0] * (1 if part else case[1])))} |", flush=True)
+            print(f"| {name}, {kind} | {' | '.join(columns(rows))} |", flush=True)
 
 
-def columns(rows, tokens):
+def columns(rows):
     """Shares, tokens per second and ratios of a row of the table."""
-    middle = {ours: [statistics.median(column) for column in zip(*times)] for ours, times in rows.items()}
-    shares = [f"{100 * middle[ours][1] / middle[ours][0]:.0f} %" for ours in (False, True)]
-    speeds = [f"{tokens / middle[ours][0]:.0f}" for ours in (False, True)]
+    def middle(ours, of):
+        return statistics.median(of(*times) for times in rows[ours])
+
+    shares = [f"{100 * middle(ours, lambda step, attention, _: attention / step):.0f} %" for ours in (False, True)]
+    speeds = [f"{middle(ours, lambda step, _, tokens: tokens / step):.0f}" for ours in (False, True)]
     ratios = [interval([a[i] / b[i] for a, b in zip(rows[False], rows[True])]) for i in (1, 0)]
     return [*shares, *speeds, *ratios]
 

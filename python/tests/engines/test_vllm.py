@@ -31,10 +31,29 @@ MODELS = {  # name: (class of the model, its configuration)
     "gemma2": ("Gemma2ForCausalLM", {**WINDOWED, "attn_logit_softcapping": 20.0, "query_pre_attn_scalar": 48}),
     "gpt_oss": ("GptOssForCausalLM", {**WINDOWED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "bloom": ("BloomForCausalLM", {"vocab_size": 512, "hidden_size": 128, "n_layer": 2, "n_head": 4}),
+    "whisper": ("WhisperForConditionalGeneration",
+                {"vocab_size": 512, "d_model": 128, "num_mel_bins": 16, "max_source_positions": 100,
+                 "max_target_positions": 512, "suppress_tokens": None, "begin_suppress_tokens": None,
+                 **{f"{part}_{size}": n for part in ("encoder", "decoder")
+                    for size, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 256))},
+                 **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), 1)}),
     "bert": ("BertModel", {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
                            "intermediate_size": 256}),
 }
-SHORT = ("llama", "gemma2", "bloom", "bert")  # the others with --long
+SHORT = ("llama", "gemma2", "bloom", "whisper", "bert")  # the others with --long
+KINDS = {  # name: (dtype, arguments of vllm.LLM)
+    "float32": ("float32", {}),
+    "uncached": ("float32", {"enable_prefix_caching": False}),
+    "bfloat16": ("bfloat16", {}),
+    "float16": ("float16", {}),
+    "chunks": ("float32", {"max_num_batched_tokens": 64, "max_num_seqs": 16}),
+    "compiled": ("float32", {"enforce_eager": False}),
+    "fp8": ("float32", {"kv_cache_dtype": "fp8"}),
+    "fp8_e5m2": ("float32", {"kv_cache_dtype": "fp8_e5m2"}),
+    "blocks": ("float32", {"block_size": 2048}),
+}
+EXACT = ("float32", "uncached", "chunks", "compiled")
+KINDS_OF = {"llama": KINDS, "whisper": ("uncached", "bfloat16"), "bert": ("uncached", "bfloat16")}
 DRAW = random.Random(1)
 COMMON = [DRAW.randrange(5, 500) for _ in range(280)]  # prompts begin with it, up to two blocks of 128 tokens and a part
 PROMPTS = [COMMON[:DRAW.choice([0, 128, 200, 280])] + [DRAW.randrange(5, 500) for _ in range(DRAW.randrange(1, 90))]
@@ -53,9 +72,14 @@ def folder(tmp_path_factory):
             if weight.dim() > 1 or "bias" in parameter or "sinks" in parameter:
                 torch.nn.init.normal_(weight, std=0.08 if weight.dim() > 1 else 0.5)
         model.save_pretrained(folder / name)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(507))]  # vLLM embeds beside a tokenizer alone
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(507))]
     (folder / "words.txt").write_text("\n".join(words))
     transformers.BertTokenizer(str(folder / "words.txt")).save_pretrained(folder / "bert")
+    (folder / "words.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.WhisperTokenizer(str(folder / "words.json"), str(folder / "merges.txt"))
+    extractor = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
+    transformers.WhisperProcessor(extractor, tokenizer).save_pretrained(folder / "whisper")
     found = folder / "libattn-0.dist-info"
     found.mkdir()
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: libattn\nVersion: 0\n")
@@ -75,37 +99,32 @@ def start(folder, jobs, setting, threads=1):
     return json.loads((folder / "results.json").read_text()), done.stdout + done.stderr
 
 
-def job(folder, name, *, prompts=PROMPTS, tokens=8, dtype="float32", cached=True, llm=None, **others):
-    return {"llm": {"model": str(folder / name), "dtype": dtype, "max_model_len": 512, "enable_prefix_caching": cached,
-                    **(llm or {})}, "prompts": prompts, "tokens": tokens, **others}
+def job(folder, name, kind, *, prompts=PROMPTS, llm=None, **others):
+    dtype, arguments = KINDS[kind]
+    with_words = name in ("bert", "whisper")  # vLLM makes their inputs beside a tokenizer alone
+    return {"llm": {"model": str(folder / name), "dtype": dtype, "max_model_len": 512, "skip_tokenizer_init": not with_words,
+                    **arguments, **(llm or {})}, "prompts": prompts, "tokens": 0 if name == "bert" else 8,
+            "audio": name == "whisper", "check": kind == "uncached" and name != "bert", **others}
 
 
 @pytest.fixture(scope="module")
 def runs(folder, request):
-    """{(model, dtype, cached): (by vLLM, by libattn)}, and what both logged."""
+    """{(model, kind): (by vLLM, by libattn)}, and what both logged."""
     everything = request.config.getoption("--long") or os.environ.get("ATTN_TEST_LONG") == "1"
-    prompts, jobs = PROMPTS if everything else PROMPTS[:24], {}
-    for name in MODELS if everything else SHORT:
-        for dtype in ("float32", "bfloat16"):
-            if name == "bert":
-                jobs[name, dtype, False] = job(folder, name, prompts=prompts, tokens=0, dtype=dtype, cached=False,
-                                                llm={"skip_tokenizer_init": False})
-                continue
-            for cached in (False, True) if dtype == "float32" else (True,):
-                jobs[name, dtype, cached] = job(folder, name, prompts=prompts, dtype=dtype, cached=cached, check=not cached)
-    jobs["llama", "fp8", True] = job(folder, "llama", prompts=prompts, llm={"kv_cache_dtype": "fp8"})
-    jobs["llama", "blocks", True] = job(folder, "llama", prompts=prompts, llm={"block_size": 2048}, tokens=2)
+    prompts = PROMPTS if everything else PROMPTS[:24]
+    jobs = {(name, kind): job(folder, name, kind, prompts=prompts) for name in (MODELS if everything else SHORT)
+            for kind in KINDS_OF.get(name, ("float32", "uncached", "bfloat16"))}
     (theirs, their_log), (ours, our_log) = (start(folder, list(jobs.values()), setting) for setting in "01")
     return dict(zip(jobs, zip(theirs, ours))), (their_log, our_log)
 
 
-def of(runs, **wanted):
-    """The runs of language models with this dtype."""
-    return [(key, *pair) for key, pair in runs[0].items() if key[1] == wanted["dtype"] and key[0] != "bert"]
+def of(runs, *kinds):
+    """The runs of language models of these kinds."""
+    return [(key, *pair) for key, pair in runs[0].items() if key[1] in kinds and key[0] != "bert"]
 
 
 def test_greedy_tokens_are_vllms(runs):
-    for key, theirs, ours in of(runs, dtype="float32"):
+    for key, theirs, ours in of(runs, *EXACT):
         for i, (a, b) in enumerate(zip(theirs["found"], ours["found"])):
             assert a["tokens"] == b["tokens"], (key, i)
             np.testing.assert_allclose(a["logprobs"], b["logprobs"], atol=2e-3)
@@ -118,11 +137,11 @@ def test_attention_is_within_its_limit(runs):
 
 
 def test_rounded_runs_are_as_close_to_float32_as_vllms(runs):
-    """Root mean square of the differences of log-probabilities where tokens agree: bfloat16, and keys of 8 bits."""
-    for (name, *_), theirs, ours in of(runs, dtype="bfloat16") + of(runs, dtype="fp8"):
-        exact = runs[0][name, "float32", True][0]["found"]
+    """Root mean square of the differences of log-probabilities where tokens agree: 16 bits, and keys of 8 bits."""
+    for (name, kind), theirs, ours in of(runs, "bfloat16", "float16", "fp8", "fp8_e5m2"):
+        exact = runs[0][name, "uncached"][0]["found"]
         far = [np.sqrt(np.mean(differences(exact, found["found"]) ** 2)) for found in (theirs, ours)]
-        assert 0 < far[1] <= 1.1 * far[0] + 1e-3, (name, far)
+        assert 0 < far[1] <= 1.1 * far[0] + 1e-3, (name, kind, far)
 
 
 def differences(exact, found):
@@ -131,13 +150,13 @@ def differences(exact, found):
 
 
 def test_embeddings(runs):
-    for dtype, limit in (("float32", 1e-4), ("bfloat16", 0.05)):
-        theirs, ours = (np.array(run["found"]) for run in runs[0]["bert", dtype, False])
+    for kind, limit in (("uncached", 1e-4), ("bfloat16", 0.05)):
+        theirs, ours = (np.array(run["found"]) for run in runs[0]["bert", kind])
         np.testing.assert_allclose(ours, theirs, atol=limit * abs(theirs).max())
 
 
 def test_what_is_refused_is_vllms_own(runs):
-    theirs, ours = runs[0]["llama", "blocks", True]
+    theirs, ours = runs[0]["llama", "blocks"]
     assert ours["found"] == theirs["found"]
     assert re.search(r"Attention of 2 layers is vLLM's own, because libattn refuses \S+: .*page_tokens is 2048", runs[1][1])
 
@@ -150,14 +169,15 @@ def test_log_says_who_computes(runs):
 
 
 def test_steady_bits(folder):
-    """Log-probabilities are the same bits alone and in a batch, with a cached prefix and without, by one thread and two."""
-    prompts, kinds = PROMPTS[:12], [(False, False), (True, False), (False, True)]
-    jobs = [job(folder, "llama", prompts=prompts, dtype=dtype, cached=cached, alone=alone)
-            for dtype in ("float32", "bfloat16") for cached, alone in kinds]
+    """Log-probabilities are the same bits alone, in a batch, in chunks, with a cached prefix and without, on one thread
+    and on two."""
+    prompts, uncached = PROMPTS[:12], {"enable_prefix_caching": False}
+    ways = [{"llm": uncached}, {}, {"llm": uncached, "alone": True}, {"llm": {**uncached, **KINDS["chunks"][1]}}]
+    jobs = [job(folder, "llama", dtype, prompts=prompts, **way) for dtype in ("float32", "bfloat16") for way in ways]
     found = [[run["found"] for run in start(folder, jobs, "steady", threads)[0]] for threads in (1, 2)]
-    for first in (0, len(kinds)):
+    for first in (0, len(ways)):
         assert len(found[0][first]) == len(prompts)
-        assert all(run == found[0][first] for runs in found for run in runs[first:first + len(kinds)])
+        assert all(run == found[0][first] for runs in found for run in runs[first:first + len(ways)])
 
 
 def test_writer():

@@ -4,8 +4,9 @@
     vllm_runs.py FOLDER     reads FOLDER/jobs.json, writes FOLDER/results.json
 
 A job: "llm", arguments of vllm.LLM; "prompts", lists of tokens; "tokens", how many to generate, 0 for an embedding;
-"alone", one request at a time; "check", whether to compare what attention computes with float64. A result: "found", for each
-request its tokens and their log-probabilities, or its embedding; "checked", the largest error over its limit.
+"alone", one request at a time; "audio", whether each has a sound of its own; "check", whether to compare what attention
+computes with float64. A result: "found", for each request its tokens and their log-probabilities, or its embedding;
+"checked", the largest error over its limit.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from limits import proven_limit, worst_kernel
@@ -23,12 +25,12 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
 
 
 class Checked:
-    """libattn.sdpa with its outputs compared: those of the first calls, sequence by sequence."""
+    """A function sdpa with its outputs compared: those of the first calls, sequence by sequence."""
 
-    def __init__(self, calls=24):
+    def __init__(self, sdpa, calls=24):
         import libattn
 
-        self.sdpa, self.arithmetic = libattn.sdpa, worst_kernel(libattn.kernels())
+        self.sdpa, self.arithmetic = sdpa, worst_kernel(libattn.kernels())
         self.left, self.worst = calls, 0.0
 
     def __call__(self, q, k, v, *, out, **options):
@@ -59,13 +61,15 @@ def pages_of(pages, table, length):
 
 
 def run(job):
-    import libattn.vllm.backend
+    from libattn.vllm import backend
     from vllm import LLM, SamplingParams
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    checked = libattn.vllm.backend.sdpa = Checked() if job.get("check") else libattn.sdpa
-    llm = LLM(**{"skip_tokenizer_init": True, "enforce_eager": True, **job["llm"]})
-    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    own = backend.sdpa
+    backend.sdpa = Checked(own) if job["check"] else own
+    llm = LLM(**{"enforce_eager": True, **job["llm"]})
+    prompts = [{"prompt_token_ids": prompt, **({"multi_modal_data": {"audio": sound(i)}} if job["audio"] else {})}
+               for i, prompt in enumerate(job["prompts"])]
     parameters = SamplingParams(temperature=0, max_tokens=job["tokens"] or 1, ignore_eos=True, detokenize=False, logprobs=0)
     groups = [[prompt] for prompt in prompts] if job.get("alone") else [prompts]
     if job["tokens"]:
@@ -74,7 +78,12 @@ def run(job):
         found = [one.outputs.embedding for group in groups for one in llm.embed(group, use_tqdm=False)]
     llm.llm_engine.engine_core.shutdown()
     cleanup_dist_env_and_memory()
-    return {"found": found, "checked": getattr(checked, "worst", None)}
+    worst, backend.sdpa = getattr(backend.sdpa, "worst", None), own
+    return {"found": found, "checked": worst}
+
+
+def sound(seed):
+    return np.random.default_rng(seed).standard_normal(8000 + 300 * seed, np.float32), 16000  # a second of them
 
 
 def generated(request):
