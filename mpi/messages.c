@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+/* MPI calls that never wait for ever. All waiting is a loop over MPI_Testsome that gives the CPU to others, looks for the
+ * message of a rank that has failed, and ends when nothing has arrived for too long. */
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "plan.h"
+
+double mpi_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+attn_status mpi_failed(attn_mpi_plan *plan, const char *call, int error) {
+  char text[MPI_MAX_ERROR_STRING + 1] = "";
+  int length = 0;
+  MPI_Error_string(error, text, &length);
+  plan->broken = true;
+  return attn_fail(ATTN_UNSUPPORTED, "%s failed on rank %d: %s", call, plan->rank, text);
+}
+
+attn_status mpi_abort_run(attn_mpi_plan *plan, attn_status status) {
+  plan->broken = true;
+  const int code = (int)status;
+  for (int rank = 0; rank < plan->ranks; rank++) {
+    MPI_Request request;
+    if (rank == plan->rank) continue;
+    if (MPI_Isend(&code, 1, MPI_INT, rank, ABORT_TAG, plan->comm, &request) != MPI_SUCCESS) continue;
+    int done = 0; /* a message of one number goes at once */
+    for (int tries = 0; !done && tries < 1000; tries++)
+      if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
+    if (!done) MPI_Request_free(&request);
+  }
+  return status;
+}
+
+/* Whether another rank has failed. */
+static attn_status look_for_failure(attn_mpi_plan *plan) {
+  int there = 0, code = ATTN_UNSUPPORTED;
+  MPI_Status from;
+  MPI_TRY(plan, MPI_Iprobe, MPI_ANY_SOURCE, ABORT_TAG, plan->comm, &there, &from);
+  if (!there) return ATTN_OK;
+  MPI_TRY(plan, MPI_Recv, &code, 1, MPI_INT, from.MPI_SOURCE, ABORT_TAG, plan->comm, MPI_STATUS_IGNORE);
+  plan->broken = true;
+  return attn_fail((attn_status)code, "rank %d has failed with %s; its attn_last_error() says why", from.MPI_SOURCE,
+                   attn_status_name((attn_status)code));
+}
+
+attn_status mpi_poll(mpi_requests *all) {
+  int ended = 0;
+  if (all->count > 0) MPI_TRY(all->plan, MPI_Testsome, all->count, all->request, &ended, all->done, MPI_STATUSES_IGNORE);
+  if (ended > 0) all->last = mpi_now(); /* MPI_UNDEFINED, below 0: none is under way */
+  return ended > 0 ? ATTN_OK : look_for_failure(all->plan);
+}
+
+static bool has_ended(const mpi_requests *all, int index) {
+  for (int i = 0; index < 0 && i < all->count; i++)
+    if (all->request[i] != MPI_REQUEST_NULL) return false;
+  return index < 0 || all->request[index] == MPI_REQUEST_NULL;
+}
+
+attn_status mpi_wait(mpi_requests *all, int index, int rank) {
+  const double start = mpi_now();
+  while (!has_ended(all, index)) {
+    const double last = all->last;
+    attn_status status = mpi_poll(all);
+    if (status == ATTN_OK && all->moved && all->last != last) status = all->moved(all->context);
+    if (status != ATTN_OK) return status;
+    if (has_ended(all, index)) break;
+    const double since = all->last > start ? all->last : start, waited = mpi_now() - since;
+    if (waited > all->plan->timeout_s) {
+      char name[32] = "some rank";
+      if (rank >= 0) snprintf(name, sizeof name, "rank %d", rank);
+      return mpi_abort_run(all->plan, attn_fail(ATTN_UNSUPPORTED,
+                                                "rank %d has waited %.0f s for a message of %s; it has ended or is slower "
+                                                "than attn_mpi_options.timeout_s allows",
+                                                all->plan->rank, waited, name));
+    }
+    sched_yield();
+  }
+  return ATTN_OK;
+}
+
+attn_status mpi_wait_one(attn_mpi_plan *plan, MPI_Request *request) {
+  int done;
+  mpi_requests one = {.plan = plan, .request = request, .done = &done, .count = 1, .last = mpi_now()};
+  return mpi_wait(&one, 0, -1);
+}
+
+static int tag_of(const attn_mpi_plan *plan, int64_t tag) { return (int)(FIRST_TAG + tag % (plan->tags - FIRST_TAG)); }
+
+attn_status mpi_send(mpi_requests *all, const void *data, int64_t bytes, int to, int64_t tag) {
+  for (int64_t at = 0; at < bytes; at += MOST_MESSAGE)
+    MPI_TRY(all->plan, MPI_Isend, (const char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE, to,
+            tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
+  return ATTN_OK;
+}
+
+attn_status mpi_receive(mpi_requests *all, void *data, int64_t bytes, int from, int64_t tag) {
+  for (int64_t at = 0; at < bytes; at += MOST_MESSAGE)
+    MPI_TRY(all->plan, MPI_Irecv, (char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE, from,
+            tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
+  return ATTN_OK;
+}

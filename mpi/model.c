@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/* The time of each mode by a model, and the choice. Times are those of the slowest rank; docs/scale.md has the formulas.
+ * Rank 0 chooses for all, so that measured speeds need not be the same. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+/* Usual speeds: 100 Gbit/s, a server with two channels of memory for each core of ten. */
+static const double LATENCY_S = 3e-6, BYTES_PER_S = 12e9, MEMORY_PER_S = 20e9;
+
+/* ---- Measured: multiply-adds a second of a small call, with the kernel and the threads of the plan ---- */
+
+static double measure_rate(const attn_mpi_plan *plan) {
+  attn_problem p;
+  const int64_t group = attn_group(&plan->whole), rows = max64(1, min64(plan->whole.seq_q, 128 / group));
+  const int64_t keys = max64(plan->splits, 512), dim_qk = plan->whole.dim_qk, dim_v = plan->whole.dim_v;
+  attn_problem_init(&p, 1, group, 1, rows, keys, dim_qk, dim_v);
+  const size_t floats = (size_t)(group * rows * (dim_qk + dim_v) + keys * (dim_qk + dim_v));
+  attn_options options = plan->compute;
+  attn_plan *small = NULL;
+  float *data = calloc(floats, sizeof *data);
+  void *workspace = NULL;
+  double rate = 0;
+  options.kernel = NULL; /* the plan's own kernel may not take float32 */
+  if (data && attn_plan_create(&p, &options, &small) == ATTN_OK) {
+    const size_t bytes = attn_plan_workspace(small);
+    workspace = aligned_alloc(ATTN_MEMORY_ALIGN, bytes ? bytes : ATTN_MEMORY_ALIGN);
+    float *k = data + group * rows * dim_qk, *v = k + keys * dim_qk, *o = v + keys * dim_v;
+    const attn_args args = ATTN_STRUCT(attn_args, .q = data, .k = k, .v = v, .o = o);
+    for (int i = 0; workspace && i < 3; i++) {
+      const double begin = mpi_now();
+      if (attn_plan_run(small, &args, workspace, bytes) != ATTN_OK) break;
+      const double macs = (double)(group * rows * keys * (dim_qk + dim_v));
+      rate = fmax(rate, macs / fmax(mpi_now() - begin, 1e-7));
+    }
+  }
+  attn_plan_destroy(small);
+  free(workspace);
+  free(data);
+  return rate > 0 ? rate : 1e10;
+}
+
+/* ---- The model ---- */
+
+typedef struct sizes {
+  double ranks, macs, kv_bytes, q_bytes, o_bytes, state_bytes; /* those of the whole problem */
+  double piece_bytes, block_bytes, blocks, stations;
+} sizes;
+
+static sizes sizes_of(const attn_mpi_plan *plan) {
+  const attn_problem *p = &plan->whole;
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
+  const double batch = varlen ? 1 : (double)p->batch, rows = (double)(varlen ? p->total_q : p->seq_q);
+  const double keys = (double)(varlen && !attn_uses(p, ATTN_USE_PAGES) ? p->total_k : p->seq_k);
+  const double heads = (double)p->heads_q, kv = (double)p->heads_kv, each = varlen ? fmin(keys, (double)p->seq_k) : keys;
+  const double q_row = (double)attn_elements_bytes(p->dtype_q, p->dim_qk),
+               o_row = (double)attn_elements_bytes(p->dtype_o, p->dim_v);
+  double seen = each;
+  if (p->window_left >= 0) seen = fmin(seen, (double)(p->window_left + 1 + (p->window_right > 0 ? p->window_right : 0)));
+  if (p->window_right == 0 && rows >= each) seen = fmin(seen, each / 2); /* causal */
+  sizes s = {.ranks = plan->ranks, .stations = (double)plan->keys.count};
+  s.macs = batch * heads * rows * seen * (double)(p->dim_qk + p->dim_v);
+  s.kv_bytes =
+      batch * kv * keys * (double)(attn_elements_bytes(p->dtype_kv, p->dim_qk) + attn_elements_bytes(p->dtype_kv, p->dim_v));
+  s.q_bytes = batch * heads * rows * q_row;
+  s.o_bytes = batch * heads * rows * o_row;
+  s.state_bytes = batch * heads * rows * (double)state_row_bytes(p);
+  s.piece_bytes = s.kv_bytes / fmax(1, fmax(s.stations, keys / 4096));
+  s.blocks = fmax(1, 4 * (double)plan->rows.count);
+  s.block_bytes = (s.q_bytes + s.state_bytes) / s.blocks;
+  return s;
+}
+
+static void fill_model(attn_mpi_plan *plan) {
+  const attn_mpi_network *n = &plan->network;
+  const sizes s = sizes_of(plan);
+  const attn_problem *p = &plan->whole;
+  const double others = s.ranks - 1, work = fmax(s.macs / n->macs_per_s, s.kv_bytes / n->memory_per_s) / s.ranks;
+  const double least = s.macs / s.ranks / n->macs_per_s;
+  const double kv_time = others > 0 ? s.kv_bytes / n->bytes_per_s : 0, hop = n->latency_s + s.piece_bytes / n->bytes_per_s;
+  plan->model_s[ATTN_MPI_PASS_KV] = fmax(least, kv_time) + others * hop;
+  const double step = fmax(work * s.ranks / (s.blocks * fmax(1, s.stations)), n->latency_s + s.block_bytes / n->bytes_per_s);
+  plan->model_s[ATTN_MPI_PASS_Q] = (s.blocks + s.stations) * step * fmax(1, s.stations / s.ranks);
+  const double heads = (double)p->heads_q, most_heads = (double)ceil_div(p->heads_q, plan->ranks);
+  plan->model_s[ATTN_MPI_EXCHANGE] =
+      work * s.ranks * most_heads / heads +
+      others * (3 * n->latency_s + (s.q_bytes + s.kv_bytes + s.o_bytes) / s.ranks / s.ranks / n->bytes_per_s);
+  const double splits = s.state_bytes * (double)ceil_div(p->seq_k, plan->splits) / s.ranks;
+  plan->model_s[ATTN_MPI_SPLIT] =
+      work + 2 * others * n->latency_s + (others > 0 ? (splits + s.state_bytes) / n->bytes_per_s : 0);
+}
+
+attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted) {
+  attn_mpi_network *n = &plan->network;
+  *n = *network;
+  if (n->latency_s <= 0) n->latency_s = LATENCY_S;
+  if (n->bytes_per_s <= 0) n->bytes_per_s = BYTES_PER_S;
+  if (n->memory_per_s <= 0) n->memory_per_s = MEMORY_PER_S;
+  if (n->macs_per_s <= 0 && wanted == ATTN_MPI_AUTO && plan->rank == 0) n->macs_per_s = measure_rate(plan);
+  if (n->macs_per_s <= 0) n->macs_per_s = 1e11;
+  fill_model(plan);
+  int best = ATTN_MPI_PASS_KV;
+  for (int mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
+    plan->refusal[mode] = mpi_mode_of((attn_mpi_mode)mode)->refuses(plan);
+    if (!plan->refusal[mode] && plan->model_s[mode] < plan->model_s[best]) best = mode;
+  }
+  MPI_Request request;
+  MPI_TRY(plan, MPI_Ibcast, &best, 1, MPI_INT, 0, plan->comm, &request);
+  const attn_status status = mpi_wait_one(plan, &request);
+  plan->mode = wanted == ATTN_MPI_AUTO ? (attn_mpi_mode)best : wanted;
+  if (status == ATTN_OK && plan->refusal[plan->mode])
+    return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan->mode)->name,
+                     plan->refusal[plan->mode]);
+  return status;
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Tests of libattn_mpi under mpirun.
+#
+#   run.sh bits MPIRUN PROGRAM                  bits of 1 to 8 ranks, and faults that must be seen
+#   run.sh death (MPIRUN PROGRAM)...            a rank is killed at 20 moments: the run ends within seconds, with an error
+set -u
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # containers of tests have no other user
+export OMPI_MCA_btl_vader_single_copy_mechanism=none             # not allowed there, and mpirun says so each time
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0" # MPI's own memory is never freed
+export OMP_NUM_THREADS=1
+what=$1
+shift
+status=0
+
+ranks() { # N MPIRUN PROGRAM ARGUMENT...
+  local n=$1 mpirun=$2
+  shift 2
+  timeout -k 5 "${limit:-100}" "$mpirun" -n "$n" "$@" </dev/null 2>&1
+}
+
+bits() { # MPIRUN PROGRAM
+  local n output
+  for n in 1 2 3 4 5 6 7 8; do
+    output=$(ranks "$n" "$@" seed "$n" cases $((n < 5 ? 6 : 4))) || { echo "$output" && status=1; }
+    grep -h 'comparisons' <<<"$output" || status=1
+  done
+  for fault in border missing; do # each must be seen
+    if output=$(ranks 3 "$@" fault "$fault" cases 12) || ! grep -q 'bits of o differ' <<<"$output"; then
+      echo "the fault '$fault' was not seen: $output"
+      status=1
+    fi
+  done
+}
+
+death() { # MPIRUN PROGRAM
+  local moment begin end
+  for moment in 0 1 2 3 4 5 6 7 8 9; do # 20 with two MPIs: a fixed sequence chooses them, within half a second
+    begin=$(date +%s)
+    limit=30 ranks 4 "$@" cases 4000 mode pass_kv die $(((moment * 7919 + 1) * 6007 % 500000)) >/dev/null
+    local code=$?
+    end=$(date +%s)
+    if [ "$code" = 0 ] || [ $((end - begin)) -gt 20 ]; then
+      echo "a rank was killed, and the run ended with $code after $((end - begin)) s"
+      status=1
+    fi
+  done
+  echo "$(basename "$1"): 10 ranks were killed"
+}
+
+while [ $# -gt 0 ]; do
+  $what "$1" "$2"
+  shift 2
+done
+exit $status
