@@ -43,6 +43,20 @@ static attn_problem problem_of(const attn_mpi_plan *plan, int64_t rows, int64_t 
   return p;
 }
 
+/* Gradients: float32, whatever the types are, so that sums of parts are. */
+static attn_problem gradients_of(const attn_mpi_plan *plan, int64_t rows, int64_t keys) {
+  attn_problem p = problem_of(plan, rows, keys, MESSAGE_PLACE, MESSAGE_PLACE);
+  p.operation = ATTN_BACKWARD;
+  p.dtype_q = p.dtype_kv = p.dtype_o = ATTN_F32;
+  p.uses = (p.uses & ~(uint32_t)ATTN_USE_STATE) | ATTN_USE_ACCUMULATE;
+  p.d_q_stride = p.q_stride;
+  p.d_o_stride = p.o_stride;
+  p.d_lse_stride = p.lse_stride;
+  p.d_k_stride = p.k_stride;
+  p.d_v_stride = p.v_stride;
+  return p;
+}
+
 attn_status mpi_find_call(attn_mpi_plan *plan, int64_t rows, int64_t keys, mpi_place of_rows, mpi_place of_keys,
                           const mpi_call **call) {
   for (int i = 0; i < plan->call_count; i++) {
@@ -51,7 +65,7 @@ attn_status mpi_find_call(attn_mpi_plan *plan, int64_t rows, int64_t keys, mpi_p
     if (same && (*call)->of_rows == of_rows && (*call)->of_keys == of_keys) return ATTN_OK;
   }
   mpi_call made = {.rows = rows, .keys = keys, .of_rows = of_rows, .of_keys = of_keys};
-  made.problem = problem_of(plan, rows, keys, of_rows, of_keys);
+  made.problem = finds_gradients(plan) ? gradients_of(plan, rows, keys) : problem_of(plan, rows, keys, of_rows, of_keys);
   const attn_status status = mpi_add_call(plan, &made);
   *call = &plan->calls[plan->call_count - 1];
   return status;
@@ -194,9 +208,18 @@ static void point_to_keys(const attn_mpi_plan *plan, const mpi_part *keys, const
   if (paged) a->page_table = n->table;
 }
 
+static void point_to_numbers(const attn_problem *p, const call_numbers *n, attn_args *a) {
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN), packed = varlen && !attn_uses(p, ATTN_USE_PAGES);
+  a->kv_len = packed ? NULL : n->kv_len;
+  a->q_len = varlen ? NULL : n->q_len;
+  a->cu_seqlens_q = varlen ? n->cu_q : NULL;
+  a->cu_seqlens_k = packed ? n->cu_k : NULL;
+  a->row_len = attn_uses(p, ATTN_USE_ROW_LEN) ? n->row_len : NULL;
+  a->offsets = n->offsets;
+}
+
 static attn_status run_call(attn_mpi_plan *plan, const attn_args *args, const mpi_row_view *rows, const mpi_part *keys,
                             const char *box, bool finishes, void *workspace) {
-  const attn_problem *p = &plan->whole;
   const mpi_call *call;
   const mpi_place of_keys = box ? MESSAGE_PLACE : OWN_PLACE;
   attn_status status = mpi_find_call(plan, part_length(rows->part), part_length(keys), rows->place, of_keys, &call);
@@ -207,19 +230,28 @@ static attn_status run_call(attn_mpi_plan *plan, const attn_args *args, const mp
   fill_numbers(plan, args, rows->part, keys, &n);
   point_to_rows(plan, rows, keys, &a);
   point_to_keys(plan, keys, box, &n, &a);
-  const bool varlen = attn_uses(p, ATTN_USE_VARLEN), packed = varlen && !attn_uses(p, ATTN_USE_PAGES);
-  a.kv_len = packed ? NULL : n.kv_len;
-  a.q_len = varlen ? NULL : n.q_len;
-  a.cu_seqlens_q = varlen ? n.cu_q : NULL;
-  a.cu_seqlens_k = packed ? n.cu_k : NULL;
-  a.row_len = attn_uses(p, ATTN_USE_ROW_LEN) ? n.row_len : NULL;
-  a.offsets = n.offsets;
+  point_to_numbers(&plan->whole, &n, &a);
   return mpi_run_call(plan, call, &a, workspace);
 }
 
 attn_status mpi_run_call(attn_mpi_plan *plan, const mpi_call *call, const attn_args *args, void *workspace) {
   return plan->run ? plan->run(plan->run_context, call->plan, &call->problem, args, workspace, plan->call_bytes)
                    : attn_plan_run(call->plan, args, workspace, plan->call_bytes);
+}
+
+attn_status mpi_differentiate(attn_mpi_plan *plan, const attn_args *args, const mpi_part *rows, const mpi_part *keys,
+                              void *workspace) {
+  const attn_problem *own = &plan->own;
+  const mpi_call *call;
+  const attn_status status = mpi_find_call(plan, part_length(rows), part_length(keys), OWN_PLACE, MESSAGE_PLACE, &call);
+  if (status != ATTN_OK) return status;
+  attn_args a = *args;
+  const call_numbers n = numbers_of(plan);
+  fill_numbers(plan, args, rows, keys, &n);
+  point_to_numbers(&plan->whole, &n, &a);
+  a.bias = moved_floats(a.bias, rows->at * own->bias_stride.q + keys->begin * own->bias_stride.k);
+  if (a.mask) a.mask += rows->at * own->mask_stride.q + keys->begin * own->mask_stride.k;
+  return mpi_run_call(plan, call, &a, workspace);
 }
 
 attn_status mpi_attend(attn_mpi_plan *plan, const attn_args *args, const mpi_row_view *rows, const mpi_part *keys,

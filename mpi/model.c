@@ -102,7 +102,9 @@ attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network
   fill_model(plan);
   int best = ATTN_MPI_PASS_KV;
   for (int mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
-    plan->refusal[mode] = mpi_mode_of((attn_mpi_mode)mode)->refuses(plan);
+    plan->refusal[mode] = finds_gradients(plan) && mode != ATTN_MPI_PASS_KV
+                              ? "it finds no gradients; take ATTN_MPI_PASS_KV"
+                              : mpi_mode_of(plan, (attn_mpi_mode)mode)->refuses(plan);
     if (!plan->refusal[mode] && plan->model_s[mode] < plan->model_s[best]) best = mode;
   }
   MPI_Request request;
@@ -110,7 +112,7 @@ attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network
   const attn_status status = mpi_wait_one(plan, &request);
   plan->mode = wanted == ATTN_MPI_AUTO ? (attn_mpi_mode)best : wanted;
   if (status == ATTN_OK && plan->refusal[plan->mode])
-    return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan->mode)->name,
+    return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan, plan->mode)->name,
                      plan->refusal[plan->mode]);
   return status;
 }

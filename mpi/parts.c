@@ -11,6 +11,9 @@ static int64_t all_rows(const attn_problem *p) { return attn_uses(p, ATTN_USE_VA
 
 static bool packs_keys(const attn_problem *p) { return attn_uses(p, ATTN_USE_VARLEN) && !attn_uses(p, ATTN_USE_PAGES); }
 
+/* Whether borders are multiples of plan->unit: those of packed sequences are known to a run alone. */
+static bool has_fixed_borders(const attn_problem *p) { return p->operation == ATTN_BACKWARD || !packs_keys(p); }
+
 static int64_t all_keys(const attn_problem *p) { return packs_keys(p) ? p->total_k : p->seq_k; }
 
 /* ---- Gathering ---- */
@@ -121,7 +124,7 @@ static attn_status check_keys(const attn_mpi_plan *plan) {
       status = attn_fail(ATTN_INVALID_ARGUMENT,
                          "attn_mpi_shard.k: key %" PRId64 " is held %s; all ranks together must hold each key once",
                          min64(end, part->begin), part->begin > end ? "by no rank" : "twice");
-    else if (!packs_keys(p) && part->begin % plan->unit != 0)
+    else if (has_fixed_borders(p) && part->begin % plan->unit != 0)
       status = attn_fail(ATTN_INVALID_ARGUMENT,
                          "attn_mpi_shard.k of rank %d begins at key %" PRId64
                          "; it must be a multiple of attn_mpi_border(), %" PRId64,
@@ -134,6 +137,20 @@ static attn_status check_keys(const attn_mpi_plan *plan) {
         attn_fail(ATTN_INVALID_ARGUMENT,
                   "attn_mpi_shard.k: key %" PRId64 " is held by no rank; all ranks together must hold each key once", end);
   return status;
+}
+
+/* Gradients are sums over blocks of rows, too. */
+static attn_status check_row_borders(const attn_mpi_plan *plan) {
+  const int64_t rows = all_rows(&plan->whole), unit = plan->unit;
+  for (int64_t i = 0; i < plan->rows.count; i++) {
+    const mpi_part *part = &plan->rows.part[i];
+    if (part->begin < part->end && (part->begin % unit || (part->end % unit && part->end != rows)))
+      return attn_fail(ATTN_INVALID_ARGUMENT,
+                       "attn_mpi_shard.q of rank %d has %" PRId64 " to %" PRId64
+                       "; for gradients its borders must be multiples of piece_keys or attn_mpi_border(), %" PRId64,
+                       part->owner, part->begin, part->end, unit);
+  }
+  return ATTN_OK;
 }
 
 /* Whether each rank holds all rows, or some rows are held by several. */
@@ -160,6 +177,7 @@ attn_status mpi_gather_parts(attn_mpi_plan *plan, const attn_mpi_shard *shard) {
   if (status == ATTN_OK) status = check_ranges("q", &plan->rows, all_rows(&plan->whole));
   if (status == ATTN_OK) status = check_ranges("k", &plan->keys, all_keys(&plan->whole));
   if (status == ATTN_OK) status = check_keys(plan);
+  if (status == ATTN_OK && finds_gradients(plan)) status = check_row_borders(plan);
   return status == ATTN_OK ? compare_rows(plan) : status;
 }
 
@@ -182,9 +200,10 @@ static attn_status join_pieces(const mpi_parts *pieces, mpi_parts *stations) {
 }
 
 attn_status mpi_cut_parts(attn_mpi_plan *plan, int64_t piece_keys, int64_t block_rows) {
-  const bool whole = packs_keys(&plan->whole); /* borders are those of sequences, which a run knows */
+  const bool whole = !has_fixed_borders(&plan->whole);
+  const int64_t row_unit = finds_gradients(plan) ? plan->unit : 1;
   attn_status status = sort_parts(&plan->keys, whole ? INT64_MAX / 4 : piece_keys, whole ? 1 : plan->unit, &plan->pieces);
-  if (status == ATTN_OK) status = sort_parts(&plan->rows, block_rows, 1, &plan->blocks);
+  if (status == ATTN_OK) status = sort_parts(&plan->rows, block_rows, row_unit, &plan->blocks);
   if (status == ATTN_OK) status = join_pieces(&plan->pieces, &plan->stations);
   return status;
 }

@@ -14,16 +14,16 @@ static const attn_struct_layout shard_layout = ATTN_LAYOUT(attn_mpi_shard, layou
 static const attn_struct_layout mpi_options_layout = ATTN_LAYOUT(attn_mpi_options, compute);
 static const attn_struct_layout network_layout = ATTN_LAYOUT(attn_mpi_network, bytes_per_s);
 
-enum { PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
+enum { BACKWARD_TOKENS = 1024, PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
 
-const mpi_mode *mpi_mode_of(attn_mpi_mode mode) {
+const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode) {
   static const mpi_mode *const modes[ATTN_MPI_SPLIT + 1] = {
       [ATTN_MPI_PASS_KV] = &mpi_pass_kv,
       [ATTN_MPI_PASS_Q] = &mpi_pass_q,
       [ATTN_MPI_EXCHANGE] = &mpi_exchange,
       [ATTN_MPI_SPLIT] = &mpi_split,
   };
-  return modes[mode];
+  return finds_gradients(plan) && mode == ATTN_MPI_PASS_KV ? &mpi_backward : modes[mode];
 }
 
 /* ---- Borders and zigzag ---- */
@@ -48,11 +48,26 @@ static attn_problem in_pieces(const attn_problem *whole) {
   return p;
 }
 
+/* Gradients are those of parts in float32, at borders of their own. */
+static attn_status find_gradient_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
+                                        int64_t *splits, int64_t *border) {
+  attn_problem p = *whole;
+  attn_plan *plan;
+  p.dtype_q = p.dtype_kv = p.dtype_o = ATTN_F32;
+  const attn_status status = attn_plan_create(&p, compute, &plan);
+  if (status != ATTN_OK) return status;
+  snprintf(name, bytes, "%s", attn_plan_kernel(plan));
+  *border = *splits = BACKWARD_TOKENS;
+  attn_plan_destroy(plan);
+  return ATTN_OK;
+}
+
 /* The kernel whose bits rows get: that of one process, where it goes on from pieces of keys, else the best that does. */
 static attn_status find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
                                int64_t *splits, int64_t *border) {
   attn_options options = compute ? *compute : (attn_options){0};
   attn_plan *plan = NULL, *pieces = NULL;
+  if (whole->operation == ATTN_BACKWARD) return find_gradient_kernel(whole, compute, name, bytes, splits, border);
   const attn_problem p = in_pieces(whole);
   attn_status status = attn_plan_create(whole, compute, &plan);
   if (status == ATTN_OK) {
@@ -163,8 +178,9 @@ static attn_status refuse_problem(const attn_problem *p) {
   if (field) return attn_fail(ATTN_UNSUPPORTED, "attention over ranks takes no problems with attn_problem.%s", field);
   if (attn_uses(p, ATTN_USE_VARLEN) && (attn_uses(p, ATTN_USE_BIAS | ATTN_USE_MASK) || p->score == ATTN_SCORE_PRECOMPUTED))
     return attn_fail(ATTN_UNSUPPORTED, "attention over ranks takes no packed sequences with bias, mask or given scores");
-  if (p->operation != ATTN_FORWARD)
-    return attn_fail(ATTN_UNSUPPORTED, "attn_problem.operation is ATTN_BACKWARD; attn_mpi_plan takes ATTN_FORWARD");
+  const uint32_t gradients = ATTN_USE_D_BIAS | ATTN_USE_D_ALIBI | ATTN_USE_D_SINKS | ATTN_USE_D_SCORE_WEIGHT;
+  if (p->operation == ATTN_BACKWARD && (attn_uses(p, gradients | ATTN_USE_ACCUMULATE) || p->score == ATTN_SCORE_PRECOMPUTED))
+    return attn_fail(ATTN_UNSUPPORTED, "gradients over ranks are those of q, k and v alone, and are not added to others");
   return ATTN_OK;
 }
 
@@ -199,6 +215,7 @@ static attn_status read_layout(attn_mpi_plan *plan, const attn_mpi_shard *shard)
     layout.bias_stride = layout.mask_stride = layout.scores_stride = pairs;
     layout.k_scale_stride = p->k_scale_stride;
     layout.v_scale_stride = p->v_scale_stride;
+    if (finds_gradients(plan)) attn_problem_set_backward(&layout);
   }
   *own = *p;
   own->seq_q = varlen ? min64(p->seq_q, rows) : rows;
@@ -208,6 +225,8 @@ static attn_status read_layout(attn_mpi_plan *plan, const attn_mpi_shard *shard)
   own->bias_stride = layout.bias_stride, own->mask_stride = layout.mask_stride;
   own->scores_stride = layout.scores_stride;
   own->k_scale_stride = layout.k_scale_stride, own->v_scale_stride = layout.v_scale_stride;
+  own->d_q_stride = layout.d_q_stride, own->d_k_stride = layout.d_k_stride, own->d_v_stride = layout.d_v_stride;
+  own->d_o_stride = layout.d_o_stride, own->d_lse_stride = layout.d_lse_stride;
   if (paged) own->page_tokens = layout.page_tokens, own->pages = layout.pages;
   if (paged) own->page_table_stride = layout.page_table_stride;
   attn_problem check = *own;
@@ -251,6 +270,7 @@ static attn_status read_arguments(attn_mpi_plan *plan, const attn_problem *whole
   if (status == ATTN_OK)
     status = find_kernel(&plan->whole, &plan->compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit);
   if (status != ATTN_OK) return status;
+  if (finds_gradients(plan) && o->piece_keys > 0) plan->unit = o->piece_keys;
   plan->compute.kernel = plan->kernel;
   plan->timeout_s = o->timeout_s > 0 ? o->timeout_s : TIMEOUT_S;
   plan->run = o->run;
@@ -285,10 +305,12 @@ static int64_t rows_of_block(const attn_mpi_plan *plan, int64_t asked) {
 static attn_status lay_out_plan(attn_mpi_plan *plan, const attn_mpi_options *o) {
   const attn_problem *p = &plan->whole;
   const int64_t keys = o->piece_keys > 0 ? o->piece_keys : PIECE_KEYS;
-  attn_status status = mpi_cut_parts(plan, round_up(keys, plan->unit), rows_of_block(plan, o->block_rows));
+  attn_status status = finds_gradients(plan)
+                           ? mpi_cut_parts(plan, plan->unit, plan->unit)
+                           : mpi_cut_parts(plan, round_up(keys, plan->unit), rows_of_block(plan, o->block_rows));
   if (status != ATTN_OK) return status;
   mpi_box_of(plan);
-  status = mpi_mode_of(plan->mode)->lay_out(plan);
+  status = mpi_mode_of(plan, plan->mode)->lay_out(plan);
   if (status != ATTN_OK) return status;
   const int64_t pages = attn_uses(p, ATTN_USE_PAGES) ? ceil_div(plan->keys_of_calls, plan->own.page_tokens) : 0;
   const int64_t rows = attn_uses(p, ATTN_USE_ROW_LEN) ? plan->blocks.most : 0;
@@ -301,18 +323,17 @@ static void describe(attn_mpi_plan *plan) {
   size_t at = 0;
   const size_t room = sizeof plan->description;
 #define ADD(...) at += at < room ? (size_t)snprintf(plan->description + at, room - at, __VA_ARGS__) : 0
-  ADD("mode       %s, rank %d of %d\n", mpi_mode_of(plan->mode)->name, plan->rank, plan->ranks);
+  ADD("mode       %s, rank %d of %d\n", mpi_mode_of(plan, plan->mode)->name, plan->rank, plan->ranks);
   ADD("kernel     %s; shards of keys begin at multiples of %" PRId64 "\n", plan->kernel, plan->unit);
   ADD("parts      %" PRId64 " own rows, %" PRId64 " own keys; %" PRId64 " pieces of up to %" PRId64
       " keys, blocks of up to %" PRId64 " rows\n",
       plan->own_rows, plan->own_keys, plan->pieces.count, plan->pieces.most, plan->blocks.most);
   ADD("workspace  %zu bytes\n", plan->workspace);
   for (attn_mpi_mode mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
-    if (!mpi_mode_of(mode)) continue;
     if (plan->refusal[mode])
-      ADD("%-10s no: %s\n", mpi_mode_of(mode)->name, plan->refusal[mode]);
+      ADD("%-10s no: %s\n", mpi_mode_of(plan, mode)->name, plan->refusal[mode]);
     else
-      ADD("%-10s %.3g s by the model\n", mpi_mode_of(mode)->name, plan->model_s[mode]);
+      ADD("%-10s %.3g s by the model\n", mpi_mode_of(plan, mode)->name, plan->model_s[mode]);
   }
 #undef ADD
 }
@@ -365,7 +386,7 @@ const char *attn_mpi_plan_kernel(const attn_mpi_plan *plan) { return plan ? plan
 /* With packed keys borders are those of sequences, which a run brings. All ranks see the same. */
 static attn_status check_packed_borders(const attn_mpi_plan *plan, const attn_args *args) {
   const attn_problem *p = &plan->whole;
-  if (!attn_uses(p, ATTN_USE_VARLEN) || attn_uses(p, ATTN_USE_PAGES)) return ATTN_OK;
+  if (!attn_uses(p, ATTN_USE_VARLEN) || attn_uses(p, ATTN_USE_PAGES) || finds_gradients(plan)) return ATTN_OK;
   for (int64_t i = 0; i < plan->pieces.count; i++)
     for (int64_t b = 0; b < p->batch; b++) {
       const int64_t first = args->cu_seqlens_k[b], end = args->cu_seqlens_k[b + 1], at = plan->pieces.part[i].begin;
@@ -395,6 +416,8 @@ static attn_status check_args(const attn_mpi_plan *plan, const attn_args *a) {
                 {plan->own_rows > 0 && p->score != ATTN_SCORE_PRECOMPUTED, a->q, "q"},
                 {plan->own_rows > 0, a->o, "o"},
                 {plan->own_rows > 0 && attn_uses(p, ATTN_USE_LSE), a->lse, "lse"},
+                {plan->own_rows > 0 && finds_gradients(plan), a->d_o, "d_o"},
+                {plan->own_rows > 0 && attn_uses(p, ATTN_USE_D_LSE), a->d_lse, "d_lse"},
                 {plan->box.k_factors && plan->own_keys, a->k_scale, "k_scale"},
                 {plan->box.v_factors && plan->own_keys, a->v_scale, "v_scale"},
                 {plan->own_keys > 0 && plan->box.k_row, a->k, "k"},
@@ -420,7 +443,7 @@ attn_status attn_mpi_plan_run(attn_mpi_plan *plan, const attn_args *args, void *
   if (status == ATTN_OK) status = attn_struct_read(&attn_args_layout, args, &own);
   if (status == ATTN_OK) status = check_args(plan, &own);
   if (status == ATTN_OK) status = attn_check_workspace("attn_mpi_plan", workspace, workspace_bytes, plan->workspace);
-  if (status == ATTN_OK && plan->whole.batch > 0) status = mpi_mode_of(plan->mode)->run(plan, &own, workspace);
+  if (status == ATTN_OK && plan->whole.batch > 0) status = mpi_mode_of(plan, plan->mode)->run(plan, &own, workspace);
   if (status != ATTN_OK && !plan->broken) (void)mpi_abort_run(plan, status);
   return status;
 }

@@ -85,6 +85,8 @@ struct attn_mpi_plan {
   char description[3000];
 };
 
+static inline bool finds_gradients(const attn_mpi_plan *plan) { return plan->whole.operation == ATTN_BACKWARD; }
+
 /* Sequences that lie apart in tensors: with VARLEN all are one. */
 static inline int64_t batch_of(const attn_problem *p) { return attn_uses(p, ATTN_USE_VARLEN) ? 1 : p->batch; }
 
@@ -199,6 +201,9 @@ attn_status mpi_attend(attn_mpi_plan *plan, const attn_args *args, const mpi_row
                        const char *box, void *workspace);
 /* O and LSE of own rows from their states. */
 attn_status mpi_finish(attn_mpi_plan *plan, const attn_args *args, const mpi_row_view *rows, void *workspace);
+/* Adds the gradients of rows of one part and keys of another: all tensors are float32, rows dense, keys as in a box. */
+attn_status mpi_differentiate(attn_mpi_plan *plan, const attn_args *args, const mpi_part *rows, const mpi_part *keys,
+                              void *workspace);
 /* States of rows that have seen no key. */
 void mpi_start_states(const attn_mpi_plan *plan, int64_t rows, float *state);
 
@@ -252,8 +257,8 @@ typedef struct mpi_mode {
   attn_status (*lay_out)(attn_mpi_plan *plan);       /* makes calls, sets plan->workspace */
   attn_status (*run)(attn_mpi_plan *plan, const attn_args *args, char *workspace);
 } mpi_mode;
-extern const mpi_mode mpi_pass_kv, mpi_pass_q, mpi_exchange, mpi_split;
-const mpi_mode *mpi_mode_of(attn_mpi_mode mode); /* not ATTN_MPI_AUTO */
+extern const mpi_mode mpi_pass_kv, mpi_pass_q, mpi_exchange, mpi_split, mpi_backward;
+const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* not ATTN_MPI_AUTO */
 
 /* ---- model.c ---- */
 

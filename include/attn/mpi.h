@@ -125,6 +125,11 @@ ATTN_API int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks
  * V's channels. Bias, mask, given scores and row_len are those of the own rows, [batch][heads_q][own rows][seq_k] and
  * [batch][own rows]; with them rows cannot travel, and the mode is PASS_KV or SPLIT; with VARLEN they are refused.
  *
+ * After attn_problem_set_backward(&whole) the plan finds d_q of own rows, d_k and d_v of own keys, from q, k, v, o, lse and
+ * d_o. Sums are float32, of parts of piece_keys rows and keys (0 = attn_mpi_border()), in a fixed order: the bits depend on
+ * piece_keys, but not on ranks and shards, whose borders are its multiples, of rows too. They are not those of
+ * attn_plan_run(). Other gradients, ACCUMULATE and given scores are refused.
+ *
  * Returns ATTN_OK, ATTN_INVALID_ARGUMENT, ATTN_UNSUPPORTED, ATTN_OUT_OF_MEMORY or ATTN_UNKNOWN_KERNEL. */
 ATTN_API attn_status attn_mpi_plan_create(const attn_problem *whole, const attn_mpi_shard *shard,
                                           const attn_mpi_options *options, MPI_Comm communicator, attn_mpi_plan **plan);

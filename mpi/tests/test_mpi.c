@@ -19,6 +19,7 @@
 
 static int rank, ranks, failures, compared;
 static const char *fault = "";
+static bool gradients; /* cases are to have gradients */
 
 /* ---- Numbers ---- */
 
@@ -198,12 +199,12 @@ static void make_case(whole_case *w, bool few, bool travels) {
   const int64_t queries = few ? 1 + pick(4) : 1 + pick(400), keys = few ? 900 + pick(5000) : 1 + pick(900);
   attn_problem_init(p, batch, kv * groups[pick(4)], kv, queries, keys, 8 + pick(60), 8 + pick(60));
   p->scale *= 4; /* so that references move */
-  const attn_dtype dtype = dtypes[pick(6)];
+  const attn_dtype dtype = dtypes[pick(gradients ? 4 : 6)];
   p->dtype_kv = dtype;
   p->dtype_q = p->dtype_o = dtype == ATTN_I8 || dtype == ATTN_Q8_0 || one_in(3) ? ATTN_F32 : dtype;
   choose_options(w, few);
   choose_lengths(w);
-  const bool packed = one_in(4), paged = one_in(4);
+  const bool packed = one_in(4), paged = !gradients && one_in(4);
   w->rows = p->seq_q, w->keys = w->keys_held = p->seq_k;
   if (dtype == ATTN_I8) p->uses |= ATTN_USE_KV_SCALES;
   if (packed) choose_packed(w, paged);
@@ -494,6 +495,121 @@ static void check_case(attn_mpi_mode mode, bool few) {
   free_case(&w);
 }
 
+/* ---- Gradients: several ranks give the bits of one, which are near those of one call of libattn ---- */
+
+enum { D_Q, D_K, D_V, GRADIENTS };
+
+static double largest(const char *tensor, attn_dtype dtype, int64_t count) {
+  double most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const double x = fabs((double)attn_load_f32((attn_storage){tensor, dtype}, i));
+    if (x > most && isfinite(x)) most = x;
+  }
+  return most;
+}
+
+static bool are_near(const char *a, const char *b, attn_dtype dtype, int64_t count) {
+  const double limit = (dtype == ATTN_F32 ? 1e-4 : 4e-2) * (largest(a, dtype, count) + 1e-3);
+  for (int64_t i = 0; i < count; i++) {
+    const double x = (double)attn_load_f32((attn_storage){a, dtype}, i),
+                 y = (double)attn_load_f32((attn_storage){b, dtype}, i);
+    if (!(fabs(x - y) <= limit) && !(isnan(x) && isnan(y))) return false;
+  }
+  return true;
+}
+
+static bool run_ranks(const attn_problem *p, const attn_mpi_shard *shard, const attn_mpi_options *options, MPI_Comm comm,
+                      const attn_args *args) {
+  attn_mpi_plan *plan;
+  attn_status status = attn_mpi_plan_create(p, shard, options, comm, &plan);
+  if (status == ATTN_OK) {
+    const size_t bytes = attn_mpi_plan_workspace(plan);
+    void *workspace = allocate((int64_t)bytes);
+    status = attn_mpi_plan_run(plan, args, workspace, bytes);
+    free(workspace);
+  }
+  attn_mpi_plan_destroy(plan);
+  return status == ATTN_OK;
+}
+
+static void check_gradients(void) {
+  whole_case w;
+  local_case l;
+  shards s = {.q_count = 0};
+  gradients = true;
+  make_case(&w, false, true);
+  w.p.uses |= ATTN_USE_LSE;
+  point_args(&w);
+  const attn_problem forward = w.p;
+  const int64_t unit = 16 * (1 + pick(8)), batch = batch_of(&w.p);
+  int64_t borders[MOST_RANGES], count = pick(MOST_RANGES / 2);
+  for (int64_t i = 0; i < count; i++) borders[i] = pick(w.rows / unit + 1) * unit;
+  qsort(borders, (size_t)count, sizeof *borders, by_value);
+  s.q_count = deal(w.rows, borders, count, s.q, &s.rows);
+  for (int64_t i = 0; i < count; i++) borders[i] = pick(w.keys / unit + 1) * unit;
+  qsort(borders, (size_t)count, sizeof *borders, by_value);
+  s.k_count = deal(w.keys, borders, count, s.k, &s.keys);
+  char *d_o = random_tensor(w.p.dtype_o, batch * w.p.heads_q * w.rows, w.p.dim_v);
+  attn_args a = w.args;
+  if (attn_sdpa(&forward, &a) != ATTN_OK) complain("forward", &w, attn_last_error());
+  attn_problem_set_backward(&w.p);
+  make_local(&w, &s, &l);
+  const struct {
+    attn_dtype dtype;
+    int64_t outer, tokens, own, bytes, ranges;
+    const attn_mpi_range *range;
+  } t[GRADIENTS] = {
+      {w.p.dtype_q, batch * w.p.heads_q, w.rows, s.rows, row_bytes(w.p.dtype_q, w.p.dim_qk), s.q_count, s.q},
+      {w.p.dtype_kv, batch * w.p.heads_kv, w.keys, s.keys, row_bytes(w.p.dtype_kv, w.p.dim_qk), s.k_count, s.k},
+      {w.p.dtype_kv, batch * w.p.heads_kv, w.keys, s.keys, row_bytes(w.p.dtype_kv, w.p.dim_v), s.k_count, s.k}};
+  char *call[GRADIENTS], *one[GRADIENTS], *own[GRADIENTS];
+  for (int i = 0; i < GRADIENTS; i++) {
+    call[i] = allocate(t[i].outer * t[i].tokens * t[i].bytes);
+    one[i] = allocate(t[i].outer * t[i].tokens * t[i].bytes);
+    own[i] = allocate(t[i].outer * t[i].own * t[i].bytes);
+  }
+  const int64_t o_bytes = row_bytes(w.p.dtype_o, w.p.dim_v);
+  char *own_d_o = own_tensor(d_o, batch * w.p.heads_q, w.rows, o_bytes, s.q, s.q_count, s.rows);
+  take(w.o, batch * w.p.heads_q, w.rows, o_bytes, s.q, s.q_count, s.rows, l.o);
+  take((char *)w.lse, batch * w.p.heads_q, w.rows, 4, s.q, s.q_count, s.rows, l.lse);
+  attn_problem *y = &l.layout;
+  y->d_q_stride = y->q_stride, y->d_k_stride = y->k_stride, y->d_v_stride = y->v_stride, y->d_o_stride = y->o_stride;
+  a.d_o = d_o;
+  a.d_q = call[D_Q], a.d_k = call[D_K], a.d_v = call[D_V];
+  if (attn_sdpa(&w.p, &a) != ATTN_OK) complain("gradients of one call", &w, attn_last_error());
+  const attn_options compute = ATTN_STRUCT(attn_options, .threads = 1);
+  const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .compute = &compute, .piece_keys = unit, .timeout_s = 60);
+  const attn_mpi_range rows = {0, w.rows}, keys = {0, w.keys};
+  const attn_mpi_shard alone =
+      ATTN_STRUCT(attn_mpi_shard, .q = &rows, .q_count = 1, .k = &keys, .k_count = 1, .layout = &w.p);
+  const attn_mpi_shard shard =
+      ATTN_STRUCT(attn_mpi_shard, .q = s.q, .q_count = s.q_count, .k = s.k, .k_count = s.k_count, .layout = &l.layout);
+  a.d_q = one[D_Q], a.d_k = one[D_K], a.d_v = one[D_V];
+  l.args.d_o = own_d_o;
+  l.args.d_q = own[D_Q], l.args.d_k = own[D_K], l.args.d_v = own[D_V];
+  plant_fault(&w, &s, &l);
+  if (!run_ranks(&w.p, &alone, &options, MPI_COMM_SELF, &a)) complain("gradients of one rank", &w, attn_last_error());
+  if (!run_ranks(&w.p, &shard, &options, MPI_COMM_WORLD, &l.args)) complain("gradients", &w, attn_last_error());
+  static const char *const names[] = {"d_q", "d_k", "d_v"};
+  for (int i = 0; i < GRADIENTS; i++) {
+    char *mine = own_tensor(one[i], t[i].outer, t[i].tokens, t[i].bytes, t[i].range, t[i].ranges, t[i].own);
+    const int64_t elements = t[i].outer * t[i].tokens * t[i].bytes / row_bytes(t[i].dtype, 1);
+    if (memcmp(mine, own[i], (size_t)(t[i].outer * t[i].own * t[i].bytes)))
+      complain("bits of gradients differ", &w, names[i]);
+    if (!are_near(call[i], one[i], t[i].dtype, elements)) complain("gradients are not near those of one call", &w, names[i]);
+    free(mine);
+    free(call[i]);
+    free(one[i]);
+    free(own[i]);
+  }
+  compared++;
+  gradients = false;
+  free(d_o);
+  free(own_d_o);
+  free_local(&l);
+  free_case(&w);
+}
+
 /* ---- The program ---- */
 
 static long argument(int count, char **arguments, const char *name, long otherwise) {
@@ -535,6 +651,9 @@ int main(int count, char **arguments) {
     if (*only && strcmp(only, names[mode])) continue;
     for (long i = 0; i < cases; i++) check_case(mode, mode == ATTN_MPI_SPLIT || (mode != ATTN_MPI_EXCHANGE && i % 3 == 2));
   }
+  const char *only = word(count, arguments, "mode");
+  random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000;
+  for (long i = 0; i < cases && (!*only || !strcmp(only, "gradients")); i++) check_gradients();
   int all[2] = {failures, compared}, sums[2];
   MPI_Allreduce(all, sums, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   if (rank == 0) printf("%d ranks: %d comparisons, %d failures\n", ranks, sums[1], sums[0]);

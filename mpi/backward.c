@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients over ranks: pieces of keys travel with their dK and dV, rows stay with their dQ.
+ *
+ * Rows and keys are divided at multiples of plan->unit, whatever the shards are. Each pair of a block of rows and a piece of
+ * keys is one call of libattn in float32, which adds to dQ, dK and dV. A piece passes the blocks of rows in their order, and
+ * a block sees the pieces in theirs, so every sum has one order, and its bits do not depend on the ranks. They are not those
+ * of one call, whose sums are chains over all keys and rows.
+ *
+ * Blocks of one rank side by side are a station. Piece t is at station s in step t + s. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+/* Offsets in the workspace. Rows are float32, block by block, [batch][head][row][column]. */
+typedef struct backward_layout {
+  int64_t q, o, d_o, lse, d_lse, d_q, own_items, buffers, k, v, call, bytes;
+  int64_t box_bytes, item_bytes, own_count, buffer_count;
+} backward_layout;
+
+static int64_t own_pieces(const attn_mpi_plan *plan) {
+  int64_t count = 0;
+  for (int64_t t = 0; t < plan->pieces.count; t++) count += plan->pieces.part[t].owner == plan->rank;
+  return count;
+}
+
+/* Stations: blocks [begin, end) that follow each other on one rank. */
+static int64_t next_station(const attn_mpi_plan *plan, int64_t block) {
+  const int owner = plan->blocks.part[block].owner;
+  while (block < plan->blocks.count && plan->blocks.part[block].owner == owner) block++;
+  return block;
+}
+
+static int64_t own_stations(const attn_mpi_plan *plan) {
+  int64_t count = 0;
+  for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block))
+    count += plan->blocks.part[block].owner == plan->rank;
+  return count;
+}
+
+static int64_t all_stations(const attn_mpi_plan *plan) {
+  int64_t count = 0;
+  for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block)) count++;
+  return count;
+}
+
+/* Bytes of dK and dV of a piece, as float32 in the order of its box. */
+static int64_t d_k_bytes(const attn_mpi_plan *plan, int64_t keys) {
+  return round_up(float_bytes(keys * plan->box.rows * plan->box.k_row), ATTN_MEMORY_ALIGN);
+}
+static int64_t d_v_bytes(const attn_mpi_plan *plan, int64_t keys) {
+  return round_up(float_bytes(keys * plan->box.rows * plan->box.v_row), ATTN_MEMORY_ALIGN);
+}
+
+static int64_t bytes_of_item(const attn_mpi_plan *plan, int64_t keys) {
+  return mpi_lay_out_box(plan, keys).bytes + d_k_bytes(plan, keys) + d_v_bytes(plan, keys);
+}
+
+static backward_layout lay_out_run(const attn_mpi_plan *plan) {
+  const attn_problem *p = &plan->whole;
+  const int64_t rows = plan->own_rows * batch_of(p) * p->heads_q, keys = plan->pieces.most;
+  backward_layout at = {.box_bytes = mpi_lay_out_box(plan, keys).bytes,
+                        .item_bytes = bytes_of_item(plan, keys),
+                        .own_count = own_pieces(plan),
+                        .buffer_count = 2 * own_stations(plan) + 1};
+  const memory_part parts[] = {{&at.q, rows, float_bytes(p->dim_qk)},
+                               {&at.o, rows, float_bytes(p->dim_v)},
+                               {&at.d_o, rows, float_bytes(p->dim_v)},
+                               {&at.lse, rows, float_bytes(1)},
+                               {&at.d_lse, rows, float_bytes(1)},
+                               {&at.d_q, rows, float_bytes(p->dim_qk)},
+                               {&at.own_items, at.own_count, at.item_bytes},
+                               {&at.buffers, at.buffer_count, at.item_bytes},
+                               {&at.k, 1, d_k_bytes(plan, keys)},
+                               {&at.v, 1, d_v_bytes(plan, keys)},
+                               {&at.call, 1, (int64_t)plan->call_bytes}};
+  if (!LAY_OUT(parts, &at.bytes)) at.bytes = INT64_MAX;
+  return at;
+}
+
+static const char *refuses(const attn_mpi_plan *plan) {
+  return plan->overlaps ? "some rows are those of several ranks; gradients need each row once" : NULL;
+}
+
+static attn_status lay_out_mode(attn_mpi_plan *plan) {
+  plan->keys_of_calls = plan->pieces.most;
+  const attn_status status = mpi_find_calls(plan, &plan->pieces, OWN_PLACE, MESSAGE_PLACE);
+  if (status != ATTN_OK) return status;
+  const backward_layout at = lay_out_run(plan);
+  if (at.bytes == INT64_MAX || at.item_bytes > MOST_MESSAGE)
+    return attn_fail(ATTN_UNSUPPORTED, "pieces of %lld keys are too large for a message; take smaller piece_keys",
+                     (long long)plan->pieces.most);
+  plan->workspace = (size_t)at.bytes;
+  return ATTN_OK;
+}
+
+/* ---- Rows and keys in float32 ---- */
+
+/* Own rows of all blocks, to float32 or back. */
+static void convert_rows(const attn_mpi_plan *plan, const attn_args *args, attn_dtype dtype, void *tensor,
+                         const attn_strides *stride, int64_t columns, float *rows, bool to_tensor) {
+  const attn_problem *p = &plan->whole;
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
+  for (int64_t n = 0; n < plan->blocks.count; n++) {
+    const mpi_part *block = &plan->blocks.part[n];
+    const int64_t count = part_length(block);
+    if (block->owner != plan->rank) continue;
+    float *at = rows + block->at * batch_of(p) * p->heads_q * columns;
+    for (int64_t r = 0; r < batch_of(p) * p->heads_q * count; r++, at += columns) {
+      const int64_t i = r % count, h = r / count % p->heads_q, b = r / count / p->heads_q, token = block->begin + i;
+      if (varlen && (token < args->cu_seqlens_q[0] || token >= args->cu_seqlens_q[p->batch])) continue;
+      const int64_t from = attn_row_offset(&plan->own, stride, b, h, block->at + i);
+      for (int64_t d = 0; d < columns; d++) {
+        if (to_tensor)
+          attn_store_f32(tensor, dtype, from + d * stride->d, at[d]);
+        else
+          at[d] = attn_load_f32((attn_storage){tensor, dtype}, from + d * stride->d);
+      }
+    }
+  }
+}
+
+/* Gradients of own keys, to their tensor. */
+static void store_keys(const attn_mpi_plan *plan, const attn_args *args, const mpi_part *piece, void *tensor,
+                       const attn_strides *stride, int64_t columns, const float *rows) {
+  const attn_problem *p = &plan->whole;
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
+  for (int64_t r = 0; tensor && r < part_length(piece) * plan->box.rows; r++, rows += columns) {
+    const int64_t h = r % p->heads_kv, b = r / p->heads_kv % batch_of(p), j = r / plan->box.rows, token = piece->begin + j;
+    if (varlen && (token < args->cu_seqlens_k[0] || token >= args->cu_seqlens_k[p->batch])) continue;
+    const int64_t to = attn_row_offset(&plan->own, stride, b, h, piece->at + j);
+    for (int64_t d = 0; d < columns; d++) attn_store_f32(tensor, p->dtype_kv, to + d * stride->d, rows[d]);
+  }
+}
+
+static void widen(attn_dtype dtype, const void *from, int64_t count, float *to) {
+  for (int64_t i = 0; i < count; i++) to[i] = attn_load_f32((attn_storage){from, dtype}, i);
+}
+
+/* ---- The way of a piece ---- */
+
+static mpi_leg leg_out(const attn_mpi_plan *plan, int64_t item) {
+  return (mpi_leg){0, mpi_lay_out_box(plan, part_length(&plan->pieces.part[item])).bytes};
+}
+
+static mpi_leg leg_on(const attn_mpi_plan *plan, int64_t item) {
+  return (mpi_leg){0, bytes_of_item(plan, part_length(&plan->pieces.part[item]))};
+}
+
+static mpi_leg leg_back(const attn_mpi_plan *plan, int64_t item) {
+  const int64_t keys = part_length(&plan->pieces.part[item]);
+  return (mpi_leg){leg_out(plan, item).bytes, d_k_bytes(plan, keys) + d_v_bytes(plan, keys)};
+}
+
+typedef struct backward_run {
+  backward_layout at;
+  char *workspace;
+} backward_run;
+
+static attn_status see_piece(const mpi_journey *j, const mpi_visit *visit, char *item, mpi_requests *all) {
+  attn_mpi_plan *plan = j->plan;
+  const attn_problem *p = &plan->whole;
+  const backward_run *run = j->context;
+  const mpi_part *piece = &plan->pieces.part[visit->item];
+  const int64_t keys = part_length(piece), heads = batch_of(p) * p->heads_q;
+  const mpi_box_layout box = mpi_lay_out_box(plan, keys);
+  float *k = floats_at(run->workspace, run->at.k), *v = floats_at(run->workspace, run->at.v);
+  char *gradients = item + box.bytes;
+  if (visit->first) memset(gradients, 0, (size_t)leg_back(plan, visit->item).bytes);
+  widen(p->dtype_kv, item + box.k, keys * plan->box.rows * plan->box.k_row, k);
+  widen(p->dtype_kv, item + box.v, keys * plan->box.rows * plan->box.v_row, v);
+  for (int64_t n = visit->station; n < next_station(plan, visit->station); n++) {
+    const mpi_part *block = &plan->blocks.part[n];
+    if (!mpi_sees(plan, j->args, block, piece)) continue;
+    const int64_t row = block->at * heads;
+    attn_args a = *j->args;
+    a.q = floats_at(run->workspace, run->at.q) + row * p->dim_qk;
+    a.o = floats_at(run->workspace, run->at.o) + row * p->dim_v;
+    a.d_o = floats_at(run->workspace, run->at.d_o) + row * p->dim_v;
+    a.lse = floats_at(run->workspace, run->at.lse) + row;
+    a.d_lse = attn_uses(p, ATTN_USE_D_LSE) ? floats_at(run->workspace, run->at.d_lse) + row : NULL;
+    a.k = k, a.v = v;
+    a.d_q = floats_at(run->workspace, run->at.d_q) + row * p->dim_qk;
+    a.d_k = gradients;
+    a.d_v = gradients + d_k_bytes(plan, keys);
+    attn_status status = mpi_differentiate(plan, &a, block, piece, j->call_workspace);
+    if (status == ATTN_OK) status = mpi_poll(all);
+    if (status != ATTN_OK) return status;
+  }
+  return ATTN_OK;
+}
+
+static int by_step(const void *a, const void *b) {
+  const mpi_visit *x = a, *y = b;
+  if (x->step != y->step) return x->step < y->step ? -1 : 1;
+  return x->item < y->item ? -1 : x->item > y->item;
+}
+
+/* The first blocks of all stations that piece t passes: from the first that sees it to the last one. */
+static int64_t way_of(const attn_mpi_plan *plan, const attn_args *args, const mpi_part *piece, int64_t *way,
+                      int64_t *first) {
+  int64_t count = 0, seen = 0, station = 0;
+  for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block), station++) {
+    bool sees = false;
+    for (int64_t n = block; n < next_station(plan, block); n++) sees |= mpi_sees(plan, args, &plan->blocks.part[n], piece);
+    if (!sees && count == 0) continue;
+    if (count == 0) *first = station;
+    way[count++] = block;
+    if (sees) seen = count;
+  }
+  return seen;
+}
+
+static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
+  const attn_problem *p = &plan->whole, *own = &plan->own;
+  backward_run run = {lay_out_run(plan), workspace};
+  const backward_layout *at = &run.at;
+  const int64_t stations = all_stations(plan), most = plan->pieces.count * (own_stations(plan) + 1);
+  mpi_visit *visits = malloc((size_t)max64(most, 1) * sizeof *visits);
+  mpi_own_item *items = malloc((size_t)max64(at->own_count, 1) * sizeof *items);
+  int64_t *way = malloc((size_t)max64(stations, 1) * sizeof *way);
+  attn_status status = ATTN_OK;
+  if (!visits || !items || !way)
+    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld visits", (long long)most);
+  mpi_journey j = {.plan = plan,
+                   .args = args,
+                   .call_workspace = workspace + at->call,
+                   .own = items,
+                   .visits = visits,
+                   .buffers = workspace + at->buffers,
+                   .buffer_count = at->buffer_count,
+                   .buffer_bytes = at->item_bytes,
+                   .carries = true,
+                   .out = leg_out,
+                   .on = leg_on,
+                   .back = leg_back,
+                   .work = see_piece,
+                   .context = &run};
+  for (int64_t t = 0; t < plan->pieces.count && status == ATTN_OK; t++) {
+    const mpi_part *piece = &plan->pieces.part[t], *blocks = plan->blocks.part;
+    int64_t first = 0;
+    const int64_t count = way_of(plan, args, piece, way, &first);
+    for (int64_t n = 0; n < count; n++)
+      if (blocks[way[n]].owner == plan->rank)
+        visits[j.count++] = (mpi_visit){.item = t,
+                                        .station = way[n],
+                                        .step = t + first + n,
+                                        .from = n > 0 ? blocks[way[n - 1]].owner : piece->owner,
+                                        .to = n + 1 < count ? blocks[way[n + 1]].owner : piece->owner,
+                                        .first = n == 0,
+                                        .last = n + 1 == count};
+    if (piece->owner != plan->rank) continue;
+    char *item = workspace + at->own_items + j.own_count * at->item_bytes;
+    mpi_pack_keys(plan, args, piece, item);
+    const mpi_leg back = leg_back(plan, t);
+    memset(item + back.at, 0, (size_t)back.bytes);
+    items[j.own_count++] = (mpi_own_item){.item = t,
+                                          .to = count > 0 ? blocks[way[0]].owner : -1,
+                                          .from = count > 0 ? blocks[way[count - 1]].owner : -1,
+                                          .out = item,
+                                          .back = item + back.at};
+  }
+  if (status == ATTN_OK) {
+    qsort(visits, (size_t)j.count, sizeof *visits, by_step);
+    float *d_q = floats_at(workspace, at->d_q);
+    memset(workspace + at->q, 0, (size_t)(at->own_items - at->q));
+    convert_rows(plan, args, p->dtype_q, (void *)(uintptr_t)args->q, &own->q_stride, p->dim_qk, floats_at(workspace, at->q),
+                 false);
+    convert_rows(plan, args, p->dtype_o, args->o, &own->o_stride, p->dim_v, floats_at(workspace, at->o), false);
+    convert_rows(plan, args, p->dtype_o, (void *)(uintptr_t)args->d_o, &own->d_o_stride, p->dim_v,
+                 floats_at(workspace, at->d_o), false);
+    convert_rows(plan, args, ATTN_F32, args->lse, &own->lse_stride, 1, floats_at(workspace, at->lse), false);
+    if (attn_uses(p, ATTN_USE_D_LSE))
+      convert_rows(plan, args, ATTN_F32, (void *)(uintptr_t)args->d_lse, &own->d_lse_stride, 1,
+                   floats_at(workspace, at->d_lse), false);
+    status = mpi_travel(&j);
+    if (status == ATTN_OK && args->d_q)
+      convert_rows(plan, args, p->dtype_q, args->d_q, &own->d_q_stride, p->dim_qk, d_q, true);
+  }
+  for (int64_t i = 0; i < j.own_count && status == ATTN_OK; i++) {
+    const mpi_part *piece = &plan->pieces.part[items[i].item];
+    const float *d_k = (const float *)(const void *)items[i].back;
+    const float *d_v = (const float *)(const void *)(items[i].back + d_k_bytes(plan, part_length(piece)));
+    store_keys(plan, args, piece, args->d_k, &own->d_k_stride, plan->box.k_row, d_k);
+    store_keys(plan, args, piece, args->d_v, &own->d_v_stride, plan->box.v_row, d_v);
+  }
+  free(visits);
+  free(items);
+  free(way);
+  return status;
+}
+
+const mpi_mode mpi_backward = {"PASS_KV, gradients", refuses, lay_out_mode, run_mode};
