@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = {"libattn": "torch", "torch": "torch", "torch-math": "torch", "torch-flex": "torch", "transformers": "torch",
                 "transformers-paged": "torch", "jax": "torch", "vllm": "vllm", "onnxruntime": "onnxruntime",
                 "onnxruntime-gqa": "onnxruntime", "onnxruntime-mha": "onnxruntime", "openvino": "openvino",
-                "openvino-paged": "openvino", "onednn": "onednn", "ggml": "ggml"}
+                "openvino-paged": "openvino", "onednn": "torch", "ggml": "ggml"}
 
 PUBLISHED, DOCUMENT, MARKS = ROOT / "results" / "conformance", ROOT / "docs" / "conformance.md", ("<!-- matrix", "<!-- end")
 
