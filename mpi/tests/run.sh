@@ -3,6 +3,7 @@
 # Tests of libattn_mpi under mpirun.
 #
 #   run.sh bits MPIRUN PROGRAM                  bits of 1 to 8 ranks, and faults that must be seen
+#   run.sh python MPIRUN PYTHON                 libattn.mpi, and examples/long_context with 1 and 3 ranks
 #   run.sh death (MPIRUN PROGRAM)...            a rank is killed at 20 moments: the run ends within seconds, with an error
 set -u
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # containers of tests have no other user
@@ -47,6 +48,23 @@ death() { # MPIRUN PROGRAM
     fi
   done
   echo "$(basename "$1"): 10 ranks were killed"
+}
+
+python() { # MPIRUN PYTHON
+  local tree folder code
+  tree=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+  folder=$(mktemp -d)
+  export PYTHONPATH=$tree/python
+  for n in 1 3; do
+    ranks "$n" "$1" "$2" "$tree/mpi/tests/test_mpi.py" >"$folder/log"
+    code=$?
+    grep -h '^skipped' "$folder/log" && exit 77
+    [ "$code" = 0 ] && grep -q 'bits agree' "$folder/log" || { cat "$folder/log" && status=1; }
+    ranks "$n" "$1" "$2" "$tree/examples/long_context/long_context.py" --tokens 1100 --width 64 --heads 2 --threads 1 \
+      -o "$folder/$n" >"$folder/log" || { cat "$folder/log" && status=1; }
+  done
+  cmp "$folder/1/y.npy" "$folder/3/y.npy" && echo "1 and 3 ranks write the same layer" || status=1
+  rm -rf "$folder"
 }
 
 while [ $# -gt 0 ]; do

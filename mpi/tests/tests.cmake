@@ -31,3 +31,10 @@ if(attn_mpi_runs)
 else()
   add_skipped(mpi_death "${attn_mpi_labels}" "no MPI")
 endif()
+
+# libattn.mpi, where the MPI of the build is one of those, and Python's mpi4py stands on it.
+if(TARGET attn_mpi_shared AND TARGET attn_python AND Python3_FOUND AND MPIEXEC_EXECUTABLE)
+  add_labelled(mpi_python "tools" ${PROJECT_SOURCE_DIR}/mpi/tests/run.sh python ${MPIEXEC_EXECUTABLE} ${Python3_EXECUTABLE})
+  set_property(TEST mpi_python APPEND PROPERTY ENVIRONMENT LIBATTN_PYTHON=$<TARGET_FILE:attn_python>
+                                                          LIBATTN_MPI=$<TARGET_FILE:attn_mpi_shared>)
+endif()
