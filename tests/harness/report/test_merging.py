@@ -14,6 +14,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from statistics import median
@@ -413,15 +414,16 @@ class Resumed(FolderTest):
         """attnbench's output there."""
         terminal, end = pty.openpty()
         environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-        with subprocess.Popen([ATTNBENCH, *map(str, arguments)], stdout=end, stderr=subprocess.DEVNULL,
-                              env=environment) as process:
-            os.close(end)
-            text = b""
-            with contextlib.suppress(OSError):
-                while more := os.read(terminal, 65536):
-                    text += more
-        os.close(terminal)
-        self.assertIn(process.returncode, (0, 1))
+        with tempfile.TemporaryFile() as said:
+            with subprocess.Popen([ATTNBENCH, *map(str, arguments)], stdout=end, stderr=said, env=environment) as process:
+                os.close(end)
+                text = b""
+                with contextlib.suppress(OSError):
+                    while more := os.read(terminal, 65536):
+                        text += more
+            os.close(terminal)
+            said.seek(0)
+            self.assertIn(process.returncode, (0, 1), said.read())
         return text.decode().replace("\r\n", "\n")
 
     def test_tables_on_terminals_and_of_long_checks(self):
