@@ -276,7 +276,7 @@ static ALWAYS_INLINE void few_sums(const few_work *given, const int rows, const 
     w.keys = vecs * VEC_LANES < dim_v ? min64(end - done, some - w.key % FEW_VALUES) : end;
     int64_t c = 0;
     const int64_t left = end - done - w.keys;
-    line_touch next = vecs * VEC_LANES >= dim_v ? (line_touch){0}
+    line_touch next = vecs * VEC_LANES >= dim_v ? touch_of_v(&w, 0, w.keys)
                       : left > 0                ? touch_of_v(&w, w.keys, min64(w.keys, left))
                                                 : w.after;
     const int64_t lines = ceil_div(next.lines * vecs * VALUES, w.keys * dim_v);
