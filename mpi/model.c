@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* The time of each mode by a model, and the choice. Times are those of the slowest rank; docs/scale.md has the formulas.
  * Rank 0 chooses for all, so that measured speeds need not be the same. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "plan.h"
 
 /* Usual speeds: 100 Gbit/s, a server with two channels of memory for each core of ten. */
-static const double LATENCY_S = 3e-6, BYTES_PER_S = 12e9, MEMORY_PER_S = 20e9;
+static const double LATENCY_S = 3e-6, BYTES_PER_S = 12e9, MEMORY_PER_S = 20e9, MACS_PER_S = 1e11;
 
 /* ---- Measured: multiply-adds a second of a small call, with the kernel and the threads of the plan ---- */
 
@@ -91,14 +92,14 @@ static void fill_model(attn_mpi_plan *plan) {
       work + 2 * others * n->latency_s + (others > 0 ? (splits + s.state_bytes) / n->bytes_per_s : 0);
 }
 
-attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted) {
+/* The mode with the least time, from what plan->network holds. */
+static int best_mode(attn_mpi_plan *plan, bool measured) {
   attn_mpi_network *n = &plan->network;
-  *n = *network;
   if (n->latency_s <= 0) n->latency_s = LATENCY_S;
   if (n->bytes_per_s <= 0) n->bytes_per_s = BYTES_PER_S;
   if (n->memory_per_s <= 0) n->memory_per_s = MEMORY_PER_S;
-  if (n->macs_per_s <= 0 && wanted == ATTN_MPI_AUTO && plan->rank == 0) n->macs_per_s = measure_rate(plan);
-  if (n->macs_per_s <= 0) n->macs_per_s = 1e11;
+  if (n->macs_per_s <= 0 && measured) n->macs_per_s = measure_rate(plan);
+  if (n->macs_per_s <= 0) n->macs_per_s = MACS_PER_S;
   fill_model(plan);
   int best = ATTN_MPI_PASS_KV;
   for (int mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
@@ -107,6 +108,23 @@ attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network
                               : mpi_mode_of(plan, (attn_mpi_mode)mode)->refuses(plan);
     if (!plan->refusal[mode] && plan->model_s[mode] < plan->model_s[best]) best = mode;
   }
+  return best;
+}
+
+void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes) {
+  for (int mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
+    const char *name = mpi_mode_of(plan, (attn_mpi_mode)mode)->name;
+    const int length = plan->refusal[mode] ? snprintf(text, bytes, "%-10s no: %s\n", name, plan->refusal[mode])
+                                           : snprintf(text, bytes, "%-10s %.3g s by the model\n", name, plan->model_s[mode]);
+    if (length < 0 || (size_t)length >= bytes) return;
+    text += length;
+    bytes -= (size_t)length;
+  }
+}
+
+attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted) {
+  plan->network = *network;
+  int best = best_mode(plan, wanted == ATTN_MPI_AUTO && plan->rank == 0);
   MPI_Request request;
   MPI_TRY(plan, MPI_Ibcast, &best, 1, MPI_INT, 0, plan->comm, &request);
   const attn_status status = mpi_wait_one(plan, &request);
@@ -114,5 +132,34 @@ attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network
   if (status == ATTN_OK && plan->refusal[plan->mode])
     return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan, plan->mode)->name,
                      plan->refusal[plan->mode]);
+  return status;
+}
+
+attn_status attn_mpi_explain(const attn_problem *whole, const attn_options *compute, int ranks,
+                             const attn_mpi_network *network, char *text, size_t bytes) {
+  attn_mpi_plan *plan = calloc(1, sizeof *plan);
+  if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_explain needs %zu bytes", sizeof *plan);
+  attn_status status = ATTN_OK;
+  if (!whole || !text || bytes == 0 || ranks < 1)
+    status = attn_fail(ATTN_INVALID_ARGUMENT, "%s; attn_mpi_explain() needs a problem, room for a text, and a rank or more",
+                       !whole      ? "whole is NULL"
+                       : ranks < 1 ? "ranks is below 1"
+                                   : "text is NULL or has no bytes");
+  if (status == ATTN_OK) status = mpi_read_for_model(plan, whole, compute, network);
+  if (status == ATTN_OK) {
+    plan->ranks = ranks;
+    plan->rows.count = plan->keys.count = 2 * (int64_t)ranks; /* zigzag */
+    plan->holds_all = plan->whole.seq_q == 1;
+    const int best = best_mode(plan, true);
+    const int length =
+        snprintf(text, bytes,
+                 "mode       %s with %d ranks\n"
+                 "kernel     %s; shards of keys begin at multiples of %lld\n"
+                 "speeds     %.3g s latency, %.3g bytes/s, %.3g multiply-adds/s, %.3g bytes/s of memory\n",
+                 mpi_mode_of(plan, (attn_mpi_mode)best)->name, ranks, plan->kernel, (long long)plan->unit,
+                 plan->network.latency_s, plan->network.bytes_per_s, plan->network.macs_per_s, plan->network.memory_per_s);
+    if (length > 0 && (size_t)length < bytes) mpi_describe_modes(plan, text + length, bytes - (size_t)length);
+  }
+  free(plan);
   return status;
 }

@@ -63,8 +63,8 @@ static attn_status find_gradient_kernel(const attn_problem *whole, const attn_op
 }
 
 /* The kernel whose bits rows get: that of one process, where it goes on from pieces of keys, else the best that does. */
-static attn_status find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
-                               int64_t *splits, int64_t *border) {
+attn_status mpi_find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
+                            int64_t *splits, int64_t *border) {
   attn_options options = compute ? *compute : (attn_options){0};
   attn_plan *plan = NULL, *pieces = NULL;
   if (whole->operation == ATTN_BACKWARD) return find_gradient_kernel(whole, compute, name, bytes, splits, border);
@@ -92,7 +92,7 @@ attn_status attn_mpi_border(const attn_problem *whole, const attn_options *compu
   int64_t splits;
   REQUIRE(whole, "whole is NULL; it must point to an attn_problem");
   REQUIRE(keys, "keys is NULL; it must point to a number");
-  return find_kernel(whole, compute, name, sizeof name, &splits, keys);
+  return mpi_find_kernel(whole, compute, name, sizeof name, &splits, keys);
 }
 
 int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks, attn_mpi_range ranges[2]) {
@@ -268,7 +268,7 @@ static attn_status read_arguments(attn_mpi_plan *plan, const attn_problem *whole
   if (status == ATTN_OK) status = check_shard(shard);
   if (status == ATTN_OK) status = read_layout(plan, shard);
   if (status == ATTN_OK)
-    status = find_kernel(&plan->whole, &plan->compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit);
+    status = mpi_find_kernel(&plan->whole, &plan->compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit);
   if (status != ATTN_OK) return status;
   if (finds_gradients(plan) && o->piece_keys > 0) plan->unit = o->piece_keys;
   plan->compute.kernel = plan->kernel;
@@ -276,6 +276,18 @@ static attn_status read_arguments(attn_mpi_plan *plan, const attn_problem *whole
   plan->run = o->run;
   plan->run_context = o->run_context;
   return ATTN_OK;
+}
+
+attn_status mpi_read_for_model(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
+                               const attn_mpi_network *network) {
+  attn_status status = attn_struct_read(&attn_problem_layout, whole, &plan->whole);
+  if (status == ATTN_OK) status = attn_options_read(compute, &plan->compute);
+  if (status == ATTN_OK && network) status = attn_struct_read(&network_layout, network, &plan->network);
+  if (status == ATTN_OK) status = refuse_problem(&plan->whole);
+  plan->own = plan->whole;
+  return status == ATTN_OK
+             ? mpi_find_kernel(&plan->whole, compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit)
+             : status;
 }
 
 /* ---- Creating ---- */
@@ -320,22 +332,19 @@ static attn_status lay_out_plan(attn_mpi_plan *plan, const attn_mpi_options *o) 
 }
 
 static void describe(attn_mpi_plan *plan) {
-  size_t at = 0;
   const size_t room = sizeof plan->description;
-#define ADD(...) at += at < room ? (size_t)snprintf(plan->description + at, room - at, __VA_ARGS__) : 0
-  ADD("mode       %s, rank %d of %d\n", mpi_mode_of(plan, plan->mode)->name, plan->rank, plan->ranks);
-  ADD("kernel     %s; shards of keys begin at multiples of %" PRId64 "\n", plan->kernel, plan->unit);
-  ADD("parts      %" PRId64 " own rows, %" PRId64 " own keys; %" PRId64 " pieces of up to %" PRId64
-      " keys, blocks of up to %" PRId64 " rows\n",
-      plan->own_rows, plan->own_keys, plan->pieces.count, plan->pieces.most, plan->blocks.most);
-  ADD("workspace  %zu bytes\n", plan->workspace);
-  for (attn_mpi_mode mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
-    if (plan->refusal[mode])
-      ADD("%-10s no: %s\n", mpi_mode_of(plan, mode)->name, plan->refusal[mode]);
-    else
-      ADD("%-10s %.3g s by the model\n", mpi_mode_of(plan, mode)->name, plan->model_s[mode]);
-  }
-#undef ADD
+  const int at =
+      snprintf(plan->description, room,
+               "mode       %s, rank %d of %d\n"
+               "kernel     %s; shards of keys begin at multiples of %" PRId64
+               "\n"
+               "parts      %" PRId64 " own rows, %" PRId64 " own keys; %" PRId64 " pieces of up to %" PRId64
+               " keys, blocks of up to %" PRId64
+               " rows\n"
+               "workspace  %zu bytes\n",
+               mpi_mode_of(plan, plan->mode)->name, plan->rank, plan->ranks, plan->kernel, plan->unit, plan->own_rows,
+               plan->own_keys, plan->pieces.count, plan->pieces.most, plan->blocks.most, plan->workspace);
+  mpi_describe_modes(plan, plan->description + at, room - (size_t)at);
 }
 
 static attn_status make(attn_mpi_plan *plan, const attn_problem *whole, const attn_mpi_shard *theirs,

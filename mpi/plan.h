@@ -262,6 +262,14 @@ const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* n
 
 /* ---- model.c ---- */
 
+/* The kernel whose bits rows get, its borders of keys, and those of shards. */
+attn_status mpi_find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
+                            int64_t *splits, int64_t *border);
+/* Problem, kernel and network of a plan that is only explained. */
+attn_status mpi_read_for_model(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
+                               const attn_mpi_network *network);
+/* A line for each mode: its time by the model, or why it does not take the problem. */
+void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes);
 /* Fills in plan->network and plan->model_s, and chooses among the modes that take the problem. */
 attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted);
 

@@ -118,6 +118,11 @@ ATTN_API attn_status attn_mpi_border(const attn_problem *whole, const attn_optio
  * returns how many there are. */
 ATTN_API int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks, attn_mpi_range ranges[2]);
 
+/** Writes lines on what a plan over so many ranks would choose, with zigzag shards, and the model's time of each mode; no
+ * rank is needed. compute and network may be NULL. Returns ATTN_OK, or what attn_mpi_plan_create() returns. */
+ATTN_API attn_status attn_mpi_explain(const attn_problem *whole, const attn_options *compute, int ranks,
+                                      const attn_mpi_network *network, char *text, size_t bytes);
+
 /** Checks the problem and makes all choices, the same on every rank. Every rank gives the same problem but for its strides,
  * the same options, and its own shard. On failure *plan is NULL on every rank.
  *

@@ -27,6 +27,7 @@ bits() { # MPIRUN PROGRAM
     output=$(ranks "$n" "$@" seed "$n" cases $((n < 5 ? 6 : 4))) || { echo "$output" && status=1; }
     grep -h 'comparisons' <<<"$output" || status=1
   done
+  output=$(ranks 2 "$@" mode failure) || { echo "$output" && status=1; } # a rank that fails, and one that does not come
   for fault in border missing; do # each must be seen
     if output=$(ranks 3 "$@" fault "$fault" cases 12) || ! grep -q 'bits of o differ' <<<"$output"; then
       echo "the fault '$fault' was not seen: $output"

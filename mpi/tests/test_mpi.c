@@ -610,6 +610,47 @@ static void check_gradients(void) {
   free_case(&w);
 }
 
+/* ---- A rank that fails ---- */
+
+/* The last rank's call fails, or it does not come: then all other calls fail, with a sentence, and soon. */
+static void check_failure(attn_mpi_mode mode, bool absent) {
+  enum { TOKENS = 2048, DIM = 16 };
+  whole_case w = {.rows = TOKENS};
+  attn_problem_init(&w.p, 1, 2, 2, TOKENS, TOKENS, DIM, DIM);
+  const int64_t bytes = 2 * TOKENS * DIM * 4;
+  char *data = allocate(4 * bytes);
+  memset(data, 0, (size_t)(4 * bytes));
+  int64_t unit = 1;
+  attn_mpi_border(&w.p, NULL, &unit);
+  const int64_t units = (TOKENS + unit - 1) / unit, end = units * (rank + 1) / ranks * unit;
+  const attn_mpi_range own = {units * rank / ranks * unit, end < TOKENS ? end : TOKENS};
+  const attn_mpi_shard shard = ATTN_STRUCT(attn_mpi_shard, .q = &own, .q_count = 1, .k = &own, .k_count = 1);
+  const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .mode = mode, .timeout_s = absent ? 1 : 60);
+  attn_args args = ATTN_STRUCT(attn_args, .q = data, .k = data + bytes, .v = data + 2 * bytes, .o = data + 3 * bytes);
+  attn_mpi_plan *plan;
+  const bool fails = rank == ranks - 1;
+  if (attn_mpi_plan_create(&w.p, &shard, &options, MPI_COMM_WORLD, &plan) != ATTN_OK) {
+    complain("plan of a failure", &w, attn_last_error());
+  } else {
+    void *workspace = allocate((int64_t)attn_mpi_plan_workspace(plan));
+    const time_t begin = time(NULL);
+    if (fails) args.o = NULL;
+    if (!fails || !absent) {
+      const attn_status status = attn_mpi_plan_run(plan, &args, workspace, attn_mpi_plan_workspace(plan));
+      const char *part = fails ? "attn_args.o is NULL" : absent ? "rank " : "has failed with ATTN_INVALID_ARGUMENT";
+      if (status == ATTN_OK || !strstr(attn_last_error(), part)) complain("a failure", &w, attn_last_error());
+      if (attn_mpi_plan_run(plan, &args, workspace, attn_mpi_plan_workspace(plan)) == ATTN_OK)
+        complain("a second run", &w, "is no error");
+    }
+    if (time(NULL) - begin > 15) complain("a failure", &w, "takes more than seconds");
+    MPI_Barrier(MPI_COMM_WORLD);
+    free(workspace);
+  }
+  compared++;
+  attn_mpi_plan_destroy(plan);
+  free(data);
+}
+
 /* ---- The program ---- */
 
 static long argument(int count, char **arguments, const char *name, long otherwise) {
@@ -654,6 +695,8 @@ int main(int count, char **arguments) {
   const char *only = word(count, arguments, "mode");
   random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000;
   for (long i = 0; i < cases && (!*only || !strcmp(only, "gradients")); i++) check_gradients();
+  if (!strcmp(only, "failure"))
+    for (int i = 0; i < 4 && ranks > 1; i++) check_failure(i / 2 ? ATTN_MPI_PASS_Q : ATTN_MPI_PASS_KV, i % 2);
   int all[2] = {failures, compared}, sums[2];
   MPI_Allreduce(all, sums, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   if (rank == 0) printf("%d ranks: %d comparisons, %d failures\n", ranks, sums[1], sums[0]);
