@@ -24,7 +24,7 @@ ranks() { # N MPIRUN PROGRAM ARGUMENT...
 bits() { # MPIRUN PROGRAM
   local n output
   for n in 1 2 3 4 5 6 7 8; do
-    output=$(ranks "$n" "$@" seed "$n" cases $((n < 5 ? 6 : 4))) || { echo "$output" && status=1; }
+    output=$(ranks "$n" "$@" seed "$n" cases $((n < 5 ? 4 : 3))) || { echo "$output" && status=1; }
     grep -h 'comparisons' <<<"$output" || status=1
   done
   output=$(ranks 2 "$@" mode failure) || { echo "$output" && status=1; } # a rank that fails, and one that does not come

@@ -99,7 +99,7 @@ build_and_check() {
   local quiet=(timeout 900 env OMP_WAIT_POLICY=passive ATTN_EMULATED=1 WINEDEBUG=-all)
   # shellcheck disable=SC2086  # lists of options
   run_quietly configure cmake -S . -B "$folder" $options -DATTN_HWLOC=OFF -DATTN_OPENBLAS=OFF -DATTN_ONEDNN=OFF \
-    -DATTN_GBENCH=OFF -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF -DATTN_WERROR=ON || return 1
+    -DATTN_GBENCH=OFF -DATTN_MPI=OFF -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF -DATTN_WERROR=ON || return 1
   run_quietly build cmake --build "$folder" -j "$jobs" || return 1
   program=$folder/harness/attnbench
   [ "$name" != windows ] || program=$program.exe
