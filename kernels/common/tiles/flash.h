@@ -244,20 +244,30 @@ static int64_t flash_key_block(const attn_problem *p) {
 
 /* Rows of the busiest of `threads` threads if `heads` heads of seq_q rows are cut into blocks of `rows`: its share of the
  * whole blocks, rounded up, and its share of the smaller last blocks, less those that threads with one whole block less can
- * take. */
-static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads) {
+ * take. Each task costs `lost` rows more. */
+static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads, int64_t lost) {
   const int64_t whole = heads * (seq_q / rows), rest = seq_q % rows, small = rest ? heads : 0;
   const int64_t share = (whole + threads - 1) / threads, idle = share * threads - whole;
   const int64_t beside = rest ? min64(small, idle * (rows / rest)) : 0;
-  return share * rows + (small - beside + threads - 1) / threads * rest;
+  return share * (rows + lost) + (small - beside + threads - 1) / threads * (rest + lost);
 }
 
-/* Rows of a task. If K and V of a head come from beyond level 2 for every task, and every thread has many tasks, up to
- * MOST_FLASH_ROWS rows use them: as many as keep q and acc in three sixteenths of level 2. */
+/* The same where rows see from no to all keys: the longest and the shortest tasks make up for each other, so half the rows
+ * count, but never less than the longest. */
+static int64_t busiest_causal_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads, int64_t lost) {
+  return max64(rows + lost, ceil_div(heads * (seq_q / 2 + ceil_div(seq_q, rows) * lost), threads));
+}
+
+/* Whether K and V of a head come from beyond level 2 for every task. */
+static bool keys_are_far(const attn_problem *p, const attn_machine *machine) {
+  return p->window_left < 0 && p->seq_k >= machine->caches().level2 / float_bytes(p->dim_qk + p->dim_v);
+}
+
+/* Rows of a task. Where keys are far, up to MOST_FLASH_ROWS rows use them: as many as keep q and acc in three sixteenths of
+ * level 2. */
 static int64_t usual_rows(const attn_problem *p, const attn_machine *machine) {
-  const int64_t row_bytes = float_bytes(p->dim_qk + p->dim_v), tasks = p->batch * p->heads_q * p->seq_q / MOST_FLASH_ROWS;
-  const int64_t level2 = machine->caches().level2, threads = machine->threads;
-  if (p->window_left >= 0 || p->seq_k < level2 / row_bytes || (threads > 1 && tasks < 8 * threads)) return FLASH_ROWS;
+  const int64_t row_bytes = float_bytes(p->dim_qk + p->dim_v), level2 = machine->caches().level2;
+  if (!keys_are_far(p, machine)) return FLASH_ROWS;
   return min64(MOST_FLASH_ROWS, max64(1, level2 / 16 * 3 / row_bytes / FLASH_ROWS) * FLASH_ROWS);
 }
 
@@ -268,14 +278,18 @@ static int64_t listed_rows(const attn_problem *p) {
   return min64(rows, round_up(max64(p->seq_q, 1), TILE_ROWS));
 }
 
-/* The usual number, or fewer if a thread would be idle at the end: for short sequences with few heads. */
+/* The usual number, or fewer if a thread would be idle at the end: for short sequences with few heads, or many threads. Far
+ * keys take a task about as long as the products of a tile of rows. */
 static int64_t flash_rows(const attn_problem *p, const attn_machine *machine) {
-  const int64_t heads = p->batch * p->heads_q, threads = machine->threads;
+  const bool far = keys_are_far(p, machine), causal = far && p->window_right >= 0 && 2 * p->seq_q > p->seq_k;
+  const int64_t heads = p->batch * p->heads_q, threads = machine->threads, lost = far ? TILE_ROWS : 0;
   const int64_t most = min64(usual_rows(p, machine), round_up(max64(p->seq_q, 1), TILE_ROWS));
-  if (threads < 2 || heads * p->seq_q > 16 * threads * FLASH_ROWS) return most;
-  int64_t best = most;
-  for (int64_t rows = most - TILE_ROWS; rows >= FLASH_ROWS / 4; rows -= TILE_ROWS)
-    if (busiest_rows(p->seq_q, rows, heads, threads) < busiest_rows(p->seq_q, best, heads, threads)) best = rows;
+  if (threads < 2 || heads * p->seq_q > (far ? 8 * MOST_FLASH_ROWS : 16 * FLASH_ROWS) * threads) return most;
+  int64_t best = most, least = INT64_MAX;
+  for (int64_t rows = most; rows >= FLASH_ROWS / 4; rows -= TILE_ROWS) {
+    const int64_t busiest = (causal ? busiest_causal_rows : busiest_rows)(p->seq_q, rows, heads, threads, lost);
+    if (busiest < least) best = rows, least = busiest;
+  }
   return best;
 }
 

@@ -84,8 +84,9 @@ static inline bool similarities_adjusted(const attn_problem *p) { return p->soft
 
 /* ---- The keys of a pack task ---- */
 
-/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task. Two tasks may fill one panel. */
-enum { PACK_KEYS = 1024 };
+/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task, small enough that one head has
+ * tasks for many threads. Two tasks may fill one panel. */
+enum { PACK_KEYS = 256 };
 
 /* The keys of a unit's KV head. */
 typedef struct unit_keys {
