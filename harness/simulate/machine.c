@@ -75,12 +75,11 @@ static bool read_memory(const reading *r, char *words, sim_machine *m) {
 
 static bool read_loop(const reading *r, char *words, sim_machine *m) {
   const char *word = strtok_r(NULL, " \t\r", &words);
-  double us;
   if (!word || !has_key(word, "us") || strtok_r(NULL, " \t\r", &words))
     return field_fails(r, "loop", word ? word : "", "us=MICROSECONDS");
-  if (!read_number(r, word, "us", 1e-6, 1e9, right_us, &us)) return false;
-  m->loop_ns = us * 1e3;
-  return true;
+  const bool read = read_number(r, word, "us", 1e-6, 1e9, right_us, &m->loop_ns);
+  m->loop_ns *= 1e3;
+  return read;
 }
 
 static bool read_line(const reading *r, char *line, sim_machine *m) {

@@ -146,12 +146,17 @@ bool sim_play(const sim_work *work, int threads, const sim_machine *machine, sim
   return there;
 }
 
+static int largest_of(const double *values, int count) {
+  int largest = 0;
+  for (int i = 1; i < count; i++)
+    if (values[i] > values[largest]) largest = i;
+  return largest;
+}
+
 const char *sim_limit(const sim_result *r, int threads) {
-  const double all = r->ns * threads, lost[] = {r->memory_ns, r->waiting_ns, r->over_ns, r->loop_ns};
+  const double lost[] = {r->memory_ns, r->waiting_ns, r->over_ns, r->loop_ns};
   const char *const names[] = {"bandwidth", "earlier phases", r->working < threads ? "too few tasks" : "longest task",
                                "starting threads"};
-  int most = 0;
-  for (int i = 1; i < (int)(sizeof lost / sizeof *lost); i++)
-    if (lost[i] > lost[most]) most = i;
-  return lost[most] < all / 20 ? "work" : names[most];
+  const int most = largest_of(lost, (int)(sizeof lost / sizeof *lost));
+  return lost[most] < r->ns * threads / 20 ? "work" : names[most];
 }
