@@ -74,6 +74,13 @@ attn_status planned_run(const planned *plan, const attn_problem *problem, const 
   return ATTN_OK;
 }
 
+/* Up to four binary digits: by an eighth at most. */
+static int64_t round_up(int64_t number) {
+  int64_t step = 1;
+  while (number / step > 15) step *= 2;
+  return (number + step - 1) / step * step;
+}
+
 /* ---- Memory, shared by all plans: every new one would bring new pages otherwise -------------------------------------- */
 
 enum { MEMORY_ALIGN = 64, SPARES = 8 /* threads that call at the same time */ };
@@ -92,16 +99,16 @@ static spare *first_spare(void) {
   return found;
 }
 
+/* More than is needed, so that calls that grow from step to step find enough. */
 void *planned_take_memory(size_t bytes) {
   spare *found = first_spare();
-  if (!found || found->bytes < bytes) {
-    free(found);
-    found = bytes < SIZE_MAX - 2 * MEMORY_ALIGN
-                ? aligned_alloc(MEMORY_ALIGN, MEMORY_ALIGN + (bytes + MEMORY_ALIGN - 1) / MEMORY_ALIGN * MEMORY_ALIGN)
-                : NULL;
-    if (!found) return NULL;
-    found->bytes = bytes;
-  }
+  if (found && found->bytes >= bytes) return (char *)found + MEMORY_ALIGN;
+  free(found);
+  if (bytes > SIZE_MAX / 4) return NULL;
+  bytes = (size_t)round_up((int64_t)(bytes / MEMORY_ALIGN + 1)) * MEMORY_ALIGN;
+  found = aligned_alloc(MEMORY_ALIGN, MEMORY_ALIGN + bytes);
+  if (!found) return NULL;
+  found->bytes = bytes;
   return (char *)found + MEMORY_ALIGN;
 }
 
@@ -169,13 +176,6 @@ static planned *look_up_or_make(const request *wanted, attn_status *status) {
   return plan;
 }
 
-/* Up to four binary digits: by an eighth at most. */
-static int64_t round_length(int64_t tokens) {
-  int64_t step = 1;
-  while (tokens / step > 15) step *= 2;
-  return (tokens + step - 1) / step * step;
-}
-
 /* Whether a plan for more tokens computes these as well: no array is as long as a sequence is, and outputs of more tokens
  * would not overlap themselves. */
 static bool may_be_longer(const attn_problem *p) {
@@ -188,11 +188,11 @@ static request round_lengths(const request *wanted) {
   request rounded;
   memcpy(&rounded, wanted, sizeof rounded); /* its bytes are compared */
   attn_problem *p = &rounded.problem;
-  p->seq_q = round_length(p->seq_q);
-  p->total_q = round_length(p->total_q);
+  p->seq_q = round_up(p->seq_q);
+  p->total_q = round_up(p->total_q);
   if (p->uses & ATTN_USE_PAGES) return rounded;
-  p->seq_k = round_length(p->seq_k);
-  p->total_k = round_length(p->total_k);
+  p->seq_k = round_up(p->seq_k);
+  p->total_k = round_up(p->total_k);
   return rounded;
 }
 
