@@ -33,6 +33,7 @@ except ImportError as missing:
 
 from pairing import script  # noqa: E402
 from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
+from libattn.bench.problems import INTEGERS  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402
@@ -83,7 +84,7 @@ PAGED_INPUTS = {"past_lens": ("i32", 1), "subsequence_begins": ("i32", 1), "bloc
 
 class PagedAttention:
     """A call appends its queries' keys and values to the caches, with the values that they have already, and attends."""
-    name = "openvino_paged"
+    name, kept = "openvino_paged", tuple(INTEGERS)  # taken here only to be refused with the reason
 
     def __init__(self):
         self.core = openvino.Core()
@@ -94,6 +95,9 @@ class PagedAttention:
             raise Refused("its keys and values are paged: -a page_tokens=128")
         if case.dtype != "f32":
             raise Refused("PagedAttentionExtension was tried with float32 alone")
+        if case.dtype_kv in self.kept:
+            raise Refused("its cache in u8 rounds the keys and values of each call's queries once more, by up to half of "
+                          "1/255 of a row's range, for which the oracle's limit has no term")
         if case.pages.page_tokens % BLOCK_TOKENS:
             raise Refused(f"its blocks have {BLOCK_TOKENS} tokens; page_tokens must be a multiple")
         if case.causal != "bottom-right" and any(queries > 1 for queries, _ in case.pages.lengths):
