@@ -109,7 +109,8 @@ typedef struct attn_mpi_options {
 typedef struct attn_mpi_plan attn_mpi_plan;
 
 /** Keys between the borders of shards: for a kernel that goes on from key to key. `compute` may be NULL. It needs no
- * communicator, and every rank gets the same number if options and CPUs are alike.
+ * communicator. Every rank gets the same number if it has the same kernel: an automatic choice goes by a probe of the CPU,
+ * so ranks on unlike or busy CPUs name a kernel in `compute`, or a class of CPUs in ATTN_MACHINE.
  * Returns ATTN_OK or what attn_plan_create() returns. */
 ATTN_API attn_status attn_mpi_border(const attn_problem *whole, const attn_options *compute, int64_t *keys);
 
