@@ -413,7 +413,8 @@ class Resumed(FolderTest):
     def on_a_terminal(self, *arguments):
         """attnbench's output there."""
         terminal, end = pty.openpty()
-        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATTN_", "NO_COLOR"))}
+        environment["TERM"] = "xterm"
         with tempfile.TemporaryFile() as said:
             with subprocess.Popen([ATTNBENCH, *map(str, arguments)], stdout=end, stderr=said, env=environment) as process:
                 os.close(end)
