@@ -3,8 +3,8 @@
  *
  * Rows and keys are divided at multiples of plan->unit, whatever the shards are. Each pair of a block of rows and a piece of
  * keys is one call of libattn in float32, which adds to dQ, dK and dV. A piece passes the blocks of rows in their order, and
- * a block sees the pieces in theirs, so every sum has one order, and its bits do not depend on the ranks. They are not those
- * of one call, whose sums are chains over all keys and rows.
+ * a block sees the pieces in theirs, so every sum has one order, and its bits do not depend on the ranks. One call of
+ * attn_plan_run() has other bits: its sums are chains over all keys and rows.
  *
  * Blocks of one rank side by side are a station. Piece t is at station s in step t + s. */
 #include <stdlib.h>
@@ -87,11 +87,7 @@ static attn_status lay_out_mode(attn_mpi_plan *plan) {
   const attn_status status = mpi_find_calls(plan, &plan->pieces, OWN_PLACE, MESSAGE_PLACE);
   if (status != ATTN_OK) return status;
   const backward_layout at = lay_out_run(plan);
-  if (at.bytes == INT64_MAX || at.item_bytes > MOST_MESSAGE)
-    return attn_fail(ATTN_UNSUPPORTED, "pieces of %lld keys are too large for a message; take smaller piece_keys",
-                     (long long)plan->pieces.most);
-  plan->workspace = (size_t)at.bytes;
-  return ATTN_OK;
+  return mpi_take_layout(plan, at.bytes, at.item_bytes, plan->pieces.most, "pieces of keys", "piece_keys");
 }
 
 /* ---- Rows and keys in float32 ---- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* EXCHANGE: every rank gets all rows and keys of some heads, computes them as one process does, and sends the rows back.
- * What is gathered lies token by token, [token][batch][head], so that each part of a rank is received at its place. */
+ * Gathered rows lie token by token, [token][batch][head], so that each part of a rank is received at its place. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,11 +67,9 @@ static exchange_layout lay_out_run(const attn_mpi_plan *plan) {
 }
 
 static const char *refuses(const attn_mpi_plan *plan) {
-  const attn_problem *p = &plan->whole;
-  if (attn_uses(p, ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ROW_LEN) || p->score == ATTN_SCORE_PRECOMPUTED)
-    return "bias, mask, given scores and row_len stay with their rows; take ATTN_MPI_PASS_KV";
-  if (plan->overlaps) return "some rows are those of several ranks; take ATTN_MPI_PASS_KV or ATTN_MPI_SPLIT";
-  return NULL;
+  const char *stay = mpi_rows_stay(plan);
+  if (stay) return stay;
+  return plan->overlaps ? "some rows are those of several ranks; take ATTN_MPI_PASS_KV or ATTN_MPI_SPLIT" : NULL;
 }
 
 /* ---- Calls: query heads that share all their KV heads are one, else each KV head is ---- */
@@ -267,19 +265,13 @@ static int64_t most_requests(const attn_mpi_plan *plan, const exchange_layout *a
 
 static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   const exchange_layout at = lay_out_run(plan);
-  const size_t requests = (size_t)most_requests(plan, &at);
   mpi_requests all = {.plan = plan, .last = mpi_now()};
-  all.request = malloc(requests * sizeof *all.request);
-  all.done = malloc(requests * sizeof *all.done);
-  attn_status status = ATTN_OK;
-  if (!all.request || !all.done)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %zu requests", requests);
+  attn_status status = mpi_make_requests(&all, most_requests(plan, &at));
   if (status == ATTN_OK) memset(workspace + at.q, 0, (size_t)(at.o - at.q)); /* rows that no rank holds */
   if (status == ATTN_OK) status = gather(plan, args, &at, workspace, &all);
   if (status == ATTN_OK) status = compute(plan, args, &at, workspace);
   if (status == ATTN_OK) status = scatter(plan, args, &at, workspace, &all);
-  free(all.request);
-  free(all.done);
+  mpi_free_requests(&all);
   return status;
 }
 

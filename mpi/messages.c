@@ -3,6 +3,7 @@
  * message of a rank that has failed, and ends when nothing has arrived for too long. */
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "plan.h"
@@ -46,6 +47,20 @@ static attn_status look_for_failure(attn_mpi_plan *plan) {
   plan->broken = true;
   return attn_fail((attn_status)code, "rank %d has failed with %s; its attn_last_error() says why", from.MPI_SOURCE,
                    attn_status_name((attn_status)code));
+}
+
+attn_status mpi_make_requests(mpi_requests *all, int64_t room) {
+  all->request = malloc((size_t)max64(room, 1) * sizeof *all->request);
+  all->done = malloc((size_t)max64(room, 1) * sizeof *all->done);
+  if (!all->request || !all->done)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld requests", (long long)room);
+  for (int64_t i = 0; i < room; i++) all->request[i] = MPI_REQUEST_NULL;
+  return ATTN_OK;
+}
+
+void mpi_free_requests(mpi_requests *all) {
+  free(all->request);
+  free(all->done);
 }
 
 attn_status mpi_poll(mpi_requests *all) {

@@ -48,11 +48,7 @@ static attn_status lay_out_mode(attn_mpi_plan *plan) {
   if (status == ATTN_OK) status = mpi_find_last_calls(plan);
   if (status != ATTN_OK) return status;
   const pass_kv_layout at = lay_out_run(plan);
-  if (at.bytes == INT64_MAX || at.piece_bytes > MOST_MESSAGE)
-    return attn_fail(ATTN_UNSUPPORTED, "pieces of %lld keys are too large for a message; take smaller piece_keys",
-                     (long long)plan->pieces.most);
-  plan->workspace = (size_t)at.bytes;
-  return ATTN_OK;
+  return mpi_take_layout(plan, at.bytes, at.piece_bytes, plan->pieces.most, "pieces of keys", "piece_keys");
 }
 
 /* ---- The way of a piece: up through the ranks that need it ---- */

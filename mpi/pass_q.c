@@ -32,24 +32,13 @@ static pass_q_layout lay_out_run(const attn_mpi_plan *plan) {
   return at;
 }
 
-static const char *refuses(const attn_mpi_plan *plan) {
-  const attn_problem *p = &plan->whole;
-  if (attn_uses(p, ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ROW_LEN) || p->score == ATTN_SCORE_PRECOMPUTED)
-    return "bias, mask, given scores and row_len stay with their rows; take ATTN_MPI_PASS_KV";
-  return NULL;
-}
-
 static attn_status lay_out_mode(attn_mpi_plan *plan) {
   plan->keys_of_calls = plan->stations.most;
   attn_status status = mpi_find_calls(plan, &plan->stations, MESSAGE_PLACE, OWN_PLACE);
   if (status == ATTN_OK) status = mpi_find_last_calls(plan);
   if (status != ATTN_OK) return status;
   const pass_q_layout at = lay_out_run(plan);
-  if (at.bytes == INT64_MAX || at.item_bytes > MOST_MESSAGE)
-    return attn_fail(ATTN_UNSUPPORTED, "blocks of %lld rows are too large for a message; take smaller block_rows",
-                     (long long)plan->blocks.most);
-  plan->workspace = (size_t)at.bytes;
-  return ATTN_OK;
+  return mpi_take_layout(plan, at.bytes, at.item_bytes, plan->blocks.most, "blocks of rows", "block_rows");
 }
 
 /* ---- The way of a block: from the first station that it sees to the last one ---- */
@@ -155,4 +144,4 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
   return status;
 }
 
-const mpi_mode mpi_pass_q = {"PASS_Q", refuses, lay_out_mode, run_mode};
+const mpi_mode mpi_pass_q = {"PASS_Q", mpi_rows_stay, lay_out_mode, run_mode};

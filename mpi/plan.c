@@ -290,6 +290,24 @@ attn_status mpi_read_for_model(attn_mpi_plan *plan, const attn_problem *whole, c
              : status;
 }
 
+/* ---- What modes share ---- */
+
+const char *mpi_rows_stay(const attn_mpi_plan *plan) {
+  const attn_problem *p = &plan->whole;
+  if (attn_uses(p, ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ROW_LEN) || p->score == ATTN_SCORE_PRECOMPUTED)
+    return "bias, mask, given scores and row_len stay with their rows; take ATTN_MPI_PASS_KV";
+  return NULL;
+}
+
+attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_bytes, int64_t most, const char *things,
+                            const char *option) {
+  if (bytes == INT64_MAX || item_bytes > MOST_MESSAGE)
+    return attn_fail(ATTN_UNSUPPORTED, "%s of up to %" PRId64 " are too large for a message; take smaller %s", things, most,
+                     option);
+  plan->workspace = (size_t)bytes;
+  return ATTN_OK;
+}
+
 /* ---- Creating ---- */
 
 static attn_status join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {

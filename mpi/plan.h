@@ -117,6 +117,10 @@ typedef struct mpi_requests {
   void *context;
 } mpi_requests;
 
+/* Room for so many requests, none of which is under way. mpi_free_requests() also follows a failure. */
+attn_status mpi_make_requests(mpi_requests *all, int64_t room);
+void mpi_free_requests(mpi_requests *all);
+
 /* Lets messages go on. Fails if another rank has failed. */
 attn_status mpi_poll(mpi_requests *all);
 /* Waits until request `index` has ended, or all for -1. `rank` is named if that takes too long; -1: some rank. */
@@ -257,6 +261,12 @@ typedef struct mpi_mode {
   attn_status (*lay_out)(attn_mpi_plan *plan);       /* makes calls, sets plan->workspace */
   attn_status (*run)(attn_mpi_plan *plan, const attn_args *args, char *workspace);
 } mpi_mode;
+/* Why rows cannot travel; NULL if they can. */
+const char *mpi_rows_stay(const attn_mpi_plan *plan);
+/* Sets plan->workspace for items of up to `most` things that fit into a message; an error names attn_mpi_options.`option`.
+ */
+attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_bytes, int64_t most, const char *things,
+                            const char *option);
 extern const mpi_mode mpi_pass_kv, mpi_pass_q, mpi_exchange, mpi_split, mpi_backward;
 const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* not ATTN_MPI_AUTO */
 

@@ -350,14 +350,9 @@ static attn_status finish_own_rows(attn_mpi_plan *plan, const attn_args *args, c
 
 static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   const split_layout at = lay_out_run(plan);
-  const size_t requests =
-      (size_t)(2 * plan->ranks + (plan->ranks + 1) * plan->rows.count + 4 * mpi_messages_of(at.bytes) + 4);
   mpi_requests all = {.plan = plan, .last = mpi_now()};
-  all.request = malloc(requests * sizeof *all.request);
-  all.done = malloc(requests * sizeof *all.done);
-  attn_status status = ATTN_OK;
-  if (!all.request || !all.done)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %zu requests", requests);
+  attn_status status =
+      mpi_make_requests(&all, 2 * plan->ranks + (plan->ranks + 1) * plan->rows.count + 4 * mpi_messages_of(at.bytes) + 4);
   if (status == ATTN_OK && !plan->holds_all) status = send_rows(plan, args, &at, workspace, &all);
   if (status == ATTN_OK) status = see_own_keys(plan, args, &at, workspace);
   if (status == ATTN_OK) {
@@ -367,8 +362,7 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
   if (status == ATTN_OK) status = join_states(plan, &at, workspace);
   if (status == ATTN_OK) status = gather_joined(plan, &at, workspace, &all);
   if (status == ATTN_OK) status = finish_own_rows(plan, args, &at, workspace);
-  free(all.request);
-  free(all.done);
+  mpi_free_requests(&all);
   return status;
 }
 

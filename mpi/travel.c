@@ -136,19 +136,15 @@ attn_status mpi_travel(const mpi_journey *journey) {
   const int64_t own = journey->own_count, buffers = journey->buffer_count, requests = 2 * (own + buffers);
   travel t = {.j = journey, .first_slot = 2 * (int)own};
   t.all = (mpi_requests){.plan = journey->plan, .count = (int)requests, .last = mpi_now(), .moved = post, .context = &t};
-  t.all.request = malloc((size_t)max64(requests, 1) * sizeof *t.all.request);
-  t.all.done = malloc((size_t)max64(requests, 1) * sizeof *t.all.done);
   t.visit_in = malloc((size_t)max64(buffers, 1) * sizeof *t.visit_in);
   t.worked = calloc((size_t)max64(buffers, 1), sizeof *t.worked);
-  attn_status status = ATTN_OK;
-  if (!t.all.request || !t.all.done || !t.visit_in || !t.worked)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %d requests", (int)requests);
-  for (int64_t i = 0; i < requests && status == ATTN_OK; i++) t.all.request[i] = MPI_REQUEST_NULL;
+  attn_status status = mpi_make_requests(&t.all, requests);
+  if (status == ATTN_OK && (!t.visit_in || !t.worked))
+    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %d buffers", (int)buffers);
   for (int64_t b = 0; b < buffers && status == ATTN_OK; b++) t.visit_in[b] = -1;
   if (status == ATTN_OK) status = start_own_items(&t);
   if (status == ATTN_OK) status = visit_all(&t);
-  free(t.all.request);
-  free(t.all.done);
+  mpi_free_requests(&t.all);
   free(t.visit_in);
   free(t.worked);
   return status;
