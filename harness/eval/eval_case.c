@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A case of libattn.conformance (docs/conformance.md) as options of eval. Its index has a case on each line, with the file
- * of its arrays and the options, in which an array's name stands where eval takes a file. */
+/* A case of libattn.conformance (docs/conformance.md) as options of eval. Its index has a case on each line: the file with
+ * the case's arrays, and the options, where an array's name takes the place of a file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

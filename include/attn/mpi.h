@@ -19,8 +19,8 @@
  *     attn_mpi_plan_run(plan, &args, workspace, attn_mpi_plan_workspace(plan));
  *
  * **Bits.** A row gets the bits that attn_plan_run() gives it over all keys in one process, with the kernel that
- * attn_mpi_plan_kernel() names: for any number of ranks, any shards and any mode. States of rows go on from piece to piece
- * of the keys, in their order (ATTN_USE_STATE), or whole heads are computed.
+ * attn_mpi_plan_kernel() names: for any number of ranks, any shards and any mode. Either states of rows go on
+ * from piece to piece of the keys, in their order (ATTN_USE_STATE), or whole heads are computed.
  *
  * **Errors.** A call that fails on one rank fails on all ranks that wait for it, within seconds; attn_last_error() says
  * which rank and why. After that the plan can only be destroyed. A rank that waits longer than attn_mpi_options.timeout_s
@@ -145,8 +145,8 @@ ATTN_API attn_status attn_mpi_plan_create(const attn_problem *whole, const attn_
 ATTN_API size_t attn_mpi_plan_workspace(const attn_mpi_plan *plan);
 
 /** Computes o and lse of the own rows from the parts that all ranks hold. Arguments are those of attn_plan_run(), with q, o,
- * lse of own rows and k, v of own keys; kv_len, q_len, offsets, cu_seqlens, slopes, sinks, weights and factors that are not
- * of tokens are those of the whole problem, the same on every rank. With PAGES page_table has the pages of own keys, in
+ * lse of own rows and k, v of own keys. Every rank gives the same kv_len, q_len, offsets, cu_seqlens, slopes, sinks,
+ * weights and factors (but for those of tokens): the whole problem's. With PAGES page_table has the pages of own keys, in
  * order: own key n of sequence b is token n % page_tokens of page page_table[b][n / page_tokens].
  *
  * Returns ATTN_OK, or the status of the first failure on some rank. */

@@ -51,14 +51,14 @@ struct attn_plan {
 static bool deals_tasks(const attn_plan *plan) { return plan->options.threads > 1 && !plan->options.parallel_for; }
 
 /* One thread takes unit by unit and packs each just before it is used. Several threads share a wave. It holds enough tasks
- * to balance their load and enough work to pay for its barriers; more units would only cost memory. */
+ * to balance their load, and enough work that threads seldom wait for its memory; more units would only cost memory. */
 static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   if (!schedule->unit_bytes) return schedule->units;
   if (threads == 1) return 1;
   const int64_t tasks_per_thread = 8, bytes_per_thread = 1 << 20;
   const int64_t for_balance = ceil_div(tasks_per_thread * threads, max64(schedule->items[schedule->phases - 1], 1));
-  const int64_t for_barriers = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
-  return min64(max64(for_balance, for_barriers), schedule->units);
+  const int64_t for_work = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
+  return min64(max64(for_balance, for_work), schedule->units);
 }
 
 /* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */

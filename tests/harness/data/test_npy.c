@@ -19,7 +19,7 @@ static char path[64];
 
 static int make_path(void **state) {
   (void)state;
-  strcpy(path, "test_npy_XXXXXX.npz"); /* whose name counts with a member's alone */
+  strcpy(path, "test_npy_XXXXXX.npz"); /* a member's name has to follow before it names an array */
   const int descriptor = mkstemps(path, 4);
   return descriptor < 0 ? -1 : close(descriptor);
 }
