@@ -572,10 +572,10 @@ static bool is_told(const bench_row rows[2], bench_status status, const char *se
 }
 
 /* Looks are at calls, rows and moments that are drawn, and a case has seven short rounds here: beside other programs it may
- * end before the cheat shows, or while its thread has no turn. Then it runs once more. */
+ * end before the cheat shows, or while its thread has no turn. Then it runs again. */
 static void run_until_told(void (*trick)(const work_call *c), bench_status status, const char *sentence, const char *other,
                            const char *of_other, bench_row rows[2]) {
-  enum { TRIES = 2 };
+  enum { TRIES = 4 };
   for (int i = 0; i < TRIES; i++) {
     run_case(trick, 1, rows);
     if (i == TRIES - 1 || is_told(rows, status, sentence, other, of_other)) return;
@@ -701,18 +701,24 @@ TEST(sets_a_handler) {
   expect_caught_everywhere(set_handler, "sets a handler of signal 14");
 }
 
-/* In a call of the check, one that guesses the time, one of the calibration, and one before or between the timed ones. There
- * are 47 or more on an idle machine; where a case ends earlier beside a load, it runs again until the call has come. */
+/* run_until_told(), until the case had so many calls: there are 47 or more on an idle machine, but beside a load it may end
+ * earlier.
+ */
+static void run_until_called(void (*trick)(const work_call *c), int number, const char *sentence, bench_row rows[2]) {
+  run_until_told(trick, BENCH_ERROR, sentence, NULL, "", rows);
+  while (calls < number) {
+    clear(rows);
+    run_case(trick, 1, rows);
+  }
+}
+
+/* In a call of the check, one that guesses the time, one of the calibration, and one before or between the timed ones. */
 TEST(leaves_other_rounding_once) {
   static const int numbers[] = {1, 2, 3, 5, 9, 13, 20, 31, 40};
   for (size_t i = 0; i < COUNT(numbers); i++) {
     bench_row rows[2];
     rounding_call = numbers[i];
-    run_until_told(leave_other_rounding_once, BENCH_ERROR, "other rounding", NULL, "", rows);
-    while (calls < rounding_call) {
-      clear(rows);
-      run_case(leave_other_rounding_once, 1, rows);
-    }
+    run_until_called(leave_other_rounding_once, rounding_call, "other rounding", rows);
     assert_int_equal(fegetround(), FE_TONEAREST);
     test_contains(rows[0].verdict.reason, "leaves the thread with other rounding");
     expect_other_timed(rows);
@@ -724,17 +730,13 @@ TEST(leaves_other_rounding_once) {
 TEST(changes_the_process) {
   bench_row rows[2];
   assert_int_equal(getrlimit(RLIMIT_AS, &memory_limit), 0);
-  for (int n = 1; n <= 20; n++) {
-    settings_call = n;
-    const bool moves = n % 5 == 4; /* perhaps beside another program, for which its calls then wait */
-    run_until_told(change_settings, BENCH_ERROR, moves ? "moves threads" : "changes the ", NULL, "", rows);
+  for (settings_call = 1; settings_call <= 20; settings_call++) {
+    const bool moves = settings_call % 5 == 4; /* perhaps beside another program, for which its calls then wait */
+    const char *told = moves ? "moves threads" : "changes the ";
+    run_until_called(change_settings, settings_call, told, rows);
     expect_other_timed(rows);
-    const bool waits = moves && strstr(rows[0].verdict.reason, "its calls wait");
-    expect_verdict(rows, BENCH_ERROR,
-                   waits   ? "its calls wait"
-                   : moves ? "moves threads"
-                           : "changes the ",
-                   "threads were busy");
+    if (moves && strstr(rows[0].verdict.reason, "its calls wait")) told = "its calls wait";
+    expect_verdict(rows, BENCH_ERROR, told, "threads were busy");
   }
 }
 
@@ -797,7 +799,7 @@ TEST(spoils_the_work_of_others_for_ever) {
     outlives = false;
     end_spoiler();
     first_spoiling = CHECKED_CALLS + 1;
-    test_contains(rows[1].verdict.reason, NO_FAULT);
+    assert_true(rows[1].time.n == 7 || strstr(rows[1].verdict.reason, NO_FAULT));
     expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
   }
 }
@@ -841,11 +843,14 @@ static const char *run_eval(void (*trick)(const work_call *c), int *code) {
   return said;
 }
 
-static void expect_eval(void (*trick)(const work_call *c), int wanted, const char *sentence) {
-  int code;
-  const char *said = run_eval(trick, &code);
-  for (int tries = 1; tries < 2 && !(strstr(said, sentence) && code == wanted); tries++) said = run_eval(trick, &code);
-  test_contains(said, sentence);
+/* The cheat is told by one of two sentences, as it fails in one look or another. */
+static void expect_eval(void (*trick)(const work_call *c), int wanted, const char *sentence, const char *other) {
+  enum { TRIES = 4 };
+  int code = wanted + 1;
+  const char *said = "";
+  for (int i = 0; i < TRIES && !(code == wanted && (strstr(said, sentence) || strstr(said, other))); i++)
+    said = run_eval(trick, &code);
+  test_contains(said, strstr(said, other) ? other : sentence);
   assert_int_equal(code, wanted);
 }
 
@@ -853,11 +858,11 @@ TEST(eval_times_no_cheat) {
   if (bench_emulation()) skip(); /* then it times nothing */
   assert_non_null(mkdtemp(folder));
   write_tensor();
-  expect_eval(work_fully, BENCH_EXIT_OK, "PASS");
-  expect_eval(leave_out_rows, BENCH_EXIT_INTERNAL, "ERROR");
-  expect_eval(scale_remembered, BENCH_EXIT_INTERNAL, "skips work");
-  expect_eval(skip_every_second, BENCH_EXIT_INTERNAL, "skips work");
-  expect_eval(work_on_two_threads, BENCH_EXIT_INTERNAL, "threads were busy, but the case has 1");
+  expect_eval(work_fully, BENCH_EXIT_OK, "PASS", "PASS");
+  expect_eval(leave_out_rows, BENCH_EXIT_INTERNAL, "skips work", DIFFERS);
+  expect_eval(scale_remembered, BENCH_EXIT_INTERNAL, "skips work", DIFFERS);
+  expect_eval(skip_every_second, BENCH_EXIT_INTERNAL, "skips work", DIFFERS);
+  expect_eval(work_on_two_threads, BENCH_EXIT_INTERNAL, "threads were busy, but the case has 1", "its calls wait");
   char path[sizeof folder + 10];
   snprintf(path, sizeof path, "%s/x.npy", folder);
   assert_true(!unlink(path) && !rmdir(folder));
