@@ -145,7 +145,8 @@ attn_status attn_mpi_explain(const attn_problem *whole, const attn_options *comp
                        !whole      ? "whole is NULL"
                        : ranks < 1 ? "ranks is below 1"
                                    : "text is NULL or has no bytes");
-  if (status == ATTN_OK) status = mpi_read_for_model(plan, whole, compute, network);
+  if (status == ATTN_OK) status = mpi_read_problem(plan, whole, compute, network);
+  if (status == ATTN_OK) status = mpi_find_kernel(plan);
   if (status == ATTN_OK) {
     plan->ranks = ranks;
     plan->rows.count = plan->keys.count = 2 * (int64_t)ranks; /* zigzag */

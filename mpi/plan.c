@@ -14,7 +14,7 @@ static const attn_struct_layout shard_layout = ATTN_LAYOUT(attn_mpi_shard, layou
 static const attn_struct_layout mpi_options_layout = ATTN_LAYOUT(attn_mpi_options, compute);
 static const attn_struct_layout network_layout = ATTN_LAYOUT(attn_mpi_network, bytes_per_s);
 
-enum { BACKWARD_TOKENS = 1024, PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
+enum { PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
 
 const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode) {
   static const mpi_mode *const modes[ATTN_MPI_SPLIT + 1] = {
@@ -26,74 +26,7 @@ const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode) {
   return finds_gradients(plan) && mode == ATTN_MPI_PASS_KV ? &mpi_backward : modes[mode];
 }
 
-/* ---- Borders and zigzag ---- */
-
-static int64_t common_multiple(int64_t a, int64_t b) {
-  int64_t x = a, y = b;
-  while (y) {
-    const int64_t rest = x % y;
-    x = y;
-    y = rest;
-  }
-  return a / x * b;
-}
-
-static attn_problem in_pieces(const attn_problem *whole) {
-  attn_problem p = *whole;
-  p.uses |= ATTN_USE_STATE;
-  p.align = ATTN_ALIGN_OFFSET;
-  const int64_t floats = attn_state_floats(p.dim_v);
-  const int64_t rows = attn_uses(&p, ATTN_USE_VARLEN) ? p.total_q : p.seq_q;
-  p.state_stride = (attn_strides){p.heads_q * rows * floats, rows * floats, floats, 1};
-  return p;
-}
-
-/* Gradients are those of parts in float32, at borders of their own. */
-static attn_status find_gradient_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
-                                        int64_t *splits, int64_t *border) {
-  attn_problem p = *whole;
-  attn_plan *plan;
-  p.dtype_q = p.dtype_kv = p.dtype_o = ATTN_F32;
-  const attn_status status = attn_plan_create(&p, compute, &plan);
-  if (status != ATTN_OK) return status;
-  snprintf(name, bytes, "%s", attn_plan_kernel(plan));
-  *border = *splits = BACKWARD_TOKENS;
-  attn_plan_destroy(plan);
-  return ATTN_OK;
-}
-
-/* The kernel whose bits rows get: that of one process, where it goes on from pieces of keys, else the best that does. */
-attn_status mpi_find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
-                            int64_t *splits, int64_t *border) {
-  attn_options options = compute ? *compute : (attn_options){0};
-  attn_plan *plan = NULL, *pieces = NULL;
-  if (whole->operation == ATTN_BACKWARD) return find_gradient_kernel(whole, compute, name, bytes, splits, border);
-  const attn_problem p = in_pieces(whole);
-  attn_status status = attn_plan_create(whole, compute, &plan);
-  if (status == ATTN_OK) {
-    options.struct_size = sizeof options;
-    options.kernel = attn_plan_kernel(plan);
-    const bool divided = attn_uses(whole, ATTN_USE_VARLEN) && strcmp(attn_plan_kernel_of(plan, 1), options.kernel) != 0;
-    status = divided ? ATTN_UNSUPPORTED : attn_plan_create(&p, &options, &pieces);
-    if (status != ATTN_OK) status = attn_plan_create(&p, compute, &pieces);
-  }
-  if (status == ATTN_OK) {
-    snprintf(name, bytes, "%s", attn_plan_kernel(pieces));
-    *border = *splits = max64(1, attn_plan_piece_keys(pieces));
-    if (attn_uses(whole, ATTN_USE_PAGES)) *border = common_multiple(*border, whole->page_tokens);
-  }
-  attn_plan_destroy(plan);
-  attn_plan_destroy(pieces);
-  return status;
-}
-
-attn_status attn_mpi_border(const attn_problem *whole, const attn_options *compute, int64_t *keys) {
-  char name[64];
-  int64_t splits;
-  REQUIRE(whole, "whole is NULL; it must point to an attn_problem");
-  REQUIRE(keys, "keys is NULL; it must point to a number");
-  return mpi_find_kernel(whole, compute, name, sizeof name, &splits, keys);
-}
+/* ---- Zigzag ---- */
 
 int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks, attn_mpi_range ranges[2]) {
   const int64_t units = ceil_div(max64(tokens, 0), max64(border, 1)), chunks = 2 * (int64_t)ranks;
@@ -113,28 +46,28 @@ int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks, attn_mp
 
 /* ---- Agreement ---- */
 
-/* The first failure of all ranks. */
-static attn_status agree(attn_mpi_plan *plan, attn_status own) {
+attn_status mpi_agree(attn_mpi_plan *plan, attn_status own) {
   struct {
     int code, rank;
   } mine = {(int)own, plan->rank}, worst = mine;
+  char sentence[1000] = "";
   MPI_Request request;
   MPI_TRY(plan, MPI_Iallreduce, &mine, &worst, 1, MPI_2INT, MPI_MAXLOC, plan->comm, &request);
-  const attn_status status = mpi_wait_one(plan, &request);
+  attn_status status = mpi_wait_one(plan, &request);
   if (status != ATTN_OK || worst.code == ATTN_OK) return status;
-  if (own != ATTN_OK) return own;
-  return attn_fail((attn_status)worst.code, "rank %d fails with %s; its attn_last_error() says why", worst.rank,
-                   attn_status_name((attn_status)worst.code));
+  if (plan->rank == worst.rank) snprintf(sentence, sizeof sentence, "%s", attn_last_error());
+  MPI_TRY(plan, MPI_Ibcast, sentence, sizeof sentence, MPI_CHAR, worst.rank, plan->comm, &request);
+  status = mpi_wait_one(plan, &request);
+  return status == ATTN_OK ? attn_fail((attn_status)worst.code, "rank %d: %s", worst.rank, sentence) : status;
 }
 
-/* The numbers that all ranks must give alike. */
-static attn_status agree_on_problem(attn_mpi_plan *plan, const attn_mpi_options *o) {
+attn_status mpi_agree_on_problem(attn_mpi_plan *plan, const attn_mpi_options *o) {
   const attn_problem *p = &plan->whole;
   uint32_t scale, softcap;
   memcpy(&scale, &p->scale, sizeof scale);
   memcpy(&softcap, &p->softcap, sizeof softcap);
   int64_t kernel = 0;
-  for (const char *c = plan->kernel; *c; c++) kernel = (kernel * 131 + *c) % 1000000007;
+  for (const char *c = plan->compute.kernel; c && *c; c++) kernel = (kernel * 131 + *c) % 1000000007;
   const int64_t mine[] = {p->batch,        p->heads_q,    p->heads_kv,   p->seq_q,    p->seq_k,
                           p->dim_qk,       p->dim_v,      p->dtype_q,    p->dtype_kv, p->dtype_o,
                           p->score,        scale,         softcap,       p->align,    p->window_left,
@@ -182,6 +115,17 @@ static attn_status refuse_problem(const attn_problem *p) {
   if (p->operation == ATTN_BACKWARD && (attn_uses(p, gradients | ATTN_USE_ACCUMULATE) || p->score == ATTN_SCORE_PRECOMPUTED))
     return attn_fail(ATTN_UNSUPPORTED, "gradients over ranks are those of q, k and v alone, and are not added to others");
   return ATTN_OK;
+}
+
+attn_status mpi_read_problem(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
+                             const attn_mpi_network *network) {
+  REQUIRE(whole, "whole is NULL; it must point to an attn_problem");
+  attn_status status = attn_struct_read(&attn_problem_layout, whole, &plan->whole);
+  if (status == ATTN_OK) status = attn_options_read(compute, &plan->compute);
+  if (status == ATTN_OK && network) status = attn_struct_read(&network_layout, network, &plan->network);
+  if (status == ATTN_OK) status = refuse_problem(&plan->whole);
+  plan->own = plan->whole;
+  return status;
 }
 
 static int64_t tokens_of(const attn_mpi_range *ranges, int64_t count) {
@@ -253,41 +197,21 @@ static attn_status check_shard(const attn_mpi_shard *shard) {
 static attn_status read_arguments(attn_mpi_plan *plan, const attn_problem *whole, const attn_mpi_shard *theirs,
                                   const attn_mpi_options *their_options, attn_mpi_shard *shard, attn_mpi_options *o) {
   *o = ATTN_STRUCT(attn_mpi_options, .mode = ATTN_MPI_AUTO);
-  REQUIRE(whole && theirs, "%s is NULL; it must point to an %s", whole ? "shard" : "whole",
-          whole ? "attn_mpi_shard" : "attn_problem");
-  attn_status status = attn_struct_read(&attn_problem_layout, whole, &plan->whole);
-  if (status == ATTN_OK) status = attn_struct_read(&shard_layout, theirs, shard);
+  REQUIRE(theirs, "shard is NULL; it must point to an attn_mpi_shard");
+  attn_status status = attn_struct_read(&shard_layout, theirs, shard);
   if (status == ATTN_OK && their_options) status = attn_struct_read(&mpi_options_layout, their_options, o);
-  if (status == ATTN_OK) status = attn_options_read(o->compute, &plan->compute);
-  if (status == ATTN_OK && o->network) status = attn_struct_read(&network_layout, o->network, &plan->network);
+  if (status == ATTN_OK) status = mpi_read_problem(plan, whole, o->compute, o->network);
   if (status != ATTN_OK) return status;
   REQUIRE((unsigned)o->mode <= ATTN_MPI_SPLIT, "attn_mpi_options.mode is %d; it must be an ATTN_MPI_ mode", (int)o->mode);
   REQUIRE(o->piece_keys >= 0 && o->block_rows >= 0 && o->timeout_s >= 0,
           "attn_mpi_options has a negative piece_keys, block_rows or timeout_s; each must be at least 0");
-  status = refuse_problem(&plan->whole);
-  if (status == ATTN_OK) status = check_shard(shard);
+  status = check_shard(shard);
   if (status == ATTN_OK) status = read_layout(plan, shard);
-  if (status == ATTN_OK)
-    status = mpi_find_kernel(&plan->whole, &plan->compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit);
   if (status != ATTN_OK) return status;
-  if (finds_gradients(plan) && o->piece_keys > 0) plan->unit = o->piece_keys;
-  plan->compute.kernel = plan->kernel;
   plan->timeout_s = o->timeout_s > 0 ? o->timeout_s : TIMEOUT_S;
   plan->run = o->run;
   plan->run_context = o->run_context;
   return ATTN_OK;
-}
-
-attn_status mpi_read_for_model(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
-                               const attn_mpi_network *network) {
-  attn_status status = attn_struct_read(&attn_problem_layout, whole, &plan->whole);
-  if (status == ATTN_OK) status = attn_options_read(compute, &plan->compute);
-  if (status == ATTN_OK && network) status = attn_struct_read(&network_layout, network, &plan->network);
-  if (status == ATTN_OK) status = refuse_problem(&plan->whole);
-  plan->own = plan->whole;
-  return status == ATTN_OK
-             ? mpi_find_kernel(&plan->whole, compute, plan->kernel, sizeof plan->kernel, &plan->splits, &plan->unit)
-             : status;
 }
 
 /* ---- What modes share ---- */
@@ -310,11 +234,12 @@ attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_byt
 
 /* ---- Creating ---- */
 
-static attn_status join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {
+attn_status mpi_join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {
   int there = 0, *tags = NULL;
   plan->comm = MPI_COMM_NULL;
+  plan->timeout_s = TIMEOUT_S;
   MPI_TRY(plan, MPI_Initialized, &there);
-  REQUIRE(there, "MPI has not been started; MPI_Init_thread() must come before attn_mpi_plan_create()");
+  REQUIRE(there, "MPI has not been started; MPI_Init_thread() must come before");
   REQUIRE(communicator != MPI_COMM_NULL, "communicator is MPI_COMM_NULL; it must be one of the program's");
   MPI_TRY(plan, MPI_Comm_dup, communicator, &plan->comm);
   MPI_TRY(plan, MPI_Comm_set_errhandler, plan->comm, MPI_ERRORS_RETURN);
@@ -354,7 +279,7 @@ static void describe(attn_mpi_plan *plan) {
   const int at =
       snprintf(plan->description, room,
                "mode       %s, rank %d of %d\n"
-               "kernel     %s; shards of keys begin at multiples of %" PRId64
+               "kernel     %s, chosen by rank 0; shards of keys begin at multiples of %" PRId64
                "\n"
                "parts      %" PRId64 " own rows, %" PRId64 " own keys; %" PRId64 " pieces of up to %" PRId64
                " keys, blocks of up to %" PRId64
@@ -369,12 +294,13 @@ static attn_status make(attn_mpi_plan *plan, const attn_problem *whole, const at
                         const attn_mpi_options *options) {
   attn_mpi_shard shard;
   attn_mpi_options o;
-  plan->timeout_s = TIMEOUT_S;
-  attn_status status = agree(plan, read_arguments(plan, whole, theirs, options, &shard, &o));
-  if (status == ATTN_OK) status = agree_on_problem(plan, &o);
-  if (status == ATTN_OK) status = agree(plan, mpi_gather_parts(plan, &shard));
+  attn_status status = mpi_agree(plan, read_arguments(plan, whole, theirs, options, &shard, &o));
+  if (status == ATTN_OK) status = mpi_agree_on_problem(plan, &o);
+  if (status == ATTN_OK) status = mpi_choose_kernel(plan);
+  if (status == ATTN_OK && finds_gradients(plan) && o.piece_keys > 0) plan->unit = o.piece_keys;
+  if (status == ATTN_OK) status = mpi_agree(plan, mpi_gather_parts(plan, &shard));
   if (status == ATTN_OK) status = mpi_choose_mode(plan, &plan->network, o.mode);
-  if (status == ATTN_OK) status = agree(plan, lay_out_plan(plan, &o));
+  if (status == ATTN_OK) status = mpi_agree(plan, lay_out_plan(plan, &o));
   if (status == ATTN_OK) describe(plan);
   return status;
 }
@@ -385,7 +311,7 @@ attn_status attn_mpi_plan_create(const attn_problem *whole, const attn_mpi_shard
   *result = NULL;
   attn_mpi_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan needs %zu bytes", sizeof *plan);
-  attn_status status = join_ranks(plan, communicator);
+  attn_status status = mpi_join_ranks(plan, communicator);
   if (status == ATTN_OK) status = make(plan, whole, shard, options);
   if (status == ATTN_OK)
     *result = plan;

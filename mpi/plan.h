@@ -56,7 +56,7 @@ struct attn_mpi_plan {
   int rank, ranks, tags;
   attn_problem whole, own; /* own: strides of this rank's tensors */
   attn_options compute;
-  char kernel[64];
+  char kernel[64]; /* the choice of rank 0, with splits and unit; rows get its bits */
   attn_mpi_mode mode;
   attn_mpi_network network;
   attn_mpi_run_fn run;
@@ -136,6 +136,25 @@ attn_status mpi_wait_one(attn_mpi_plan *plan, MPI_Request *request);
 attn_status mpi_send(mpi_requests *all, const void *data, int64_t bytes, int to, int64_t tag);
 attn_status mpi_receive(mpi_requests *all, void *data, int64_t bytes, int from, int64_t tag);
 static inline int64_t mpi_messages_of(int64_t bytes) { return ceil_div(bytes, MOST_MESSAGE); }
+
+/* ---- plan.c ---- */
+
+/* Problem, options of calls and network, which may be NULL, of a plan; refuses problems that no mode takes. */
+attn_status mpi_read_problem(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
+                             const attn_mpi_network *network);
+/* A communicator of the plan's own. */
+attn_status mpi_join_ranks(attn_mpi_plan *plan, MPI_Comm communicator);
+/* The first failure of all ranks, with its sentence, on every rank. */
+attn_status mpi_agree(attn_mpi_plan *plan, attn_status own);
+/* The numbers that all ranks must give alike. */
+attn_status mpi_agree_on_problem(attn_mpi_plan *plan, const attn_mpi_options *o);
+
+/* ---- kernel.c: rank 0 chooses for all ---- */
+
+/* Sets kernel, splits and unit of the plan to what this rank would choose. */
+attn_status mpi_find_kernel(attn_mpi_plan *plan);
+/* Sets them to what rank 0 chooses. Fails on all ranks if one of them cannot run it. */
+attn_status mpi_choose_kernel(attn_mpi_plan *plan);
 
 /* ---- parts.c: who holds and needs what ---- */
 
@@ -272,12 +291,6 @@ const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* n
 
 /* ---- model.c ---- */
 
-/* The kernel whose bits rows get, its borders of keys, and those of shards. */
-attn_status mpi_find_kernel(const attn_problem *whole, const attn_options *compute, char *name, size_t bytes,
-                            int64_t *splits, int64_t *border);
-/* Problem, kernel and network of a plan that is only explained. */
-attn_status mpi_read_for_model(attn_mpi_plan *plan, const attn_problem *whole, const attn_options *compute,
-                               const attn_mpi_network *network);
 /* A line for each mode: its time by the model, or why it does not take the problem. */
 void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes);
 /* Fills in plan->network and plan->model_s, and chooses among the modes that take the problem. */

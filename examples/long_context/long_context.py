@@ -64,7 +64,7 @@ def main():
     w1, w2 = (weights.standard_normal(shape, np.float32) / np.float32(width) ** 0.5
               for shape in ((width, 4 * width), (4 * width, width)))
 
-    unit = max(BLOCK, libattn.mpi.border((1, 1, args.tokens, dim), (1, 1, args.tokens, dim), causal=False))
+    unit = max(BLOCK, libattn.mpi.border((1, 1, args.tokens, dim), (1, 1, args.tokens, dim), comm, causal=False))
     units = -(-args.tokens // unit)
     first, end = (min(units * n // comm.size * unit, args.tokens) for n in (comm.rank, comm.rank + 1))
     blocks = [(n, min(n + BLOCK, end)) for n in range(first, end, BLOCK)]

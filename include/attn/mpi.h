@@ -9,7 +9,7 @@
  *     attn_problem_init(&whole, 1, 32, 8, tokens, tokens, 128, 128);
  *     attn_problem_set_causal(&whole, ATTN_ALIGN_TOP_LEFT);
  *     int64_t border;
- *     attn_mpi_border(&whole, NULL, &border);                  // shards of keys begin at its multiples
+ *     attn_mpi_border(&whole, NULL, MPI_COMM_WORLD, &border);  // shards of keys begin at its multiples
  *     attn_mpi_range own[2];
  *     const int count = attn_mpi_zigzag(tokens, border, rank, ranks, own);
  *     attn_mpi_shard shard = ATTN_STRUCT(attn_mpi_shard, .q = own, .q_count = count, .k = own, .k_count = count);
@@ -96,7 +96,7 @@ typedef attn_status (*attn_mpi_run_fn)(void *context, const attn_plan *plan, con
 typedef struct attn_mpi_options {
   size_t struct_size;              /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_mpi_mode mode;              /**< How the work is divided. */
-  const attn_options *compute;     /**< Kernel, threads and so on of each rank. */
+  const attn_options *compute;     /**< All ranks name the same kernel; threads, pool, tier may differ. */
   int64_t piece_keys;              /**< Most keys of a message, rounded to a border; 0 = chosen. */
   int64_t block_rows;              /**< Most rows of a call, and of a message of queries; 0 = chosen. */
   double timeout_s;                /**< Seconds to wait for a message before the call fails; 0 = 600. */
@@ -108,24 +108,27 @@ typedef struct attn_mpi_options {
 /** All decisions about one problem on one communicator. It runs one call at a time. */
 typedef struct attn_mpi_plan attn_mpi_plan;
 
-/** Keys between the borders of shards: for a kernel that goes on from key to key. `compute` may be NULL. It needs no
- * communicator. Every rank gets the same number if it has the same kernel: an automatic choice goes by a probe of the CPU,
- * so ranks on unlike or busy CPUs name a kernel in `compute`, or a class of CPUs in ATTN_MACHINE.
- * Returns ATTN_OK or what attn_plan_create() returns. */
-ATTN_API attn_status attn_mpi_border(const attn_problem *whole, const attn_options *compute, int64_t *keys);
+/** Keys between the borders of shards, for a kernel that goes on from key to key: the one that attn_mpi_plan_create() will
+ * take. Rank 0 chooses it for all, by its options, environment and CPU, so ranks may have unlike CPUs. `compute` may be
+ * NULL. Collective, with the same problem on all ranks; MPI_COMM_SELF is one process. Returns ATTN_OK or what
+ * attn_mpi_plan_create() returns, on every rank: a rank that cannot run the kernel is an error. */
+ATTN_API attn_status attn_mpi_border(const attn_problem *whole, const attn_options *compute, MPI_Comm communicator,
+                                     int64_t *keys);
 
 /** Shards that balance a causal mask: of 2 `ranks` equal chunks at multiples of `border`, rank r gets chunk r and chunk 2
  * ranks - 1 - r (https://github.com/zhuzilin/ring-flash-attention). Writes up to two ranges, joined where they meet, and
  * returns how many there are. */
 ATTN_API int attn_mpi_zigzag(int64_t tokens, int64_t border, int rank, int ranks, attn_mpi_range ranges[2]);
 
-/** Writes lines on what a plan over so many ranks would choose, with zigzag shards, and the model's time of each mode; no
- * rank is needed. compute and network may be NULL. Returns ATTN_OK, or what attn_mpi_plan_create() returns. */
+/** Writes lines on what a plan over so many ranks would choose, if rank 0 were this process, with zigzag shards, and the
+ * model's time of each mode; no rank is needed. compute and network may be NULL. Returns ATTN_OK, or what
+ * attn_mpi_plan_create() returns. */
 ATTN_API attn_status attn_mpi_explain(const attn_problem *whole, const attn_options *compute, int ranks,
                                       const attn_mpi_network *network, char *text, size_t bytes);
 
 /** Checks the problem and makes all choices, the same on every rank. Every rank gives the same problem but for its strides,
- * the same options, and its own shard. On failure *plan is NULL on every rank.
+ * the same options, and its own shard. Rank 0 chooses the kernel, as for attn_mpi_border(). On failure *plan is NULL on
+ * every rank, and attn_last_error() names the first rank that failed, and why.
  *
  * Takes no lists of key blocks, newest mask, window_first, key_begin, key_end, shared_prefix, dropout, STATE or factors of
  * V's channels. Bias, mask, given scores and row_len are those of the own rows, [batch][heads_q][own rows][seq_k] and
@@ -158,7 +161,7 @@ ATTN_API const char *attn_mpi_plan_describe(const attn_mpi_plan *plan);
 /** The mode that the plan uses: never ATTN_MPI_AUTO. */
 ATTN_API attn_mpi_mode attn_mpi_plan_mode(const attn_mpi_plan *plan);
 
-/** The name of the kernel whose bits rows get: attn_options.kernel for the same in one process. */
+/** The name of the kernel whose bits rows get, chosen by rank 0: attn_options.kernel for the same in one process. */
 ATTN_API const char *attn_mpi_plan_kernel(const attn_mpi_plan *plan);
 
 /** Frees the plan and its communicator. NULL is fine. */

@@ -11,7 +11,6 @@ export OMPI_MCA_btl_vader_single_copy_mechanism=none             # not allowed t
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0" # MPI's own memory is never freed
 export OMP_NUM_THREADS=1
-export ATTN_MACHINE=generic # 8 ranks on 2 cores would find different rates, and choose different kernels
 what=$1
 shift
 status=0
@@ -28,6 +27,8 @@ bits() { # MPIRUN PROGRAM
     output=$(ranks "$n" "$@" seed "$n" cases $((n < 5 ? 4 : 3))) || { echo "$output" && status=1; }
     grep -h 'comparisons' <<<"$output" || status=1
   done
+  output=$(ranks 3 "$@" unlike 1 cases 6) || { echo "$output" && status=1; } # ranks that alone would choose otherwise
+  grep -h 'comparisons' <<<"$output" || status=1
   output=$(ranks 2 "$@" mode failure) || { echo "$output" && status=1; } # a rank that fails, and one that does not come
   for fault in border missing; do # each must be seen
     if output=$(ranks 3 "$@" fault "$fault" cases 12) || ! grep -q 'bits of o differ' <<<"$output"; then

@@ -2,10 +2,11 @@
 /* Attention over ranks has the bits of one process. Every rank makes the same seeded problems, computes each whole, and
  * compares its own rows with those bits.
  *
- *   mpirun -n 4 test_mpi [cases N] [seed N] [mode NAME] [fault NAME] [die N]
+ *   mpirun -n 4 test_mpi [cases N] [seed N] [mode NAME] [fault NAME] [unlike N] [die N]
  *
  * fault: an error that the comparison must see: `border` moves a shard's content by a key, `missing` leaves a key's value
- * out. die N: rank 1 of the communicator ends by SIGKILL at a moment that N chooses; the others must come to an end. */
+ * out. unlike 1: ranks have classes of CPUs and tiers of their own, and would choose unlike kernels. die N: rank 1 of the
+ * communicator ends by SIGKILL at a moment that N chooses; the others must come to an end. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,11 @@
 static int rank, ranks, failures, compared;
 static const char *fault = "";
 static bool gradients; /* cases are to have gradients */
+
+/* Ranks that would choose unlike kernels: each has a class of CPUs, and rank 0 a cap that changes from case to case. */
+static bool unlike;
+static int unlike_choices; /* cases in which this rank alone would not choose as rank 0 */
+static char *given_cap;    /* the tests' own */
 
 /* ---- Numbers ---- */
 
@@ -42,6 +48,39 @@ static void *allocate(int64_t bytes) {
   if (!memory) abort();
   memset(memory, 0xff, (size_t)(bytes > 0 ? bytes : 64));
   return memory;
+}
+
+/* ---- Ranks whose CPUs are unlike ---- */
+
+static void cap_tier(const char *isa) {
+  if (!isa) isa = given_cap;
+  if (isa)
+    setenv("ATTN_MAX_ISA", isa, 1);
+  else
+    unsetenv("ATTN_MAX_ISA");
+}
+
+static void name_class(void) {
+  static const char *const classes[] = {"amd-zen4", "generic", "intel-icelake", "amd-zen5", "amd-zen3"};
+  if (getenv("ATTN_MAX_ISA")) given_cap = strdup(getenv("ATTN_MAX_ISA"));
+  setenv("ATTN_MACHINE", classes[rank % 5], 1);
+}
+
+static void make_ranks_unlike(long i) {
+  static const char *const caps[] = {NULL, "portable", "c"};
+  if (unlike) cap_tier(rank == 0 ? caps[i % 3] : NULL);
+}
+
+/* Counts the cases in which this rank alone would not choose as rank 0. */
+static void compare_choices(const attn_problem *p) {
+  char name[64] = "", first[64];
+  attn_plan *plan;
+  if (!unlike) return;
+  if (attn_plan_create(p, NULL, &plan) == ATTN_OK) snprintf(name, sizeof name, "%s", attn_plan_kernel(plan));
+  attn_plan_destroy(plan);
+  memcpy(first, name, sizeof name);
+  MPI_Bcast(first, sizeof first, MPI_CHAR, 0, MPI_COMM_WORLD);
+  unlike_choices += strcmp(first, name) != 0;
 }
 
 /* ---- A problem with all its data ---- */
@@ -466,7 +505,8 @@ static void check_case(attn_mpi_mode mode, bool few) {
   int64_t unit = 1;
   make_case(&w, few, travels);
   const attn_options compute = ATTN_STRUCT(attn_options, .threads = 1);
-  if (attn_mpi_border(&w.p, &compute, &unit) != ATTN_OK) complain("border", &w, attn_last_error());
+  compare_choices(&w.p);
+  if (attn_mpi_border(&w.p, &compute, MPI_COMM_WORLD, &unit) != ATTN_OK) complain("border", &w, attn_last_error());
   deal_shards(&w, unit, mode == ATTN_MPI_SPLIT && one_in(2), &s);
   make_local(&w, &s, &l);
   const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .mode = mode, .compute = &compute,
@@ -518,13 +558,15 @@ static bool are_near(const char *a, const char *b, attn_dtype dtype, int64_t cou
   return true;
 }
 
+/* kernel: the name of the one that ran. */
 static bool run_ranks(const attn_problem *p, const attn_mpi_shard *shard, const attn_mpi_options *options, MPI_Comm comm,
-                      const attn_args *args) {
+                      const attn_args *args, char kernel[64]) {
   attn_mpi_plan *plan;
   attn_status status = attn_mpi_plan_create(p, shard, options, comm, &plan);
   if (status == ATTN_OK) {
     const size_t bytes = attn_mpi_plan_workspace(plan);
     void *workspace = allocate((int64_t)bytes);
+    snprintf(kernel, 64, "%s", attn_mpi_plan_kernel(plan));
     status = attn_mpi_plan_run(plan, args, workspace, bytes);
     free(workspace);
   }
@@ -552,6 +594,9 @@ static void check_gradients(void) {
   char *d_o = random_tensor(w.p.dtype_o, batch * w.p.heads_q * w.rows, w.p.dim_v);
   attn_args a = w.args;
   if (attn_sdpa(&forward, &a) != ATTN_OK) complain("forward", &w, attn_last_error());
+  const int64_t o_bytes = row_bytes(w.p.dtype_o, w.p.dim_v), o_rows = batch * w.p.heads_q * w.rows;
+  MPI_Bcast(w.o, (int)(o_rows * o_bytes), MPI_BYTE, 0, MPI_COMM_WORLD); /* other ranks may have had another kernel */
+  MPI_Bcast(w.lse, (int)o_rows, MPI_FLOAT, 0, MPI_COMM_WORLD);
   attn_problem_set_backward(&w.p);
   make_local(&w, &s, &l);
   const struct {
@@ -568,7 +613,6 @@ static void check_gradients(void) {
     one[i] = allocate(t[i].outer * t[i].tokens * t[i].bytes);
     own[i] = allocate(t[i].outer * t[i].own * t[i].bytes);
   }
-  const int64_t o_bytes = row_bytes(w.p.dtype_o, w.p.dim_v);
   char *own_d_o = own_tensor(d_o, batch * w.p.heads_q, w.rows, o_bytes, s.q, s.q_count, s.rows);
   take(w.o, batch * w.p.heads_q, w.rows, o_bytes, s.q, s.q_count, s.rows, l.o);
   take((char *)w.lse, batch * w.p.heads_q, w.rows, 4, s.q, s.q_count, s.rows, l.lse);
@@ -577,7 +621,8 @@ static void check_gradients(void) {
   a.d_o = d_o;
   a.d_q = call[D_Q], a.d_k = call[D_K], a.d_v = call[D_V];
   if (attn_sdpa(&w.p, &a) != ATTN_OK) complain("gradients of one call", &w, attn_last_error());
-  const attn_options compute = ATTN_STRUCT(attn_options, .threads = 1);
+  char kernel[64] = "";
+  attn_options compute = ATTN_STRUCT(attn_options, .threads = 1);
   const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .compute = &compute, .piece_keys = unit, .timeout_s = 60);
   const attn_mpi_range rows = {0, w.rows}, keys = {0, w.keys};
   const attn_mpi_shard alone =
@@ -588,8 +633,11 @@ static void check_gradients(void) {
   l.args.d_o = own_d_o;
   l.args.d_q = own[D_Q], l.args.d_k = own[D_K], l.args.d_v = own[D_V];
   plant_fault(&w, &s, &l);
-  if (!run_ranks(&w.p, &alone, &options, MPI_COMM_SELF, &a)) complain("gradients of one rank", &w, attn_last_error());
-  if (!run_ranks(&w.p, &shard, &options, MPI_COMM_WORLD, &l.args)) complain("gradients", &w, attn_last_error());
+  compare_choices(&w.p);
+  if (!run_ranks(&w.p, &shard, &options, MPI_COMM_WORLD, &l.args, kernel)) complain("gradients", &w, attn_last_error());
+  compute.kernel = kernel;
+  if (!run_ranks(&w.p, &alone, &options, MPI_COMM_SELF, &a, kernel))
+    complain("gradients of one rank", &w, attn_last_error());
   static const char *const names[] = {"d_q", "d_k", "d_v"};
   for (int i = 0; i < GRADIENTS; i++) {
     char *mine = own_tensor(one[i], t[i].outer, t[i].tokens, t[i].bytes, t[i].range, t[i].ranges, t[i].own);
@@ -621,7 +669,7 @@ static void check_failure(attn_mpi_mode mode, bool absent) {
   char *data = allocate(4 * bytes);
   memset(data, 0, (size_t)(4 * bytes));
   int64_t unit = 1;
-  attn_mpi_border(&w.p, NULL, &unit);
+  attn_mpi_border(&w.p, NULL, MPI_COMM_WORLD, &unit);
   const int64_t units = (TOKENS + unit - 1) / unit, end = units * (rank + 1) / ranks * unit;
   const attn_mpi_range own = {units * rank / ranks * unit, end < TOKENS ? end : TOKENS};
   const attn_mpi_shard shard = ATTN_STRUCT(attn_mpi_shard, .q = &own, .q_count = 1, .k = &own, .k_count = 1);
@@ -651,6 +699,30 @@ static void check_failure(attn_mpi_mode mode, bool absent) {
   free(data);
 }
 
+/* The last rank lacks rank 0's tier: all calls fail, with one sentence. */
+static void check_lack(void) {
+  whole_case w;
+  int64_t unit;
+  char kernel[64];
+  if (ranks == 1) return;
+  make_case(&w, false, true);
+  const attn_mpi_range own = {0, 0};
+  const attn_mpi_shard shard = ATTN_STRUCT(attn_mpi_shard, .q = &own, .q_count = 1, .k = &own, .k_count = 1);
+  attn_mpi_plan *plan;
+  cap_tier(rank == 0 ? "portable" : rank == ranks - 1 ? "c" : NULL);
+  for (int i = 0; i < 2; i++) {
+    const attn_status status = i == 0 ? attn_mpi_border(&w.p, NULL, MPI_COMM_WORLD, &unit)
+                                      : attn_mpi_plan_create(&w.p, &shard, NULL, MPI_COMM_WORLD, &plan);
+    snprintf(kernel, sizeof kernel, "rank %d: it cannot run flash_portable, ", ranks - 1);
+    if (status != ATTN_UNSUPPORTED || !strstr(attn_last_error(), kernel) ||
+        !strstr(attn_last_error(), "attn_options.kernel must be one that every rank can run"))
+      complain("a rank without rank 0's tier", &w, attn_last_error());
+  }
+  cap_tier(NULL);
+  compared++;
+  free_case(&w);
+}
+
 /* ---- The program ---- */
 
 static long argument(int count, char **arguments, const char *name, long otherwise) {
@@ -678,6 +750,8 @@ int main(int count, char **arguments) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const long cases = argument(count, arguments, "cases", 20), die = argument(count, arguments, "die", -1);
   fault = word(count, arguments, "fault");
+  unlike = argument(count, arguments, "unlike", 0) != 0;
+  if (unlike) name_class();
   if (die >= 0 && rank == 1 % ranks) {
     const struct timespec moment = {.tv_sec = die / 1000000, .tv_nsec = die % 1000000 * 1000};
     struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
@@ -690,16 +764,26 @@ int main(int count, char **arguments) {
     const char *only = word(count, arguments, "mode");
     random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000 + mode;
     if (*only && strcmp(only, names[mode])) continue;
-    for (long i = 0; i < cases; i++) check_case(mode, mode == ATTN_MPI_SPLIT || (mode != ATTN_MPI_EXCHANGE && i % 3 == 2));
+    for (long i = 0; i < cases; i++) {
+      make_ranks_unlike(i);
+      check_case(mode, mode == ATTN_MPI_SPLIT || (mode != ATTN_MPI_EXCHANGE && i % 3 == 2));
+    }
   }
   const char *only = word(count, arguments, "mode");
   random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000;
-  for (long i = 0; i < cases && (!*only || !strcmp(only, "gradients")); i++) check_gradients();
+  for (long i = 0; i < cases && (!*only || !strcmp(only, "gradients")); i++) {
+    make_ranks_unlike(i);
+    check_gradients();
+  }
+  if (unlike) check_lack();
   if (!strcmp(only, "failure"))
     for (int i = 0; i < 4 && ranks > 1; i++) check_failure(i / 2 ? ATTN_MPI_PASS_Q : ATTN_MPI_PASS_KV, i % 2);
-  int all[2] = {failures, compared}, sums[2];
-  MPI_Allreduce(all, sums, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-  if (rank == 0) printf("%d ranks: %d comparisons, %d failures\n", ranks, sums[1], sums[0]);
+  int all[3] = {failures, compared, unlike_choices}, sums[3];
+  MPI_Allreduce(all, sums, 3, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (rank == 0) printf("%d ranks: %d comparisons, %d failures", ranks, sums[1], sums[0]);
+  if (rank == 0 && unlike) printf(", %d unlike choices", sums[2]);
+  if (rank == 0) printf("\n");
   MPI_Finalize();
-  return sums[0] > 0 || sums[1] == 0;
+  free(given_cap);
+  return sums[0] > 0 || sums[1] == 0 || (unlike && sums[2] == 0);
 }

@@ -17,7 +17,7 @@ rng = np.random.default_rng(3)
 tokens, heads, kv, dim = 700, 4, 2, 32
 q = rng.standard_normal((1, heads, tokens, dim), np.float32)
 k, v = (rng.standard_normal((1, kv, tokens, dim), np.float32) for _ in range(2))
-unit = ranks.border(q.shape, k.shape)
+unit = ranks.border(q.shape, k.shape, comm)
 mine = ranks.zigzag(tokens, unit, comm)
 
 
@@ -34,23 +34,26 @@ for mode in ("auto", "pass_kv", "pass_q", "exchange"):
     whole = libattn.sdpa(q, k, v, causal=True, kernel=plan.kernel)
     assert np.array_equal(out, own(whole)), mode
     assert "kernel" in plan.describe() and plan.mode in ranks.MODES
+    kernel = plan.kernel
     plan.close()
 
 grid = 64
 grid_ranges = ranks.zigzag(tokens, grid, comm)
 parts = [own(array, grid_ranges) for array in (q, k, v)]
-whole, lse = libattn.sdpa(q, k, v, causal=True, return_lse=True)
+whole, lse = libattn.sdpa(q, k, v, causal=True, return_lse=True, kernel=kernel)  # others might choose another
 grad_out = rng.standard_normal(whole.shape, np.float32)
 results = []
-for group, ranges in ((MPI.COMM_SELF, [(0, tokens)]), (comm, grid_ranges)):
+kernel = None
+for group, ranges in ((comm, grid_ranges), (MPI.COMM_SELF, [(0, tokens)])):
     a, b, c, o, s, d = (own(array, ranges) for array in (q, k, v, whole, lse[..., None], grad_out))
     plan = ranks.Plan(group, a, b, c, rows=ranges, keys=ranges, tokens=(tokens, tokens), causal=True, backward=True,
-                      piece_keys=grid, threads=1)
+                      piece_keys=grid, threads=1, kernel=kernel)
+    kernel = plan.kernel
     results.append(plan.grad(a, b, c, o, s[..., 0], d))
     plan.close()
-for one, several in zip(*results):
+for several, one in zip(*results):
     assert np.array_equal(own(one, grid_ranges), several)
-for expected, one in zip(libattn.sdpa_grad(grad_out, q, k, v, whole, lse, causal=True), results[0]):
+for expected, one in zip(libattn.sdpa_grad(grad_out, q, k, v, whole, lse, causal=True), results[1]):
     assert np.allclose(expected, one, atol=1e-4)
 
 for wrong, words in (({"rows": [(0, 1)]}, "rows"), ({"mode": "ring"}, "mode"), ({"tokens": (tokens, 900)}, "key")):

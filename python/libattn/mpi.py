@@ -4,7 +4,8 @@
     from mpi4py import MPI
     import libattn.mpi
 
-    rows = libattn.mpi.zigzag(tokens, libattn.mpi.border((1, 32, tokens, 128), (1, 8, tokens, 128)), comm)
+    border = libattn.mpi.border((1, 32, tokens, 128), (1, 8, tokens, 128), comm)
+    rows = libattn.mpi.zigzag(tokens, border, comm)
     plan = libattn.mpi.Plan(comm, q, k, v, rows=rows, keys=rows, tokens=(tokens, tokens), causal=True)
     o = plan.run(q, k, v)                  # own rows, with the bits of one process
 
@@ -81,16 +82,18 @@ def _problem(q_shape, k_shape, dim_v, dtype):
     return problem
 
 
-def border(q_shape: Sequence[int], k_shape: Sequence[int], dtype: str = "float32", kernel: str | None = None,
+def border(q_shape: Sequence[int], k_shape: Sequence[int], comm: Any, dtype: str = "float32", kernel: str | None = None,
            causal: bool = True) -> int:
-    """Keys between the borders of shards. q_shape and k_shape are those of the whole problem, [batch, heads, tokens, dim].
+    """Keys between the borders of shards, by the kernel that rank 0 chooses for all: collective. q_shape and k_shape are
+    those of the whole problem, [batch, heads, tokens, dim].
 
-    Raises a ValueError or Unsupported for shapes that no kernel takes, TypeError for another dtype.
+    Raises a ValueError or Unsupported for shapes that no kernel takes, or where a rank cannot run rank 0's kernel;
+    TypeError for another dtype.
     """
     problem, keys = _problem(q_shape, k_shape, k_shape[3], str(dtype)), ctypes.c_int64()
     problem.window_right = 0 if causal else -1
     options = S.attn_options(kernel=_text(kernel))
-    _check(_library().attn_mpi_border(ctypes.byref(problem), ctypes.byref(options), ctypes.byref(keys)))
+    _check(_library().attn_mpi_border(ctypes.byref(problem), ctypes.byref(options), _handle(comm), ctypes.byref(keys)))
     return keys.value
 
 
@@ -192,7 +195,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """The kernel whose bits rows get."""
+        """The kernel whose bits rows get, chosen by rank 0."""
         return _library().attn_mpi_plan_kernel(self._handle).decode()
 
     def close(self) -> None:
