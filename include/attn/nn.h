@@ -143,6 +143,58 @@ ATTN_API attn_status attn_sample_token(const attn_sampling *sampling, int64_t vo
 ATTN_API attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options,
                                   float *weights);
 
+/* ---- Generating text ---------------------------------------------------------------------------------------------- */
+
+/** The texts that follow one prompt: one that is drawn, or those of a beam search (Sutskever et al. 2014,
+ * https://arxiv.org/abs/1409.3215, section 3.2). The program runs the model and has its cache; this says which tokens come
+ * next, and when a text ends. With `beams` sequences of a cache, of which the first one has read the prompt:
+ *
+ *     while (attn_generation_running(g)) {
+ *       ... logits [attn_generation_running(g)][vocabulary] of the texts that run, at first of the prompt
+ *       attn_generation_advance(g, logits, tokens, parents);
+ *       attn_kv_cache_reorder(cache, parents);
+ *       ... a step of the model: tokens[i] >= 0 is the new token of sequence i
+ *     }
+ */
+typedef struct attn_generation attn_generation;
+
+/** How texts grow. */
+typedef struct attn_generation_config {
+  size_t struct_size;            /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t vocabulary;            /**< Logits of a row, 1 to 2^31 - 1. */
+  int64_t most_tokens;           /**< Tokens after which a text ends at the latest, >= 1. */
+  int64_t beams;                 /**< Texts that run side by side, >= 1; 0 = 1. */
+  const int32_t *stop_tokens;    /**< [stop_count], copied: tokens that end a text, as its last one; or NULL. */
+  int64_t stop_count;            /**< Number of stop_tokens, >= 0. */
+  const attn_sampling *sampling; /**< How one beam draws its tokens, copied; NULL = greedily. More beams do not draw. */
+  uint64_t seed;                 /**< Where the draws begin (attn_sample_token). */
+  int64_t first_sequence;        /**< Number of the first of the cache's `beams` sequences: parents count from it. */
+} attn_generation_config;
+
+/** Begins with one text without tokens. On failure *generation is NULL. */
+ATTN_API attn_status attn_generation_create(const attn_generation_config *config, attn_generation **generation);
+
+/** How many texts run, the first rows of logits of the next call: 1 at first, 0 once the best text is known. */
+ATTN_API int64_t attn_generation_running(const attn_generation *generation);
+
+/** Gives every running text its next token. logits: [running][vocabulary]; NaN, +inf, or -inf in every place of a row, is an
+ * error, and then nothing has changed. tokens[beams] receives the new token of each text that runs on, parents[beams] the
+ * sequence that this text continues, as attn_kv_cache_reorder() takes them; -1 for the others.
+ *
+ * A beam search is that of transformers with length_penalty = 1 and early_stopping = False. A text scores the sum of the
+ * logarithms of its tokens' probabilities. The best `beams` continuations run on that do not end. One that ends is kept if
+ * it is among the best `beams` of all, by its score per token; of these the best `beams` stay. The search ends once no
+ * running text has more than the least of them. Of equal scores the earlier one is better. */
+ATTN_API attn_status attn_generation_advance(attn_generation *generation, const float *logits, int32_t *tokens,
+                                             int32_t *parents);
+
+/** The best text that has ended; before one has, the best that runs. Returns the number of its tokens, without the prompt's,
+ * and writes them to tokens[most_tokens], unless that is NULL. */
+ATTN_API int64_t attn_generation_text(const attn_generation *generation, int32_t *tokens);
+
+/** Frees it. NULL is fine. */
+ATTN_API void attn_generation_destroy(attn_generation *generation);
+
 /* ---- Kernel regression -------------------------------------------------------------------------------------------- */
 
 /** Nadaraya-Watson kernel regression with a Gaussian kernel (Nadaraya 1964, Watson 1964): the prediction at a point is the

@@ -10,6 +10,8 @@
 /* Copies a caller's struct, as attn_struct_read does. `argument` is its name, for the error if it is NULL. */
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours);
 
+extern const attn_struct_layout attn_nn_sampling_layout;
+
 #define NN_COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
 typedef struct attn_nn_size {

@@ -12,7 +12,7 @@
 #include "src/api/float_mode.h"
 #include "src/nn/check.h"
 
-static const attn_struct_layout sampling_layout = ATTN_LAYOUT(attn_sampling, top_k);
+const attn_struct_layout attn_nn_sampling_layout = ATTN_LAYOUT(attn_sampling, top_k);
 
 /* ---- Weights and keys ---- */
 
@@ -182,7 +182,7 @@ attn_status attn_sample_token(const attn_sampling *sampling, int64_t vocabulary,
                               float *probabilities, int32_t *token) {
   attn_sampling s;
   int64_t largest = 0;
-  attn_status status = attn_nn_read(&sampling_layout, "sampling", sampling, &s);
+  attn_status status = attn_nn_read(&attn_nn_sampling_layout, "sampling", sampling, &s);
   const uint64_t mode = attn_float_mode_enter(); /* a caller may take denormals for 0 */
   if (status == ATTN_OK) status = check_sampling(&s, vocabulary, logits, state, token);
   if (status == ATTN_OK) status = find_largest(vocabulary, logits, &largest);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Embeddings, pooling and sampling of tokens against oracles in float64. */
+/* Embeddings, pooling, sampling and generating of tokens against oracles in float64. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,4 +317,174 @@ TEST(sampling_checks_arguments) {
   REFUSED(top_k, -1, "top_k is -1");
   REFUSED(top_p, 1.5f, "top_p is 1.5");
   REFUSED(top_p, NAN, "top_p is nan");
+}
+
+/* ---- Generating ---- */
+
+/* A model: the logits after a text are drawn from its tokens alone. WORDS - 1 and WORDS - 2 end a text. */
+enum { WORDS = 5, LENGTH = 4, TEXTS = 40 };
+
+static const int32_t stops[2] = {WORDS - 1, WORDS - 2};
+
+static void logits_after(uint64_t seed, const int32_t *text, int64_t count, float *logits) {
+  for (int64_t i = 0; i < count; i++) seed = seed * WORDS + (uint64_t)text[i] + 1;
+  test_fill(logits, WORDS, (unsigned)seed);
+  for (int i = 0; i < WORDS; i++) logits[i] *= 3;
+}
+
+/* Generates, and follows each sequence's tokens by the parents. Returns the number of the text's tokens. */
+static int64_t generate(attn_generation_config config, uint64_t seed, int32_t *text) {
+  const int64_t beams = config.beams ? config.beams : 1, first = config.first_sequence;
+  static int32_t running[TEXTS][LENGTH], before[TEXTS][LENGTH], tokens[TEXTS], parents[TEXTS];
+  static float logits[TEXTS * WORDS];
+  attn_generation *g;
+  test_ok(attn_generation_create(&config, &g));
+  assert_int_equal(attn_generation_running(g), 1);
+  assert_int_equal(attn_generation_text(g, text), 0);
+  int64_t live, made = 0;
+  for (; (live = attn_generation_running(g)) > 0; made++) {
+    assert_true(live <= beams && made < config.most_tokens);
+    for (int64_t i = 0; i < live; i++) logits_after(seed, running[i], made, logits + i * WORDS);
+    test_ok(attn_generation_advance(g, logits, tokens, parents));
+    memcpy(before, running, sizeof running);
+    for (int64_t i = 0; i < beams; i++) {
+      const bool runs = i < attn_generation_running(g);
+      assert_true(runs ? tokens[i] >= 0 && tokens[i] < WORDS - 2 : tokens[i] == -1);
+      assert_true(runs ? parents[i] >= first && parents[i] < first + live : parents[i] == -1);
+      if (!runs) continue;
+      memcpy(running[i], before[parents[i] - first], sizeof *running);
+      running[i][made] = tokens[i];
+    }
+  }
+  test_refused(attn_generation_advance(g, logits, tokens, parents), ATTN_INVALID_ARGUMENT, "generation has ended after");
+  const int64_t count = attn_generation_text(g, text);
+  assert_int_equal(attn_generation_text(g, NULL), count);
+  attn_generation_destroy(g);
+  return count;
+}
+
+static attn_generation_config of_words(int64_t beams) {
+  return ATTN_STRUCT(attn_generation_config, .vocabulary = WORDS, .most_tokens = LENGTH, .beams = beams,
+                     .stop_tokens = stops, .stop_count = 2, .first_sequence = 7);
+}
+
+TEST(one_beam_draws_as_attn_sample_token) {
+  const attn_sampling warm = ATTN_STRUCT(attn_sampling, .temperature = 1.5f),
+                      greedy = ATTN_STRUCT(attn_sampling, .top_k = 0);
+  int ended_early = 0;
+  for (uint64_t seed = 1; seed <= 20; seed++)
+    for (int drawn = 0; drawn < 2; drawn++) {
+      attn_generation_config config = of_words(seed % 2); /* 0 is 1 */
+      config.sampling = drawn ? &warm : NULL, config.seed = seed;
+      int32_t text[LENGTH], right[LENGTH];
+      float logits[WORDS];
+      uint64_t draws = seed;
+      int64_t count = 0;
+      do {
+        logits_after(seed, right, count, logits);
+        test_ok(attn_sample_token(drawn ? &warm : &greedy, WORDS, logits, &draws, NULL, &right[count]));
+      } while (right[count++] < WORDS - 2 && count < LENGTH);
+      assert_int_equal(generate(config, seed, text), count);
+      assert_memory_equal(text, right, (size_t)count * sizeof *text);
+      ended_early += count < LENGTH;
+    }
+  assert_in_range(ended_early, 5, 35); /* both kinds of ends were tried */
+}
+
+/* The best text of all, by its score per token; the texts that go on from `text` are tried too. */
+static void find_best(uint64_t seed, int32_t *text, int64_t count, double score, double *most, int32_t *best,
+                      int64_t *length) {
+  float logits[WORDS];
+  double sum = 0;
+  logits_after(seed, text, count, logits);
+  for (int i = 0; i < WORDS; i++) sum += exp((double)logits[i]);
+  for (int32_t token = 0; token < WORDS; token++) {
+    const double now = score + (double)logits[token] - log(sum);
+    text[count] = token;
+    if (token < WORDS - 2 && count + 1 < LENGTH)
+      find_best(seed, text, count + 1, now, most, best, length);
+    else if (now / (double)(count + 1) > *most) {
+      *most = now / (double)(count + 1);
+      *length = count + 1;
+      memcpy(best, text, LENGTH * sizeof *best);
+    }
+  }
+}
+
+/* With as many beams as there are texts of all tokens but the last, nothing is dropped before it. */
+TEST(beams_that_are_all_texts_find_the_best) {
+  int ended_early = 0, not_greedy = 0;
+  for (uint64_t seed = 1; seed <= 40; seed++) {
+    int32_t text[LENGTH], best[LENGTH], found[LENGTH];
+    double most = -INFINITY;
+    int64_t length;
+    find_best(seed, text, 0, 0, &most, best, &length);
+    assert_int_equal(generate(of_words(TEXTS), seed, found), length);
+    assert_memory_equal(found, best, (size_t)length * sizeof *best);
+    const int64_t greedy = generate(of_words(1), seed, found);
+    not_greedy += greedy != length || memcmp(found, best, (size_t)length * sizeof *best) != 0;
+    ended_early += length < LENGTH;
+  }
+  assert_in_range(ended_early, 5, 39);
+  assert_in_range(not_greedy, 5, 40);
+}
+
+/* Two beams by hand: logs of probabilities are logits, because the exponentials of a row add up to 1. */
+TEST(beams_drop_and_end_as_transformers_do) {
+#define ROW(a, b, c) logf(a), logf(b), logf(c)
+  const int32_t stop = 2;
+  int32_t tokens[2], parents[2], text[3];
+  attn_generation *g;
+  test_ok(attn_generation_create(&ATTN_STRUCT(attn_generation_config, .vocabulary = 3, .most_tokens = 3, .beams = 2,
+                                              .stop_tokens = &stop, .stop_count = 1),
+                                 &g));
+  test_ok(
+      attn_generation_advance(g, (const float[]){ROW(0.6f, 0.3f, 0.1f)}, tokens, parents)); /* 2 ends, but as the third */
+  assert_true(tokens[0] == 0 && tokens[1] == 1 && parents[0] == 0 && parents[1] == 0);
+  assert_int_equal(attn_generation_text(g, text), 1);
+  assert_int_equal(text[0], 0);
+  /* 0 1: 0.12, 0 0: 0.06, 0 2: 0.42, the best, ends; 1 0: 0.15, 1 1: 0.135, 1 2: 0.015 */
+  test_ok(attn_generation_advance(g, (const float[]){ROW(0.1f, 0.2f, 0.7f), ROW(0.5f, 0.45f, 0.05f)}, tokens, parents));
+  assert_true(tokens[0] == 0 && tokens[1] == 1 && parents[0] == 1 && parents[1] == 1);
+  assert_int_equal(attn_generation_text(g, text), 2);
+  assert_true(text[0] == 0 && text[1] == 2);
+  /* 1 0 0 has 0.3 * 0.5 * 0.99, the third root of which is 0.530; the square root of 0.42 is 0.648 */
+  test_ok(attn_generation_advance(g, (const float[]){ROW(0.99f, 0.005f, 0.005f), ROW(0.5f, 0.25f, 0.25f)}, tokens, parents));
+  assert_true(attn_generation_running(g) == 0 && tokens[0] == -1 && parents[1] == -1);
+  assert_int_equal(attn_generation_text(g, text), 2);
+  assert_true(text[0] == 0 && text[1] == 2);
+  attn_generation_destroy(g);
+}
+
+TEST(generation_checks_arguments) {
+  attn_generation *g = NULL;
+  const attn_sampling warm = ATTN_STRUCT(attn_sampling, .temperature = 1), wrong = ATTN_STRUCT(attn_sampling, .top_p = 2);
+  const attn_generation_config good = of_words(2);
+  const float logits[2 * WORDS] = {0}, nan[WORDS] = {0, 1, NAN};
+  int32_t tokens[2] = {5, 5}, parents[2];
+#define REFUSED_CONFIG(change, word) \
+  TEST_REFUSES(attn_generation_config, good, change, attn_generation_create(&bad, &g), g, word)
+  REFUSED_CONFIG(bad.vocabulary = 0, "attn_generation_config.vocabulary is 0");
+  REFUSED_CONFIG(bad.vocabulary = (int64_t)1 << 31, "vocabulary is 2147483648");
+  REFUSED_CONFIG(bad.most_tokens = 0, "attn_generation_config.most_tokens is 0");
+  REFUSED_CONFIG(bad.beams = -1, "attn_generation_config.beams is -1");
+  REFUSED_CONFIG(bad.stop_count = -1, "attn_generation_config.stop_count is -1");
+  REFUSED_CONFIG(bad.stop_tokens = NULL, "stop_tokens is NULL with stop_count 2");
+  REFUSED_CONFIG(bad.sampling = &warm, "sampling is given with beams 2");
+  REFUSED_CONFIG((bad.beams = 1, bad.sampling = &wrong), "attn_sampling.top_p is 2");
+  REFUSED_CONFIG(bad.first_sequence = -1, "first_sequence is -1");
+  test_invalid(attn_generation_create(NULL, &g), "config is NULL");
+  test_invalid(attn_generation_create(&good, NULL), "generation is NULL");
+  assert_int_equal(attn_generation_running(NULL), 0);
+  attn_generation_destroy(NULL);
+  test_ok(attn_generation_create(&good, &g));
+  test_invalid(attn_generation_advance(NULL, logits, tokens, parents), "generation is NULL");
+  test_invalid(attn_generation_advance(g, NULL, tokens, parents), "logits is NULL");
+  test_invalid(attn_generation_advance(g, logits, NULL, parents), "tokens is NULL");
+  test_invalid(attn_generation_advance(g, logits, tokens, NULL), "parents is NULL");
+  test_invalid(attn_generation_advance(g, nan, tokens, parents), "logits[2] is nan");
+  assert_true(tokens[0] == 5 && attn_generation_running(g) == 1 && attn_generation_text(g, NULL) == 0);
+  test_ok(attn_generation_advance(g, logits, tokens, parents)); /* the first of equal tokens */
+  assert_true(tokens[0] == 0 && tokens[1] == 1);
+  attn_generation_destroy(g);
 }

@@ -162,6 +162,8 @@ static attn_status give_sampling(int64_t added) {
   return attn_sample_token(&grown.known, WIDTH, in, NULL, NULL, &token);
 }
 
+CREATE(generation_config, generation, attn_generation_create(&grown.known, &made), {.vocabulary = 2, .most_tokens = 3})
+
 static attn_status give_regression(int64_t added) {
   GROW(attn_regression, {.points = 4,
                          .queries = 3,
@@ -348,6 +350,7 @@ static const struct {
                STRUCT(embedding),
                STRUCT(pooling),
                STRUCT(sampling),
+               STRUCT(generation_config),
                STRUCT(row_join),
                STRUCT(dense),
                STRUCT(norm_grad),
