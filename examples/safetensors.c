@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE /* madvise */
 #include "safetensors.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +158,7 @@ static const char *read_header(safetensors *out, reader r, const char *data, int
   return accept(&r, '}') ? NULL : malformed;
 }
 
-/* ---- The file ---- */
+/* ---- Files ---- */
 
 /* NULL if it cannot be mapped. */
 static char *map_file(const char *path, int64_t *bytes) {
@@ -172,36 +173,75 @@ static char *map_file(const char *path, int64_t *bytes) {
   return contents == MAP_FAILED ? NULL : contents;
 }
 
-int safetensors_read(const char *path, safetensors *out) {
-  *out = (safetensors){0};
-  int64_t bytes = 0;
-  char *contents = map_file(path, &bytes);
-  out->file = contents;
-  out->file_bytes = bytes;
-  uint64_t header = 0;
-  const char *wrong = NULL;
-  if (!contents)
-    wrong = "it cannot be read";
-  else if (bytes < 8)
-    wrong = "it is shorter than the 8 bytes that give the header's length";
-  else if (memcpy(&header, contents, 8), header > (uint64_t)bytes - 8 || header % 4)
-    wrong = "the header's length exceeds the file or is no multiple of 4";
-  else
-    wrong =
-        read_header(out, (reader){contents + 8, contents + 8 + header}, contents + 8 + header, bytes - 8 - (int64_t)header);
+static const char *read_contents(const char *contents, int64_t bytes, safetensors *out) {
+  uint64_t header;
+  if (bytes < 8) return "it is shorter than the 8 bytes that give the header's length";
+  memcpy(&header, contents, 8);
+  if (header > (uint64_t)bytes - 8 || header % 4) return "the header's length exceeds the file or is no multiple of 4";
+  const char *data = contents + 8 + header;
+  return read_header(out, (reader){contents + 8, data}, data, bytes - 8 - (int64_t)header);
+}
+
+/* Adds a file and its tensors. Returns 0, or -1 after a message, with everything freed. */
+static int add_file(const char *path, safetensors *out) {
+  const char *wrong = "it cannot be read";
+  safetensors_file *more = realloc(out->file, (size_t)(out->files + 1) * sizeof *more), added = {NULL, 0};
+  if (more) out->file = more;
+  if (more) added.contents = map_file(path, &added.bytes);
+  if (added.contents) {
+    more[out->files++] = added;
+    wrong = read_contents(added.contents, added.bytes, out);
+  }
   if (!wrong) return 0;
-  fprintf(stderr, "%s: %s\n", path, wrong);
+  fprintf(stderr, "%s: %s\n", path, more ? wrong : "out of memory");
   safetensors_free(out);
   return -1;
 }
 
+int safetensors_read(const char *path, safetensors *out) {
+  *out = (safetensors){0};
+  return add_file(path, out);
+}
+
+/* Into how many files the folder's model is cut, by the name of any of them; 0 = into none. */
+static int count_parts(const char *folder) {
+  int parts = 0;
+  DIR *files = opendir(folder);
+  for (const struct dirent *file; files && !parts && (file = readdir(files));)
+    if (sscanf(file->d_name, "model-%*5d-of-%5d.safetensors", &parts) != 1) parts = 0;
+  if (files) closedir(files);
+  return parts;
+}
+
+int safetensors_read_folder(const char *folder, safetensors *out) {
+  char path[4096];
+  *out = (safetensors){0};
+  snprintf(path, sizeof path, "%s/model.safetensors", folder);
+  const int parts = access(path, F_OK) == 0 ? 0 : count_parts(folder);
+  if (parts < 1) return add_file(path, out);
+  for (int part = 1; part <= parts; part++) {
+    snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, part, parts);
+    if (add_file(path, out) != 0) return -1;
+  }
+  return 0;
+}
+
+int64_t safetensors_bytes(const safetensors *tensors) {
+  int64_t bytes = 0;
+  for (int i = 0; i < tensors->files; i++) bytes += tensors->file[i].bytes;
+  return bytes;
+}
+
 void safetensors_free(safetensors *tensors) {
+  for (int i = 0; i < tensors->files; i++) munmap(tensors->file[i].contents, (size_t)tensors->file[i].bytes);
   free(tensors->tensors);
-  if (tensors->file) munmap(tensors->file, (size_t)tensors->file_bytes);
+  free(tensors->file);
   *tensors = (safetensors){0};
 }
 
-void safetensors_release(const safetensors *tensors) { madvise(tensors->file, (size_t)tensors->file_bytes, MADV_DONTNEED); }
+void safetensors_release(const safetensors *tensors) {
+  for (int i = 0; i < tensors->files; i++) madvise(tensors->file[i].contents, (size_t)tensors->file[i].bytes, MADV_DONTNEED);
+}
 
 const safetensor *safetensors_find(const safetensors *tensors, const char *name) {
   for (int i = 0; i < tensors->count; i++)
@@ -215,13 +255,21 @@ bool safetensor_fits(const safetensor *t, int64_t rows, int64_t columns) {
   return t->dims > 0 && t->shape[t->dims - 1] == columns && (rows ? t->dims > 1 && leading == rows : t->dims == 1);
 }
 
-const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns) {
+const safetensor *safetensors_require(const safetensors *tensors, const char *name, int64_t rows, int64_t columns) {
+  char is[128] = "", must[48] = "";
   const safetensor *t = safetensors_find(tensors, name);
-  if (t && t->dtype == ATTN_F32 && safetensor_fits(t, rows, columns)) return t->data;
-  if (!t)
-    fprintf(stderr, "no tensor named %s\n", name);
-  else
-    fprintf(stderr, "tensor %s has another shape or type; wanted %lld x %lld of F32\n", name, (long long)rows,
-            (long long)columns);
+  if (t && safetensor_fits(t, rows, columns)) return t;
+  if (rows) snprintf(must, sizeof must, "%lld x ", (long long)rows);
+  for (int d = 0; t && d < t->dims; d++)
+    snprintf(is + strlen(is), sizeof is - strlen(is), d ? " x %lld" : "%lld", (long long)t->shape[d]);
+  if (!t) snprintf(is, sizeof is, "missing, or not of F32, F16 or BF16");
+  fprintf(stderr, "tensor %s is %s; it must be %s%lld\n", name, *is ? is : "a single number", must, (long long)columns);
+  return NULL;
+}
+
+const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns) {
+  const safetensor *t = safetensors_require(tensors, name, rows, columns);
+  if (!t || t->dtype == ATTN_F32) return t ? t->data : NULL;
+  fprintf(stderr, "tensor %s is not of F32, as it must be\n", name);
   return NULL;
 }

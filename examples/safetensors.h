@@ -2,7 +2,7 @@
 /* Reads .safetensors files: named tensors (https://huggingface.co/docs/safetensors). Eight bytes of header length, a JSON
  * header, then the data, which is mapped, not copied. Files may be malformed: a header that does not fit its file is an
  * error, never a read beyond the file. Reads F32, F16 and BF16 tensors, which the examples need, and skips others. Only for
- * little-endian machines. */
+ * little-endian machines. A model may be cut into several files, whose tensors stand in one list. */
 #ifndef EXAMPLES_SAFETENSORS_H
 #define EXAMPLES_SAFETENSORS_H
 
@@ -19,15 +19,27 @@ typedef struct safetensor {
   const void *data;
 } safetensor;
 
+/* A whole file, mapped; `data` of its tensors points into it. */
+typedef struct safetensors_file {
+  void *contents;
+  int64_t bytes;
+} safetensors_file;
+
 typedef struct safetensors {
-  int count;
+  int count, files;
   safetensor *tensors;
-  void *file; /* the whole file, mapped; `data` points into it */
-  int64_t file_bytes;
+  safetensors_file *file;
 } safetensors;
 
 /* Returns 0, or -1 after a message on stderr. */
 int safetensors_read(const char *path, safetensors *out);
+
+/* Reads model.safetensors of a folder, or else model-00001-of-00003.safetensors and the like: all of them must be there.
+ * Returns likewise. */
+int safetensors_read_folder(const char *folder, safetensors *out);
+
+/* Bytes of all files. */
+int64_t safetensors_bytes(const safetensors *tensors);
 void safetensors_free(safetensors *tensors);
 
 /* The tensor of that name, or NULL. */
@@ -39,7 +51,8 @@ bool safetensor_fits(const safetensor *tensor, int64_t rows, int64_t columns);
 /* Lets the system take back the memory of what was read so far; it is read again when it is needed. */
 void safetensors_release(const safetensors *tensors);
 
-/* The float32 data of the tensor of that name and exactly this shape, or NULL after a message on stderr. */
+/* The tensor of that name and this shape, or NULL after a message on stderr. safetensors_get: its data, if it is float32. */
+const safetensor *safetensors_require(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
 const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
 
 #endif

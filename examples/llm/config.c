@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L /* getdelim */
 #include "llm.h"
 
+#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,16 +10,17 @@
 
 /* ---- JSON ---- */
 
-cJSON *llm_read_json(const char *path, bool needed) {
+/* The object of a file, to be given to cJSON_Delete(); NULL if there is no such file and none is needed. */
+static cJSON *read_json(const char *path, bool needed) {
   FILE *file = fopen(path, "r");
-  if (!file && needed) llm_fail("%s cannot be read; a transformers folder has it", path);
+  if (!file && needed) errx(1, "%s cannot be read; a transformers folder has it", path);
   if (!file) return NULL;
   char *text = NULL;
   size_t room = 0;
   cJSON *json = getdelim(&text, &room, 0, file) > 0 ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
   free(text);
   fclose(file);
-  if (!cJSON_IsObject(json)) llm_fail("%s is not JSON; it must be an object, {...}, and nothing behind it", path);
+  if (!cJSON_IsObject(json)) errx(1, "%s is not JSON; it must be an object, {...}, and nothing behind it", path);
   return json;
 }
 
@@ -36,7 +38,7 @@ static const cJSON *field(object o, const char *name) {
 
 static _Noreturn void wrong(object o, const char *name, const char *right) {
   const cJSON *found = field(o, name);
-  llm_fail("%s: %s is %s; it must be %s", o.path, name, found ? cJSON_PrintUnformatted(found) : "missing", right);
+  errx(1, "%s: %s is %s; it must be %s", o.path, name, found ? cJSON_PrintUnformatted(found) : "missing", right);
 }
 
 /* A number within the range. `missing` stands for a field that is not there; NAN if there must be one. */
@@ -61,19 +63,15 @@ static bool flag(object o, const char *name, bool missing) {
   return found ? cJSON_IsTrue(found) : missing;
 }
 
-typedef struct name_value {
-  const char *name;
-  int value;
-} name_value;
-
-/* The entry that a field names in a table, which a NULL ends. missing: NULL = must be there. */
-static const name_value *look_up(object o, const char *name, const char *missing, const name_value *table) {
+/* The place of a field's word in a list, which a NULL ends. missing: the word of a field that is not there; NULL if there
+ * must be one. */
+static int look_up(object o, const char *name, const char *missing, const char *const *words) {
   char right[256] = "one of";
   const cJSON *found = field(o, name);
   const char *value = found ? cJSON_GetStringValue(found) : missing;
-  for (const name_value *entry = table; entry->name; entry++) {
-    if (value && strcmp(entry->name, value) == 0) return entry;
-    snprintf(right + strlen(right), sizeof right - strlen(right), " %s", entry->name);
+  for (int i = 0; words[i]; i++) {
+    if (value && strcmp(words[i], value) == 0) return i;
+    snprintf(right + strlen(right), sizeof right - strlen(right), " %s", words[i]);
   }
   wrong(o, name, right);
 }
@@ -84,26 +82,22 @@ static const name_value *look_up(object o, const char *name, const char *missing
  * layer_types does not. */
 enum { WINDOWS = 1, EVEN_WINDOWS = 2, LATE_WINDOWS = 4, QKV_BIASES = 8, HEAD_NORMS = 16, GEMMA = 32 };
 
-static const name_value models[] = {{"llama", 0},
-                                    {"mistral", WINDOWS},
-                                    {"qwen2", LATE_WINDOWS | QKV_BIASES},
-                                    {"qwen3", LATE_WINDOWS | HEAD_NORMS},
-                                    {"gemma2", EVEN_WINDOWS | GEMMA},
-                                    {NULL, 0}};
+static const char *const models[] = {"llama", "mistral", "qwen2", "qwen3", "gemma2", NULL};
+static const int facts[] = {0, WINDOWS, LATE_WINDOWS | QKV_BIASES, LATE_WINDOWS | HEAD_NORMS, EVEN_WINDOWS | GEMMA};
 
-static const name_value activations[] = {
-    {"silu", ATTN_SILU}, {"gelu", ATTN_GELU}, {"gelu_pytorch_tanh", ATTN_GELU_TANH}, {"relu", ATTN_RELU}, {NULL, 0}};
+static const char *const activations[] = {[ATTN_RELU] = "relu",
+                                          [ATTN_GELU] = "gelu",
+                                          [ATTN_SILU] = "silu",
+                                          [ATTN_GELU_TANH] = "gelu_pytorch_tanh",
+                                          [ATTN_GELU_TANH + 1] = NULL};
 
-static const name_value scalings[] = {{"default", ATTN_ROPE_UNSCALED},
-                                      {"linear", ATTN_ROPE_LINEAR},
-                                      {"yarn", ATTN_ROPE_YARN},
-                                      {"llama3", ATTN_ROPE_LLAMA3},
-                                      {NULL, 0}};
+static const char *const scalings[] = {"default", "linear", "yarn", "llama3", NULL};
+static const attn_rope_scaling kinds[] = {ATTN_ROPE_UNSCALED, ATTN_ROPE_LINEAR, ATTN_ROPE_YARN, ATTN_ROPE_LLAMA3};
 
-static void read_windows(object o, int model, llm_config *c) {
+static void read_windows(object o, int known, llm_config *c) {
   const cJSON *types = field(o, "layer_types");
   const double first = number(o, "max_window_layers", 0, INT32_MAX, 28); /* Qwen2Config has 28 */
-  const bool late = model & LATE_WINDOWS && flag(o, "use_sliding_window", false);
+  const bool late = known & LATE_WINDOWS && flag(o, "use_sliding_window", false);
   c->window = size_of(o, "sliding_window", 0);
   if (types && (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->layers))
     wrong(o, "layer_types", "a list of one word for each of num_hidden_layers");
@@ -111,7 +105,7 @@ static void read_windows(object o, int model, llm_config *c) {
     const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, layer));
     c->windowed[layer] =
         types ? type && strcmp(type, "sliding_attention") == 0
-              : c->window > 0 && (model & WINDOWS || (model & EVEN_WINDOWS && layer % 2 == 0) || (late && layer >= first));
+              : c->window > 0 && (known & WINDOWS || (known & EVEN_WINDOWS && layer % 2 == 0) || (late && layer >= first));
     if (types && !c->windowed[layer] && (!type || strcmp(type, "full_attention") != 0))
       wrong(o, "layer_types", "a list of full_attention and sliding_attention");
     if (c->windowed[layer] && c->window == 0)
@@ -123,8 +117,7 @@ static void read_rope(object o, llm_config *c) {
   const char *place = field(o, "rope_parameters") ? "rope_parameters" : "rope_scaling"; /* before transformers 5 */
   object r = {.path = o.path, .json = field(o, place)};
   if (r.json && !cJSON_IsObject(r.json)) wrong(o, place, "an object, or null");
-  const attn_rope_scaling scaling =
-      (attn_rope_scaling)look_up(r, field(r, "type") ? "type" : "rope_type", "default", scalings)->value;
+  const attn_rope_scaling scaling = kinds[look_up(r, field(r, "type") ? "type" : "rope_type", "default", scalings)];
   const double base = number(o, "rope_theta", 1.001, 1e12, 10000);
   c->rope =
       ATTN_STRUCT(attn_rope_config, .pairing = ATTN_ROPE_HALVES, .dim = c->dim, .scaling = scaling,
@@ -156,8 +149,7 @@ static void read_stops(object o, llm_config *c) {
 }
 
 static void read_model(object o, llm_config *c) {
-  const name_value *model = look_up(o, "model_type", NULL, models);
-  c->type = model->name;
+  const int known = facts[look_up(o, "model_type", NULL, models)];
   c->width = size_of(o, "hidden_size", (double)NAN);
   c->hidden = size_of(o, "intermediate_size", (double)NAN);
   c->layers = size_of(o, "num_hidden_layers", (double)NAN);
@@ -169,10 +161,10 @@ static void read_model(object o, llm_config *c) {
   c->epsilon = (float)number(o, "rms_norm_eps", 0, 1, 1e-6);
   if (c->dim < 2) wrong(o, "head_dim", "at least 2; where it is missing it is hidden_size / num_attention_heads");
   c->output_bias = flag(o, "attention_bias", false);
-  c->qkv_biases = c->output_bias || model->value & QKV_BIASES;
+  c->qkv_biases = c->output_bias || known & QKV_BIASES;
   c->network_biases = flag(o, "mlp_bias", false);
-  c->head_norms = model->value & HEAD_NORMS;
-  c->gemma = model->value & GEMMA;
+  c->head_norms = known & HEAD_NORMS;
+  c->gemma = known & GEMMA;
   c->tied = flag(o, "tie_word_embeddings", c->gemma);
   c->softcap = (float)number(o, "attn_logit_softcapping", 0, 1e6, 0);
   c->final_softcap = (float)number(o, "final_logit_softcapping", 0, 1e6, 0);
@@ -180,8 +172,8 @@ static void read_model(object o, llm_config *c) {
   if (c->layers > LLM_MOST_LAYERS) wrong(o, "num_hidden_layers", "at most 256");
   if (field(o, "quantization_config")) wrong(o, "quantization_config", "missing: weights are float32, float16 or bfloat16");
   const char *name = field(o, "hidden_activation") ? "hidden_activation" : "hidden_act";
-  c->activation = (attn_activation)look_up(o, name, c->gemma ? "gelu_pytorch_tanh" : "silu", activations)->value;
-  read_windows(o, model->value, c);
+  c->activation = (attn_activation)look_up(o, name, c->gemma ? "gelu_pytorch_tanh" : "silu", activations);
+  read_windows(o, known, c);
   read_rope(o, c);
   read_stops(o, c);
 }
@@ -189,11 +181,11 @@ static void read_model(object o, llm_config *c) {
 void llm_config_read(const char *folder, llm_config *config) {
   char path[4096];
   snprintf(path, sizeof path, "%s/config.json", folder);
-  cJSON *json = llm_read_json(path, true);
+  cJSON *json = read_json(path, true);
   read_model((object){path, json}, config);
   cJSON_Delete(json);
   snprintf(path, sizeof path, "%s/generation_config.json", folder);
-  json = llm_read_json(path, false);
+  json = read_json(path, false);
   if (field((object){path, json}, "eos_token_id")) read_stops((object){path, json}, config);
   cJSON_Delete(json);
 }

@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "llm.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,142 +10,48 @@
 
 enum { CHUNK = 512 }; /* tokens of a prompt that one step takes at most */
 
-/* A running text of the step before with one more token, and the log of the probability that both have. */
-typedef struct candidate {
-  double score;
-  int beam;
-  int32_t token;
-} candidate;
-
-/* The texts of a prompt: at most `beams`, of which `live` run on. */
-typedef struct search {
-  llm_text *text;   /* the prompt, and then the best text that has ended */
-  uint64_t state;   /* the draws are here */
-  int64_t fed;      /* tokens of the prompt that the caches have */
-  int64_t made;     /* tokens that each running text has after the prompt */
-  int live, ended;  /* running texts, 1 until the prompt has been read; and entries of `ends` */
-  candidate *steps; /* [tokens][beams]: the running texts after each step; `beam` leads to the step before */
-  candidate *ends;  /* [beams]: texts that ended, by their scores per token */
-} search;
-
 typedef struct run {
   llm_model *model;
-  const llm_options *options;
-  int64_t prompts;
-  int beams;
-  search *searches;          /* [prompts] */
-  int32_t *counts, *parents; /* [prompts][beams], as the model takes them */
-  int32_t *step;             /* tokens of the step */
-  int most;                  /* candidates of a step: enough that `beams` texts can run on if all others stop */
-  candidate *list;           /* [most] */
+  int64_t prompts, beams; /* prompt p has the sequences p * beams and following */
+  llm_text *texts;        /* [prompts] */
+  int32_t *counts;        /* [prompts][beams]: tokens of the step */
+  int32_t *tokens;        /* [prompts][beams]: the newest of each running text, or -1 */
+  int32_t *parents;       /* [prompts][beams]: the sequences that they continue */
+  int32_t *step;          /* tokens of the step, sequence after sequence */
 } run;
-
-/* ---- The next tokens of one prompt's texts ---- */
-
-/* The running texts after the last step. */
-static candidate *running(const run *r, const search *s) { return s->steps + (s->made - 1) * r->beams; }
-
-/* Inserts into a descending list of at most `most`; of equal scores the earlier one stays in front. Returns the count. */
-static int insert(candidate *list, int count, int most, candidate added) {
-  if (count == most && !(added.score > list[count - 1].score)) return count;
-  int at = count < most ? count++ : count - 1;
-  for (; at > 0 && added.score > list[at - 1].score; at--) list[at] = list[at - 1];
-  list[at] = added;
-  return count;
-}
-
-/* Puts the best candidates into the list, or without beams the one that is drawn. Returns their count. */
-static int find_candidates(const run *r, search *s, const float *logits) {
-  const int64_t vocabulary = r->model->config.vocabulary;
-  int count = 0;
-  if (r->beams == 1) {
-    *r->list = (candidate){0};
-    llm_must(attn_sample_token(&r->options->sampling, vocabulary, logits, &s->state, NULL, &r->list->token));
-    return 1;
-  }
-  for (int i = 0; i < s->live; i++, logits += vocabulary) {
-    float largest = -INFINITY;
-    double sum = 0;
-    for (int64_t t = 0; t < vocabulary; t++) largest = logits[t] > largest ? logits[t] : largest;
-    for (int64_t t = 0; t < vocabulary; t++) sum += (double)expf(logits[t] - largest);
-    if (!isfinite(sum)) llm_fail("the logits of a text are not finite");
-    const double base = (s->made ? running(r, s)[i].score : 0) - (double)largest - log(sum);
-    for (int64_t t = 0; t < vocabulary; t++)
-      count = insert(r->list, count, r->most, (candidate){base + (double)logits[t], i, (int32_t)t});
-  }
-  return count;
-}
-
-static bool stops(const run *r, const search *s, int32_t token) {
-  const llm_config *c = &r->model->config;
-  for (int i = 0; i < c->stops; i++)
-    if (c->stop[i] == token) return true;
-  return s->made + 1 == r->options->tokens;
-}
-
-/* A text ends with this candidate. It counts by its score per token; the best one is copied to the prompt's text. */
-static void finish(const run *r, search *s, candidate last) {
-  int32_t *tokens = s->text->tokens + s->text->prompt;
-  last.score /= (double)(s->made + 1);
-  const bool best = s->ended == 0 || last.score > s->ends[0].score;
-  s->ended = insert(s->ends, s->ended, r->beams, last);
-  if (!best) return;
-  s->text->count = s->text->prompt + s->made + 1;
-  tokens[s->made] = last.token;
-  for (int64_t i = s->made; i-- > 0; tokens[i] = last.token) last = s->steps[i * r->beams + last.beam];
-}
-
-/* Beam search as in transformers with early_stopping=False and length_penalty=1: a text that stops is a result only among
- * the first `beams` candidates; the search ends when no running text has more than the worst result. */
-static void advance(const run *r, search *s, const float *logits) {
-  const int count = find_candidates(r, s, logits);
-  candidate *next = s->steps + s->made * r->beams;
-  s->live = 0;
-  for (int i = 0; i < count && s->live < r->beams; i++) {
-    if (!stops(r, s, r->list[i].token))
-      next[s->live++] = r->list[i];
-    else if (i < r->beams)
-      finish(r, s, r->list[i]);
-  }
-  s->made++;
-  if (s->live && s->ended == r->beams && next[0].score / (double)s->made <= s->ends[r->beams - 1].score) s->live = 0;
-}
-
-/* ---- Steps of all texts ---- */
 
 /* The next tokens of every running text. Returns their number; *read: those of prompts. */
 static int64_t gather(const run *r, int64_t *read) {
   int64_t rows = *read = 0;
   for (int64_t p = 0; p < r->prompts; p++) {
-    search *s = &r->searches[p];
-    int32_t *counts = r->counts + p * r->beams;
-    const int64_t left = s->text->prompt - s->fed, chunk = left < CHUNK ? left : CHUNK;
-    memcpy(r->step + rows, s->text->tokens + s->fed, (size_t)chunk * sizeof *r->step);
-    s->fed += chunk;
+    llm_text *text = &r->texts[p];
+    const int64_t left = text->prompt - text->read, chunk = left < CHUNK ? left : CHUNK;
+    memcpy(r->step + rows, text->tokens + text->read, (size_t)chunk * sizeof *r->step);
+    text->read += chunk;
     *read += chunk;
     rows += chunk;
-    for (int i = 0; i < r->beams; i++) {
-      counts[i] = chunk == 0 && i < s->live;
-      if (counts[i]) r->step[rows++] = running(r, s)[i].token;
+    for (int64_t i = p * r->beams; i < (p + 1) * r->beams; i++) {
+      r->counts[i] = r->tokens[i] >= 0;
+      if (r->counts[i]) r->step[rows++] = r->tokens[i];
     }
-    if (chunk) counts[0] = (int32_t)chunk;
+    if (chunk) r->counts[p * r->beams] = (int32_t)chunk;
   }
   return rows;
 }
 
 /* Every text whose tokens have all been read gets its next one. Returns the number of prompts whose texts did. */
-static int64_t advance_all(const run *r) {
+static int64_t advance(const run *r) {
   const float *logits = r->model->logits;
   int64_t made = 0;
+  for (int64_t i = 0; i < r->prompts * r->beams; i++) r->parents[i] = (int32_t)i;
   for (int64_t p = 0; p < r->prompts; p++) {
-    search *s = &r->searches[p];
-    const int live = s->live;
-    const bool ready = live && s->fed == s->text->prompt;
-    if (ready) advance(r, s, logits);
-    made += ready;
-    logits += live * r->model->config.vocabulary;
-    for (int i = 0; i < r->beams; i++)
-      r->parents[p * r->beams + i] = i < s->live ? (int32_t)(p * r->beams) + (ready ? running(r, s)[i].beam : i) : -1;
+    const llm_text *text = &r->texts[p];
+    const int64_t rows = attn_generation_running(text->generation), first = p * r->beams;
+    if (rows && text->read == text->prompt) {
+      llm_must(attn_generation_advance(text->generation, logits, r->tokens + first, r->parents + first));
+      made++;
+    }
+    logits += rows * r->model->config.vocabulary;
   }
   llm_model_reorder(r->model, r->parents);
   return made;
@@ -158,57 +63,69 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static llm_rates run_steps(const run *r, bool progress) {
-  llm_rates rates = {0};
-  for (int64_t rows, read; (rows = gather(r, &read)) > 0;) {
-    const double begin = seconds();
-    llm_model_step(r->model, r->counts, r->step);
-    const int64_t made = advance_all(r);
-    *(read ? &rates.prompt_seconds : &rates.new_seconds) += seconds() - begin;
-    rates.prompt_tokens += read;
-    rates.new_tokens += read ? 0 : made;
-    if (progress)
-      fprintf(stderr, "\r%lld tokens read, %lld made, %.1f/s ", (long long)rates.prompt_tokens, (long long)rates.new_tokens,
-              rates.new_tokens ? (double)rates.new_tokens / rates.new_seconds : 0.0);
-  }
-  if (progress) fputc('\n', stderr);
-  return rates;
+/* Steps that brought tokens of prompts, and the others. */
+typedef struct rates {
+  int64_t prompt_tokens, new_tokens;
+  double prompt_seconds, new_seconds;
+} rates;
+
+static void print_rates(const rates *r, const char *end) {
+  fprintf(stderr, "%lld tokens read, %.1f/s; %lld made after them, %.1f/s%s", (long long)r->prompt_tokens,
+          (double)r->prompt_tokens / r->prompt_seconds, (long long)r->new_tokens,
+          r->new_tokens ? (double)r->new_tokens / r->new_seconds : 0.0, end);
 }
 
-/* Makes the model's caches for the prompts and their new tokens. */
+static void run_steps(const run *r, bool progress) {
+  rates sums = {0};
+  for (int64_t rows, read; (rows = gather(r, &read)) > 0;) {
+    const double begin = seconds();
+    llm_model_step(r->model, rows, r->counts, r->step);
+    const int64_t made = advance(r);
+    *(read ? &sums.prompt_seconds : &sums.new_seconds) += seconds() - begin;
+    sums.prompt_tokens += read;
+    sums.new_tokens += read ? 0 : made;
+    if (progress) print_rates(&sums, " \r");
+  }
+  print_rates(&sums, "\n");
+}
+
+/* Makes the model's caches for the prompts and their new tokens, and what says which tokens follow each prompt. */
 static void begin(const run *r) {
-  const int64_t positions = r->model->config.positions;
+  const llm_config *c = &r->model->config;
+  const llm_options *o = r->model->options;
   int64_t rows = 0, capacity = 0;
   for (int64_t p = 0; p < r->prompts; p++) {
-    const int64_t prompt = r->searches[p].text->prompt, tokens = prompt + r->options->tokens;
-    if (tokens > positions)
-      llm_fail("prompt %lld and --tokens are %lld tokens; max_position_embeddings is %lld", (long long)p, (long long)tokens,
-               (long long)positions);
+    const int64_t prompt = r->texts[p].prompt, tokens = prompt + o->tokens;
+    if (tokens > c->positions)
+      errx(1, "prompt %lld and --tokens are %lld tokens; max_position_embeddings is %lld", (long long)p, (long long)tokens,
+           (long long)c->positions);
     if (tokens > capacity) capacity = tokens;
     rows += (prompt < CHUNK ? prompt : CHUNK) + r->beams;
+    const attn_generation_config next =
+        ATTN_STRUCT(attn_generation_config, .vocabulary = c->vocabulary, .most_tokens = o->tokens, .beams = r->beams,
+                    .stop_tokens = c->stop, .stop_count = c->stops, .sampling = r->beams == 1 ? &o->sampling : NULL,
+                    .seed = (uint64_t)(o->seed + p), .first_sequence = p * r->beams);
+    llm_must(attn_generation_create(&next, &r->texts[p].generation));
   }
   llm_model_begin(r->model, r->prompts * r->beams, capacity, rows);
 }
 
-llm_rates llm_generate(llm_model *model, int64_t prompts, llm_text *texts) {
-  const llm_options *o = model->options;
-  const int64_t all = prompts * o->beams;
-  run r = {.model = model, .options = o, .prompts = prompts, .beams = (int)o->beams};
-  r.most = r.beams * (1 + (model->config.stops ? model->config.stops : 1));
-  r.searches = llm_allocate(prompts, sizeof *r.searches);
-  r.counts = llm_allocate(all, sizeof *r.counts);
-  r.parents = llm_allocate(all, sizeof *r.parents);
-  r.step = llm_allocate(all, CHUNK * sizeof *r.step);
-  r.list = llm_allocate(r.most, sizeof *r.list);
-  candidate *steps = llm_allocate(all, (size_t)o->tokens * sizeof *steps), *ends = llm_allocate(all, sizeof *ends);
-  for (int64_t p = 0; p < prompts; p++)
-    r.searches[p] = (search){.text = &texts[p],
-                             .state = (uint64_t)(o->seed + p),
-                             .live = 1,
-                             .steps = steps + p * o->beams * o->tokens,
-                             .ends = ends + p * o->beams};
+void llm_generate(llm_model *model, int64_t prompts, llm_text *texts) {
+  const int64_t beams = model->options->beams, all = prompts * beams;
+  const run r = {.model = model,
+                 .prompts = prompts,
+                 .beams = beams,
+                 .texts = texts,
+                 .counts = llm_allocate(all, sizeof *r.counts),
+                 .tokens = llm_allocate(all, sizeof *r.tokens),
+                 .parents = llm_allocate(all, sizeof *r.parents),
+                 .step = llm_allocate(all, CHUNK * sizeof *r.step)};
+  for (int64_t i = 0; i < all; i++) r.tokens[i] = -1;
   begin(&r);
-  const llm_rates rates = run_steps(&r, isatty(STDERR_FILENO));
-  free(r.searches), free(r.counts), free(r.parents), free(r.step), free(r.list), free(steps), free(ends);
-  return rates;
+  run_steps(&r, isatty(STDERR_FILENO));
+  for (llm_text *text = texts; text < texts + prompts; text++) {
+    text->count = text->prompt + attn_generation_text(text->generation, text->tokens + text->prompt);
+    attn_generation_destroy(text->generation);
+  }
+  free(r.counts), free(r.tokens), free(r.parents), free(r.step);
 }

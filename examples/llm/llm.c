@@ -17,38 +17,24 @@
 #define _POSIX_C_SOURCE 200809L /* getline */
 #include "llm.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-void llm_fail(const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  fputs("llm: ", stderr);
-  vfprintf(stderr, format, values);
-  fputc('\n', stderr);
-  va_end(values);
-  exit(1);
-}
-
 void llm_must(attn_status status) {
-  if (status != ATTN_OK) llm_fail("%s", attn_last_error());
+  if (status != ATTN_OK) errx(1, "%s", attn_last_error());
 }
 
 void *llm_allocate(int64_t count, size_t bytes) {
   void *memory = calloc((size_t)count, bytes);
-  if (!memory) llm_fail("out of memory: %lld elements of %zu bytes", (long long)count, bytes);
+  if (!memory) errx(1, "out of memory: %lld elements of %zu bytes", (long long)count, bytes);
   return memory;
 }
 
 /* ---- Options ---- */
 
-static llm_options options = {.tokens = 32,
-                              .beams = 1,
-                              .sampling = {.struct_size = sizeof(attn_sampling)},
-                              .cache = {.struct_size = sizeof(attn_kv_cache_shape)}};
+static llm_options options = {.tokens = 32, .beams = 1};
 
 static const struct {
   const char *name;
@@ -62,38 +48,33 @@ static const struct {
     {"--top-p", NULL, &options.sampling.top_p, 0, 1},
     {"--seed", &options.seed, NULL, 0, 1e15},
     {"--beams", &options.beams, NULL, 1, 1024},
-    {"--page-tokens", &options.cache.page_tokens, NULL, 16, 1024},
+    {"--page-tokens", &options.page_tokens, NULL, 16, 1024},
     {"--threads", &options.threads, NULL, 1, 4096},
     {"--bf16-rows", &options.bf16_rows, NULL, 0, 1},
     {"--int8-weights", &options.int8_weights, NULL, 0, 1},
     {"--int8-rows", &options.int8_rows, NULL, 0, 1},
 };
 
-static const struct {
-  const char *name;
-  attn_dtype dtype;
-} kinds[] = {{"f32", ATTN_F32}, {"bf16", ATTN_BF16}, {"q8_0", ATTN_Q8_0}, {"q4_0", ATTN_Q4_0}};
+static const char *const kinds[] = {[ATTN_F32] = "f32", [ATTN_BF16] = "bf16", [ATTN_Q8_0] = "q8_0", [ATTN_Q4_0] = "q4_0"};
 
 static void read_number(const char *name, const char *value) {
   size_t i = 0, count = sizeof numbers / sizeof *numbers;
   while (i < count && strcmp(numbers[i].name, name) != 0) i++;
-  if (i == count) llm_fail("%s is no option; the head of llm.c lists them", name);
+  if (i == count) errx(1, "%s is no option; the head of llm.c lists them", name);
   const double least = numbers[i].least, most = numbers[i].most;
   char *end;
   const double number = strtod(value, &end);
   if (end == value || *end || !(number >= least && number <= most) ||
       (numbers[i].whole && number != (double)(int64_t)number))
-    llm_fail("%s is %s; it must be %s in %g..%g", name, value, numbers[i].whole ? "an integer" : "a number", least, most);
+    errx(1, "%s is %s; it must be %s in %g..%g", name, value, numbers[i].whole ? "an integer" : "a number", least, most);
   if (numbers[i].whole) *numbers[i].whole = (int64_t)number;
   if (numbers[i].real) *numbers[i].real = (float)number;
 }
 
-static void read_kv(const char *name) {
-  for (int i = 0; i < 4; i++) {
-    options.cache.dtype = kinds[i].dtype;
-    if (strcmp(kinds[i].name, name) == 0) return;
-  }
-  llm_fail("--kv is %s; it must be f32, bf16, q8_0 or q4_0", name);
+static attn_dtype read_kv(const char *name) {
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    if (kinds[i] && strcmp(kinds[i], name) == 0) return (attn_dtype)i;
+  errx(1, "--kv is %s; it must be f32, bf16, q8_0 or q4_0", name);
 }
 
 /* Moves the folder and the prompts to the front of `words`, and returns their number. *prompts: the file of --prompts. */
@@ -108,14 +89,14 @@ static int read_options(int count, char **words, const char **prompts) {
     if (strcmp(name, "--prompts") == 0)
       *prompts = value;
     else if (strcmp(name, "--kv") == 0)
-      read_kv(value);
+      options.kv = read_kv(value);
     else
       read_number(name, value);
   }
   if (options.beams > 1 && options.sampling.temperature > 0)
-    llm_fail("--beams and --temperature: beam search does not sample");
+    errx(1, "--beams and --temperature: beam search does not sample");
   if (others == 0 || (others == 1) == !*prompts)
-    llm_fail("usage: llm FOLDER [options] PROMPT... or --prompts FILE, which the head of llm.c explains");
+    errx(1, "usage: llm FOLDER [options] PROMPT... or --prompts FILE, which the head of llm.c explains");
   return others;
 }
 
@@ -130,15 +111,15 @@ static llm_text *add_prompt(llm_text *texts, int64_t prompt, const char *words, 
     char *end;
     const long long token = strtoll(at, &end, 10);
     if (end == at || !strchr(between, *end) || token < 0 || token >= vocabulary)
-      llm_fail("prompt %lld: \"%.*s\" is no token; tokens are 0..%lld with commas between them", (long long)prompt,
-               (int)strcspn(at, between), at, (long long)vocabulary - 1);
+      errx(1, "prompt %lld: \"%.*s\" is no token; tokens are 0..%lld with commas between them", (long long)prompt,
+           (int)strcspn(at, between), at, (long long)vocabulary - 1);
     text.tokens[text.prompt++] = (int32_t)token;
     at = end;
   }
-  if (text.prompt == 0) llm_fail("prompt %lld has no tokens; it must have one", (long long)prompt);
+  if (text.prompt == 0) errx(1, "prompt %lld has no tokens; it must have one", (long long)prompt);
   text.count = text.prompt;
   texts = realloc(texts, (size_t)(prompt + 1) * sizeof *texts);
-  if (!texts) llm_fail("out of memory: prompt %lld", (long long)prompt);
+  if (!texts) errx(1, "out of memory: prompt %lld", (long long)prompt);
   texts[prompt] = text;
   return texts;
 }
@@ -148,7 +129,7 @@ static int64_t read_prompts(llm_text **texts, int64_t count, const char *path, i
   char *line = NULL;
   size_t room = 0;
   FILE *file = fopen(path, "r");
-  if (!file) llm_fail("--prompts %s cannot be read", path);
+  if (!file) errx(1, "--prompts %s cannot be read", path);
   while (getline(&line, &room, file) > 0) *texts = add_prompt(*texts, count++, line, vocabulary);
   free(line);
   fclose(file);
@@ -157,20 +138,13 @@ static int64_t read_prompts(llm_text **texts, int64_t count, const char *path, i
 
 /* ---- Reports ---- */
 
-/* Megabytes of memory that the process has now; 0 where the system does not say it so. */
-static double resident_mb(void) {
-  long long all = 0, resident = 0;
+/* Prints the memory that the process has now, where the system says it so. */
+static void print_resident(const char *when) {
+  long long pages = 0;
   FILE *file = fopen("/proc/self/statm", "r");
-  if (!file) return 0;
-  if (fscanf(file, "%lld %lld", &all, &resident) != 2) resident = 0;
-  fclose(file);
-  return (double)resident * (double)sysconf(_SC_PAGESIZE) * 1e-6;
-}
-
-static void print_model(const llm_model *m) {
-  fprintf(stderr, "%s, %lld layers: %.1f MB in %d file%s, %.1f MB resident once packed\n", m->config.type,
-          (long long)m->config.layers, (double)m->weights.bytes * 1e-6, m->weights.files, m->weights.files == 1 ? "" : "s",
-          resident_mb());
+  if (file && fscanf(file, "%*d %lld", &pages) == 1)
+    fprintf(stderr, "%.1f MB resident %s\n", (double)pages * (double)sysconf(_SC_PAGESIZE) * 1e-6, when);
+  if (file) fclose(file);
 }
 
 static void print_text(const llm_text *text) {
@@ -185,16 +159,15 @@ int main(int count, char **words) {
   int64_t prompts = 0;
   const int others = read_options(count, words, &file);
   llm_model_open(words[0], &options, &model);
-  print_model(&model);
+  fprintf(stderr, "%lld layers, %.1f MB\n", (long long)model.config.layers,
+          (double)safetensors_bytes(&model.weights.files) * 1e-6);
+  print_resident("once packed");
   for (; prompts + 1 < others; prompts++) texts = add_prompt(texts, prompts, words[1 + prompts], model.config.vocabulary);
   if (file) prompts = read_prompts(&texts, prompts, file, model.config.vocabulary);
-  const llm_rates r = llm_generate(&model, prompts, texts);
-  for (int64_t p = 0; p < prompts; p++) print_text(&texts[p]);
-  fprintf(stderr, "%lld tokens read, %.1f/s; %lld made after them, %.1f/s; %.1f MB resident\n", (long long)r.prompt_tokens,
-          (double)r.prompt_tokens / r.prompt_seconds, (long long)r.new_tokens,
-          r.new_tokens ? (double)r.new_tokens / r.new_seconds : 0.0, resident_mb());
+  llm_generate(&model, prompts, texts);
+  print_resident("at the end");
+  for (int64_t p = 0; p < prompts; p++) print_text(&texts[p]), free(texts[p].tokens);
   llm_model_close(&model);
-  for (int64_t p = 0; p < prompts; p++) free(texts[p].tokens);
   free(texts);
   return 0;
 }

@@ -4,7 +4,7 @@
 #define EXAMPLES_LLM_H
 
 #include <attn/nn.h>
-#include <cjson/cJSON.h>
+#include <err.h> /* errx */
 
 #include "safetensors.h"
 
@@ -12,15 +12,12 @@
 
 /* Numbers of the command line; the head of llm.c says what they mean. */
 typedef struct llm_options {
-  int64_t tokens, beams, seed, threads, bf16_rows, int8_weights, int8_rows;
-  attn_sampling sampling;    /* not with beams */
-  attn_kv_cache_shape cache; /* dtype and page_tokens */
+  int64_t tokens, beams, seed, threads, page_tokens, bf16_rows, int8_weights, int8_rows;
+  attn_sampling sampling; /* not with beams */
+  attn_dtype kv;
 } llm_options;
 
-/* Prints a message and ends the program. */
-_Noreturn void llm_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* Ends it with the library's last error, unless the status is ATTN_OK. */
+/* Ends the program with the library's last error, unless the status is ATTN_OK. */
 void llm_must(attn_status status);
 
 /* Zeroed memory. */
@@ -31,7 +28,6 @@ void *llm_allocate(int64_t count, size_t bytes);
 enum { LLM_MOST_LAYERS = 256, LLM_MOST_STOPS = 16 };
 
 typedef struct llm_config {
-  const char *type; /* model_type */
   int64_t width, hidden, layers, heads, heads_kv, dim, vocabulary, positions, window;
   bool windowed[LLM_MOST_LAYERS]; /* whether a layer's queries see `window` tokens only */
   float epsilon;
@@ -48,21 +44,14 @@ typedef struct llm_config {
 
 void llm_config_read(const char *folder, llm_config *config);
 
-/* The object of a file, to be given to cJSON_Delete(); NULL if there is no such file and none is needed. */
-cJSON *llm_read_json(const char *path, bool needed);
-
 /* ---- model.c: a decoder of blocks with the KV caches of its texts ---- */
 
-/* The files of a folder, and what they hold: open, because rows of embeddings are read from them. */
-enum { LLM_MOST_FILES = 512, LLM_MOST_VECTORS = 13 * LLM_MOST_LAYERS + 1 };
-
 typedef struct llm_weights {
-  int files, vectors;
-  safetensors file[LLM_MOST_FILES];
-  float *vector[LLM_MOST_VECTORS]; /* all that were read, as float32 */
-  int64_t bytes;                   /* all files together */
-  char prefix[48];                 /* stands before the names that are asked for */
-  int dtype;                       /* type of the matrices since the prefix was set; -1 = none yet */
+  safetensors files; /* open, because rows of embeddings are read from them */
+  int vectors;
+  float *vector[16]; /* those of the layer that is read, as float32 */
+  char prefix[48];   /* stands before the names that are asked for */
+  int dtype;         /* type of the matrices since the prefix was set; -1 = none yet */
 } llm_weights;
 
 typedef struct llm_model {
@@ -80,7 +69,6 @@ typedef struct llm_model {
   float *x;                /* [rows of a step][width] */
   float *logits;           /* [texts][vocabulary] */
   void *workspace;         /* for the head and `texts` rows */
-  size_t workspace_bytes;
 } llm_model;
 
 /* Reads the folder and packs its weights, in the type that they have there. */
@@ -90,9 +78,9 @@ void llm_model_close(llm_model *model);
 /* Makes the caches of texts that hold no tokens. capacity: tokens of a text at most; rows: those of a step, of all texts. */
 void llm_model_begin(llm_model *model, int64_t texts, int64_t capacity, int64_t rows);
 
-/* One step: text b gets counts[b] new tokens, which stand in `tokens` text after text. model->logits then has a row for each
- * text with new tokens: what may follow its last one. */
-void llm_model_step(llm_model *model, const int32_t *counts, const int32_t *tokens);
+/* One step: text b gets counts[b] of the `rows` new tokens, which stand in `tokens` text after text. model->logits then has
+ * a row for each text with new tokens: what may follow its last one. */
+void llm_model_step(llm_model *model, int64_t rows, const int32_t *counts, const int32_t *tokens);
 
 /* Text b becomes what text parents[b] was; -1 = empty. */
 void llm_model_reorder(llm_model *model, const int32_t *parents);
@@ -100,17 +88,13 @@ void llm_model_reorder(llm_model *model, const int32_t *parents);
 /* ---- generate.c: texts from prompts, all of them in each step ---- */
 
 typedef struct llm_text {
-  int64_t count, prompt; /* tokens, and those of the prompt, which come first */
-  int32_t *tokens;       /* with room for the new ones */
+  int64_t count, prompt;       /* tokens, and those of the prompt, which come first */
+  int64_t read;                /* tokens of the prompt that the caches have */
+  int32_t *tokens;             /* with room for the new ones */
+  attn_generation *generation; /* while it grows */
 } llm_text;
 
-/* Steps that brought tokens of prompts, and the others. */
-typedef struct llm_rates {
-  int64_t prompt_tokens, new_tokens;
-  double prompt_seconds, new_seconds;
-} llm_rates;
-
-/* The texts grow. Text i draws as it does alone with seed + i. */
-llm_rates llm_generate(llm_model *model, int64_t prompts, llm_text *texts);
+/* The texts grow. Text i draws as it does alone with seed + i. Prints tokens per second, on a terminal after each step. */
+void llm_generate(llm_model *model, int64_t prompts, llm_text *texts);
 
 #endif

@@ -6,80 +6,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Files: model.safetensors, or those that model.safetensors.index.json lists ---- */
-
-static void add_file(const char *folder, const char *name, llm_weights *w) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/%s", folder, name);
-  if (w->files == LLM_MOST_FILES) llm_fail("%s lists more than %d files", folder, LLM_MOST_FILES);
-  if (safetensors_read(path, &w->file[w->files]) != 0) exit(1); /* has said why */
-  w->bytes += w->file[w->files++].file_bytes;
-}
-
-/* Adds each file of {"weight_map": {"tensor": "file", ...}} once. */
-static void add_listed(const char *folder, const char *path, const cJSON *index, llm_weights *w) {
-  const cJSON *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
-  const char *added[LLM_MOST_FILES];
-  if (!cJSON_IsObject(map)) llm_fail("%s has no weight_map; it must be {tensor: file, ...}", path);
-  for (const cJSON *entry = map->child; entry; entry = entry->next) {
-    const char *name = cJSON_GetStringValue(entry);
-    if (!name || strchr(name, '/')) llm_fail("%s: weight_map.%s is not the name of a file", path, entry->string);
-    int i = 0;
-    while (i < w->files && strcmp(added[i], name) != 0) i++;
-    if (i < w->files) continue;
-    add_file(folder, name, w);
-    added[i] = name;
-  }
-}
-
-static void open_weights(const char *folder, llm_weights *w) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
-  cJSON *index = llm_read_json(path, false);
-  if (index)
-    add_listed(folder, path, index, w);
-  else
-    add_file(folder, "model.safetensors", w);
-  cJSON_Delete(index);
-}
-
 /* ---- Tensors ---- */
 
-/* Begins a group of tensors whose matrices must have one type. What was read of files leaves memory. */
+/* Begins a group of tensors whose matrices must have one type. What was read for the group before leaves memory. */
 static void begin_group(llm_weights *w, const char *prefix) {
-  for (int i = 0; i < w->files; i++) safetensors_release(&w->file[i]);
+  safetensors_release(&w->files);
+  while (w->vectors) free(w->vector[--w->vectors]);
   snprintf(w->prefix, sizeof w->prefix, "%s", prefix);
   w->dtype = -1;
 }
 
 /* The tensor, which must have this shape; rows = 0 means a vector. NULL if there is none and none is needed. */
 static const safetensor *find(const llm_weights *w, const char *name, int64_t rows, int64_t columns, bool needed) {
-  char full[SAFETENSORS_MAX_NAME], is[128] = "", must[48] = "";
-  const safetensor *found = NULL;
+  char full[SAFETENSORS_MAX_NAME];
   snprintf(full, sizeof full, "%s%s", w->prefix, name);
-  for (int i = 0; i < w->files && !found; i++) found = safetensors_find(&w->file[i], full);
-  if (found ? safetensor_fits(found, rows, columns) : !needed) return found;
-
-  if (rows) snprintf(must, sizeof must, "%lld x ", (long long)rows);
-  for (int d = 0; found && d < found->dims; d++)
-    snprintf(is + strlen(is), sizeof is - strlen(is), d ? " x %lld" : "%lld", (long long)found->shape[d]);
-  llm_fail("tensor %s is %s; by config.json it must be %s%lld", full,
-           !found        ? "missing, or not of F32, F16 or BF16"
-           : found->dims ? is
-                         : "a single number",
-           must, (long long)columns);
+  if (!needed && !safetensors_find(&w->files, full)) return NULL;
+  const safetensor *found = safetensors_require(&w->files, full, rows, columns);
+  if (!found) exit(1); /* it has said why */
+  return found;
 }
 
 /* The elements of a matrix [rows][columns], of w->dtype, where the file has them. */
 static const void *read_matrix(llm_weights *w, const char *name, int64_t rows, int64_t columns) {
   const safetensor *found = find(w, name, rows, columns, true);
   if (w->dtype >= 0 && w->dtype != (int)found->dtype)
-    llm_fail("tensor %s has another type than those before it; matrices of a layer must have one type", found->name);
+    errx(1, "tensor %s has another type than those before it; matrices of a layer must have one type", found->name);
   w->dtype = (int)found->dtype;
   return found->data;
 }
 
-/* A vector as float32, which stays until the model is closed; NULL if there is none and none is needed. */
+/* A vector as float32, which stays until the next group begins; NULL if there is none and none is needed. */
 static float *read_vector(llm_weights *w, const char *name, int64_t count, bool needed) {
   const safetensor *found = find(w, name, 0, count, needed);
   if (!found) return NULL;
@@ -112,15 +68,11 @@ static attn_mha_weights attention_weights(llm_weights *w, const llm_config *c) {
                     k = linear(w, "self_attn.k_proj", width_kv, c->width, c->qkv_biases),
                     v = linear(w, "self_attn.v_proj", width_kv, c->width, c->qkv_biases),
                     o = linear(w, "self_attn.o_proj", c->width, width_q, c->output_bias);
-  attn_mha_weights weights =
-      ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = q.weight, .w_k = k.weight, .w_v = v.weight,
-                  .w_o = o.weight, .b_q = q.bias, .b_k = k.bias, .b_v = v.bias, .b_o = o.bias);
-  if (!c->head_norms) return weights;
-  weights.qk_norm = true;
-  weights.qk_norm_epsilon = c->epsilon;
-  weights.q_norm_gain = read_vector(w, "self_attn.q_norm.weight", c->dim, true);
-  weights.k_norm_gain = read_vector(w, "self_attn.k_norm.weight", c->dim, true);
-  return weights;
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = q.weight, .w_k = k.weight, .w_v = v.weight,
+                     .w_o = o.weight, .b_q = q.bias, .b_k = k.bias, .b_v = v.bias, .b_o = o.bias, .qk_norm = c->head_norms,
+                     .qk_norm_epsilon = c->epsilon,
+                     .q_norm_gain = read_vector(w, "self_attn.q_norm.weight", c->dim, c->head_norms),
+                     .k_norm_gain = read_vector(w, "self_attn.k_norm.weight", c->dim, c->head_norms));
 }
 
 static attn_block *create_block(llm_model *m, int64_t layer) {
@@ -174,11 +126,11 @@ void llm_model_open(const char *folder, const llm_options *options, llm_model *m
   m->options = options;
   m->threads = ATTN_STRUCT(attn_options, .threads = (int)options->threads);
   llm_config_read(folder, &m->config);
-  open_weights(folder, &m->weights);
+  if (safetensors_read_folder(folder, &m->weights.files) != 0) exit(1); /* it has said why */
   llm_must(attn_rope_create(&m->config.rope, &m->rope));
-  create_ends(m);
   for (int64_t layer = 0; layer < m->config.layers; layer++) m->blocks[layer] = create_block(m, layer);
-  begin_group(&m->weights, "");
+  create_ends(m);
+  safetensors_release(&m->weights.files);
 }
 
 void llm_model_close(llm_model *m) {
@@ -187,29 +139,29 @@ void llm_model_close(llm_model *m) {
   attn_product_destroy(m->head);
   attn_rope_destroy(m->rope);
   free(m->x), free(m->logits), free(m->workspace);
-  while (m->weights.vectors) free(m->weights.vector[--m->weights.vectors]);
-  while (m->weights.files) safetensors_free(&m->weights.file[--m->weights.files]);
+  begin_group(&m->weights, "");
+  safetensors_free(&m->weights.files);
 }
 
 /* ---- Steps ---- */
 
 void llm_model_begin(llm_model *m, int64_t texts, int64_t capacity, int64_t rows) {
   const llm_config *c = &m->config;
-  attn_kv_cache_shape shape = m->options->cache;
   int64_t layers[2] = {0};
   for (int64_t layer = 0; layer < c->layers; layer++) layers[c->windowed[layer]]++;
-  shape.batch = m->texts = texts, shape.capacity = capacity;
-  shape.heads_q = c->heads, shape.heads_kv = c->heads_kv, shape.dim_qk = shape.dim_v = c->dim, shape.rope = m->rope;
-  shape.scale = c->scale, shape.softcap = c->softcap, shape.float_tokens = true;
+  attn_kv_cache_shape shape =
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = texts, .capacity = capacity, .heads_q = c->heads, .heads_kv = c->heads_kv,
+                  .dim_qk = c->dim, .dim_v = c->dim, .dtype = m->options->kv, .page_tokens = m->options->page_tokens,
+                  .float_tokens = true, .rope = m->rope, .scale = c->scale, .softcap = c->softcap);
+  m->texts = texts;
   for (int i = 0; i < 2; i++) {
     shape.layers = layers[i], shape.window = i ? c->window : 0;
     if (layers[i]) llm_must(attn_kv_cache_create(&shape, &m->threads, &m->cache[i]));
   }
-  m->workspace_bytes = attn_product_workspace(m->head, m->texts);
-  m->workspace = aligned_alloc(64, m->workspace_bytes + 64);
-  if (!m->workspace) llm_fail("out of memory: %lld texts", (long long)m->texts);
+  m->workspace = aligned_alloc(64, attn_product_workspace(m->head, texts) + 64);
+  if (!m->workspace) errx(1, "out of memory: %lld texts", (long long)texts);
   m->x = llm_allocate(rows * c->width, sizeof *m->x);
-  m->logits = llm_allocate(m->texts * c->vocabulary, sizeof *m->logits);
+  m->logits = llm_allocate(texts * c->vocabulary, sizeof *m->logits);
 }
 
 /* The logits of the first `rows` rows of x, which are normed in place. */
@@ -219,15 +171,14 @@ static void run_head(llm_model *m, int64_t rows) {
       ATTN_STRUCT(attn_product_args, .batch = 1, .rows = rows, .x = m->x, .x_stride = {.s = c->width, .d = 1},
                   .y = m->logits, .y_stride = {.s = c->vocabulary, .d = 1});
   llm_must(attn_add_rms_norm(rows, c->width, m->x, NULL, &m->norm, NULL, m->x));
-  llm_must(attn_product_run(m->head, &args, m->workspace, m->workspace_bytes));
+  llm_must(attn_product_run(m->head, &args, m->workspace, attn_product_workspace(m->head, m->texts)));
   for (int64_t i = 0; c->final_softcap > 0 && i < rows * c->vocabulary; i++)
     m->logits[i] = c->final_softcap * tanhf(m->logits[i] / c->final_softcap);
 }
 
-void llm_model_step(llm_model *m, const int32_t *counts, const int32_t *tokens) {
+void llm_model_step(llm_model *m, int64_t rows, const int32_t *counts, const int32_t *tokens) {
   const int64_t width = m->config.width;
-  int64_t rows = 0, last = 0, next[2] = {0}; /* next: layer of a cache */
-  for (int64_t b = 0; b < m->texts; b++) rows += counts[b];
+  int64_t last = 0, next[2] = {0}; /* next: layer of a cache */
   for (int i = 0; i < 2; i++)
     if (m->cache[i]) llm_must(attn_kv_cache_begin(m->cache[i], counts));
   llm_must(attn_embed(&m->embedding, rows, tokens, m->x));

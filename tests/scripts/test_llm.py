@@ -57,21 +57,19 @@ def save(folder, config, weights, dtype="F32", files=1, odd=None):
     """odd: a tensor that is bfloat16."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    names, where = list(weights), {}
+    names = list(weights)
     for part in range(files):
-        path = "model.safetensors" if files == 1 else f"model-{part}.safetensors"
+        path = "model.safetensors" if files == 1 else f"model-{part + 1:05d}-of-{files:05d}.safetensors"
         header, data = {"__metadata__": {"format": "pt"}}, b""
         for name in names[part::files]:
             bits = weights[name].view(np.uint32)
             own = "BF16" if name == odd else dtype
             new = (bits >> 16).astype(np.uint16).tobytes() if own == "BF16" else bits.tobytes()
             header[name] = {"dtype": own, "shape": weights[name].shape, "data_offsets": [len(data), len(data) + len(new)]}
-            data, where[name] = data + new, path
+            data += new
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         (folder / path).write_bytes(struct.pack("<Q", len(text)) + text + data)
-    if files > 1:
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return folder
 
 
@@ -174,7 +172,7 @@ def test_greedy_tokens_are_those_of_float64(model, dtype):
         assert all(token in tokens[:most] for [token], tokens in zip(found, likely))
     if dtype == "BF16":
         both = run(folder, "--bf16-rows", 1, "--int8-weights", 1, 5)
-        assert "int8_weights is true with bf16_rows; it must be false" in both.stderr
+        assert "bf16_rows and .int8_weights are both true; one of them must be false" in both.stderr
     for rows in 0, 1:
         found = tokens_of(folder, PROMPTS, "--tokens", 1, "--int8-weights", 1, "--int8-rows", rows)
         assert all(token in tokens[:2] for [token], tokens in zip(found, likely))
@@ -249,7 +247,7 @@ WRONG = [
     ({"model_type": "gpt5"}, 'config.json: model_type is "gpt5"; it must be one of llama mistral qwen2 qwen3 gemma2'),
     ({"hidden_size": 0}, "config.json: hidden_size is 0; it must be a number in 1..2.14748e+09"),
     ({"num_hidden_layers": None}, "config.json: num_hidden_layers is missing; it must be a number in"),
-    ({"hidden_act": "mish"}, 'hidden_act is "mish"; it must be one of silu gelu gelu_pytorch_tanh relu'),
+    ({"hidden_act": "mish"}, 'hidden_act is "mish"; it must be one of relu gelu silu gelu_pytorch_tanh'),
     ({"layer_types": ["full_attention"]}, "layer_types is"),
     ({"rope_scaling": {"rope_type": "longrope"}}, 'rope_type is "longrope"; it must be one of default linear yarn llama3'),
     ({"rope_scaling": {"rope_type": "yarn"}}, "factor is missing; it must be a number in 1..1e+06"),
@@ -269,7 +267,7 @@ WRONG = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ({"tie_word_embeddings": "no"}, 'tie_word_embeddings is "no"; it must be true or false'),
     ({"layer_types": [1, 2]}, "layer_types is [1,2]; it must be a list of full_attention and sliding_attention"),
-    ({"intermediate_size": 41}, "tensor model.layers.0.mlp.gate_proj.weight is 40 x 32; by config.json it must be 41 x 32"),
+    ({"intermediate_size": 41}, "tensor model.layers.0.mlp.gate_proj.weight is 40 x 32; it must be 41 x 32"),
     ({"num_hidden_layers": 3}, "tensor model.layers.2.input_layernorm.weight is missing"),
     ({"max_position_embeddings": 20}, "prompt 0 and --tokens are 33 tokens; max_position_embeddings is 20"),
 ]
@@ -308,13 +306,12 @@ def test_wrong_files_and_options_are_refused(tmp_path):
                            (("--prompts", "nowhere"), "--prompts nowhere cannot be read")]:
         result = run(folder, *words)
         assert result.returncode in (1, 2) and message in result.stderr
-    index = folder / "model.safetensors.index.json"
-    for text, message in [("{", "index.json is not JSON"), ("{}", "index.json has no weight_map"),
-                          ('{"weight_map": {"a": 3}}', "weight_map.a is not the name of a file"),
-                          ('{"weight_map": {"a": "b.safetensors"}}', "b.safetensors: it cannot be read")]:
-        index.write_text(text)
-        assert message in run(folder, 5).stderr
-    index.unlink()
+    parts = save(tmp_path / "parts", config, weights, files=3)
+    (parts / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors: it cannot be read" in run(parts, 5).stderr
+    (parts / "model-00001-of-00003.safetensors").unlink()
+    (parts / "model-00003-of-00003.safetensors").unlink()
+    assert "parts/model.safetensors: it cannot be read" in run(parts, 5).stderr
     save(folder, config, weights, odd="model.layers.1.mlp.up_proj.weight")
     assert "tensor model.layers.1.mlp.up_proj.weight has another type than those before it" in run(folder, 5).stderr
     for text in "[", "[]", json.dumps(config) + "x":
