@@ -158,12 +158,25 @@ static void add_commit(bench_environment *e) {
 
 /* ---- Process --------------------------------------------------------------------------------------------------------- */
 
-/* All environment variables whose names start with one of the prefixes. */
-static void list_variables(const char *const *prefixes, char *list, size_t bytes) {
+static bool begins_with(const char *text, const char *const *prefixes) {
+  for (int i = 0; prefixes[i]; i++)
+    if (strncmp(text, prefixes[i], strlen(prefixes[i])) == 0) return true;
+  return false;
+}
+
+/* The first environment variable in the order of the alphabet behind `last` whose name begins so; NULL at the end. */
+static const char *find_variable(const char *const *prefixes, const char *last) {
+  const char *first = NULL;
   for (char **variable = environ; *variable; variable++)
-    for (int i = 0; prefixes[i]; i++)
-      if (strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0)
-        bench_append(list, bytes, "%s%s", *list ? " " : "", *variable);
+    if (begins_with(*variable, prefixes) && strcmp(*variable, last) > 0 && (!first || strcmp(*variable, first) < 0))
+      first = *variable;
+  return first;
+}
+
+/* All environment variables whose names start with one of the prefixes. Launchers of MPI give ranks other orders. */
+static void list_variables(const char *const *prefixes, char *list, size_t bytes) {
+  for (const char *variable = ""; (variable = find_variable(prefixes, variable));)
+    bench_append(list, bytes, "%s%s", *list ? " " : "", variable);
 }
 
 static void add_variables(bench_environment *e) {

@@ -680,6 +680,10 @@ class Resuming(FolderTest):
         self.journal.write_text("{}\n" + whole, encoding="utf-8")
         self.resume(5, "no journal of attnbench")
 
+    def test_the_order_of_variables_does_not_matter(self):
+        self.assert_ends(attnbench(*self.arguments, GOMP_B="1", GOMP_A="2"), 0)
+        self.assert_ends(attnbench(*self.arguments, "--resume", GOMP_A="2", GOMP_B="1"), 0)
+
     def test_a_folder_belongs_to_one_process(self):
         self.folder.mkdir()
         lock = os.open(self.folder, os.O_RDONLY)
