@@ -60,10 +60,10 @@ static int make_grids(const bench_options *options, bench_grids *grids) {
     for (const char *text = options->presets.item[i]; !code && cli_next_word(&text, name, sizeof name);)
       code = add_preset(options->command, name, grids);
   if (code) return code;
-  const bool nothing_asked = !grids->count && !bench_options_have_axes(options) && !options->case_ids.count;
+  const bool nothing_asked = !grids->count && !bench_options_have_axes(options);
   if (nothing_asked && options->default_preset)
     code = add_preset(options->command, options->default_preset, grids);
-  else if (!grids->count && !options->case_ids.count)
+  else if (!grids->count)
     grids->grid[grids->count++] = (bench_grid){0};
   return code ? code : set_axes(options, grids);
 }
@@ -94,13 +94,14 @@ static void thin_out(bench_case_list *list, int64_t most, uint64_t seed) {
 int bench_options_cases(const bench_options *options, bench_case_list *list) {
   char error[SENTENCE];
   bench_grids grids = {.count = 0};
-  int code = make_grids(options, &grids);
-  if (!code) code = add_case_ids(options, list);
+  const bool exact = options->case_ids.count > 0;
+  int code = exact ? add_case_ids(options, list) : make_grids(options, &grids);
   for (int g = 0; g < grids.count && !code; g++)
     if (!bench_cases_add(list, &grids.grid[g], (uint64_t)options->seed, error, sizeof error))
       code = cli_usage_error(options->command, "%s", error);
   bench_grids_clear(&grids);
-  if (!code && options->cases && options->cases < list->count) thin_out(list, options->cases, (uint64_t)options->seed);
+  if (!code && !exact && options->cases && options->cases < list->count)
+    thin_out(list, options->cases, (uint64_t)options->seed);
   return code;
 }
 

@@ -29,7 +29,7 @@ typedef struct bench_options {
   bool strict_env, gate;
   /* output */
   const char *folder, *csv, *json, *samples;
-  bool resume, overwrite, dry_run, repro, quiet, verbose;
+  bool resume, overwrite, unmeasured, dry_run, repro, quiet, verbose;
   int argc;
   char **argv;
 } bench_options;
@@ -45,7 +45,9 @@ bench_options bench_options_default(const char *command, const char *preset, int
    "repeatable: seq=128:8192:*2, head_dim=64,128, causal=none,bottom-right; see attnbench list axes", &(o)->axes},     \
   {CLI_LIST, 'p', "preset", "NAME",                                                                                    \
    "repeatable: grids of cases, see attnbench list presets; -a replaces their axes", &(o)->presets},                   \
-  {CLI_LIST, 0, "case", "CASE_ID", "repeatable: exactly this case, by the case_id of a result file", &(o)->case_ids},  \
+  {CLI_LIST, 0, "case", "CASE_ID",                                                                                     \
+   "repeatable: exactly this case, by the case_id of a result file; -a, -p and --cases then choose none",              \
+   &(o)->case_ids},                                                                                                    \
   {CLI_STRING, 't', "threads", "N[,N...]",                                                                             \
    "threads of the kernels; all = every CPU allowed (default 1)", &(o)->threads},                                      \
   {CLI_INT, 0, "cases", "N", "at most N cases, a seeded selection of them (default all)",                               \
@@ -77,7 +79,11 @@ bench_options bench_options_default(const char *command, const char *preset, int
   {CLI_STRING, 0, "samples", "FILE", "write every single sample as CSV", &(o)->samples},                              \
   {CLI_FLAG, 0, "resume", NULL, "with -o: skip the rows that DIR's journal holds and add the others", &(o)->resume},  \
   {CLI_FLAG, 0, "overwrite", NULL, "with -o: replace the results that DIR holds", &(o)->overwrite},                   \
-  {CLI_FLAG, 'n', "dry-run", NULL, "list the cases and an estimate of the time, run nothing", &(o)->dry_run},         \
+  {CLI_FLAG, 0, "unmeasured", NULL,                                                                                    \
+   "with -o: measure nothing, write the files of what DIR's journal holds; what it lacks is SKIP",                     \
+   &(o)->unmeasured},                                                                                                  \
+  {CLI_FLAG, 'n', "dry-run", NULL,                                                                                     \
+   "list the cases, with --resume the missing ones, and an estimate of the time; run nothing", &(o)->dry_run},         \
   {CLI_FLAG, 0, "repro", NULL, "print below each row the command line that reruns it", &(o)->repro},                  \
   {CLI_FLAG, 'v', "verbose", NULL, "print every row, however many", &(o)->verbose},                                   \
   {CLI_FLAG, 'q', "quiet", NULL, "no progress on stderr", &(o)->quiet}

@@ -44,8 +44,10 @@ static int open_steps(bench_session *s) {
   bench_selection selection;
   if (o->resume && !o->folder) return cli_usage_error(o->command, "--resume needs the folder to resume: -o DIR");
   if (o->resume && o->overwrite) return cli_usage_error(o->command, "--resume and --overwrite exclude each other");
-  if (o->shard && s->steps != &bench_cases_steps)
-    return cli_usage_error(o->command, "--shard splits cases; --preset limits measures goals");
+  if (o->unmeasured && !o->folder) return cli_usage_error(o->command, "--unmeasured needs the folder to write: -o DIR");
+  if ((o->shard || o->unmeasured) && s->steps != &bench_cases_steps)
+    return cli_usage_error(o->command, "--%s; --preset limits measures goals",
+                           o->shard ? "shard splits cases" : "unmeasured lists cases");
   if (o->gate && !s->steps->gate) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
   if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
   int code = bench_check_overrides(o->command);
@@ -189,8 +191,19 @@ static int conclude_session(const bench_session *s) {
   return s->steps->conclude(s);
 }
 
-static int dry_run(const bench_session *s) {
+/* Reads the journal that --resume would continue, for a dry run. */
+static bool read_journal(bench_session *s) {
+  char path[BENCH_PATH_BYTES], *head = NULL;
+  if (!s->options->resume) return true;
+  bench_session_path(s, "journal.jsonl", path);
+  const bool fine = !bench_file_exists(path) || bench_journal_read(path, &head, &s->old);
+  free(head);
+  return fine;
+}
+
+static int dry_run(bench_session *s) {
   char clock[24];
+  if (!read_journal(s)) return BENCH_EXIT_INTERNAL;
   bench_format_clock(s->steps->guess(s), clock, sizeof clock);
   s->steps->list(s);
   s->steps->print_extent(s, stdout);
@@ -258,7 +271,7 @@ static int width_of(int test) {
 }
 
 void bench_session_print_structure(const bench_session *s, FILE *file) {
-  if (!s->settings.structure) return;
+  if (!s->settings.structure || s->options->unmeasured) return;
   fprintf(file, "structural tests, cases (of at most 1e8 multiply-adds) on which each ran:\n%-18s", "kernel");
   for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
     fprintf(file, " %*s", width_of(test), bench_structure_name((bench_structure_test)test));

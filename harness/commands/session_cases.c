@@ -12,27 +12,13 @@ static int open_cases(bench_session *s, const bench_selection *selection) {
   return code ? code : bench_refuse_impossible(s->options, &s->cases);
 }
 
-static double guess_case(const bench_session *s, int index) {
-  return bench_case_guess(&s->cases.item[index], s->kernels, s->kernel_count, &s->settings);
-}
-
 static void print_extent(const bench_session *s, FILE *file) {
   fprintf(file, "%d case%s x %d kernel%s", s->cases.count, s->cases.count == 1 ? "" : "s", s->kernel_count,
           s->kernel_count == 1 ? "" : "s");
 }
 
-static double guess_all(const bench_session *s) {
-  double guess = 0;
-  for (int i = 0; i < s->cases.count; i++) guess += guess_case(s, i);
-  return guess;
-}
-
-static void list(const bench_session *s) {
-  for (int i = 0; i < s->cases.count; i++) printf("%7.1f s  %s\n", guess_case(s, i), s->cases.item[i].case_id);
-}
-
 /* The journal's row of a case and kernel, unless it has to be done again. */
-static bench_row *find_old(bench_session *s, const char *case_id, const char *kernel) {
+static bench_row *find_old(const bench_session *s, const char *case_id, const char *kernel) {
   for (int i = 0; i < s->old.count; i++) {
     bench_row *r = &s->old.item[i];
     if (!strcmp(r->case_id, case_id) && !strcmp(r->kernel, kernel) && r->verdict.status != BENCH_ERROR) return r;
@@ -57,6 +43,37 @@ static void keep_old(bench_session *s, const char *case_id) {
 /* Kernels of another operation have no row. */
 static bool computes(const attn_kernel_info *kernel, const bench_case *bench) {
   return kernel == &bench_automatic || attn_kernel_operation(kernel) == bench->problem.operation;
+}
+
+/* A case, and what is to be done of it. */
+typedef struct current {
+  const bench_case *bench;
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* whose rows are missing */
+  int count;
+  double guess; /* seconds */
+  bench_row *rows;
+} current;
+
+static current open_case(const bench_session *s, int index) {
+  current c = {.bench = &s->cases.item[index]};
+  for (int i = 0; i < s->kernel_count; i++)
+    if (computes(s->kernels[i], c.bench) && !find_old(s, c.bench->case_id, s->kernels[i]->name))
+      c.kernels[c.count++] = s->kernels[i];
+  if (c.count) c.guess = bench_case_guess(c.bench, c.kernels, c.count, &s->settings);
+  return c;
+}
+
+static double guess_all(const bench_session *s) {
+  double guess = 0;
+  for (int i = 0; i < s->cases.count; i++) guess += open_case(s, i).guess;
+  return guess;
+}
+
+static void list(const bench_session *s) {
+  for (int i = 0; i < s->cases.count; i++) {
+    const current c = open_case(s, i);
+    if (c.count) printf("%7.*f s  %s\n", c.guess < 0.95 ? 3 : 1, c.guess, c.bench->case_id);
+  }
 }
 
 /* ---- Rows of one case ----------------------------------------------------------------------------------------------- */
@@ -96,14 +113,6 @@ static void count_structure_runs_of(bench_session *s, const bench_row *row) {
 
 /* ---- Running -------------------------------------------------------------------------------------------------------- */
 
-/* The case that runs. */
-typedef struct current {
-  const bench_case *bench;
-  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* whose rows are missing */
-  bench_row *rows;                                        /* one for each of them */
-  int count;
-} current;
-
 /* With --budget, the time of a case shrinks to twice its share of what is left. False if nothing is left. */
 static bool set_case_budget(bench_session *s, double guess) {
   const double left = s->options->budget_s - bench_session_elapsed(s), most = s->options->case_budget_s;
@@ -115,15 +124,19 @@ static bool set_case_budget(bench_session *s, double guess) {
 
 /* Fills the rows of the kernels that are missing. *durable is set if they need not be done again by --resume. False if
  * the run was interrupted before they were complete. */
-static bool run_missing(bench_session *s, current *c, double guess, bool *durable) {
+static bool run_missing(bench_session *s, current *c, bool *durable) {
+  const bool unmeasured = s->options->unmeasured;
   bench_progress_note(&s->progress, s->case_name, "begins");
-  *durable = set_case_budget(s, guess);
+  *durable = !unmeasured && set_case_budget(s, c->guess);
   if (*durable && !bench_run_case(c->bench, c->kernels, c->count, &s->settings, c->rows)) return false;
   for (int i = 0; i < c->count && !*durable; i++) {
     bench_verdict *verdict = &c->rows[i].verdict;
     c->rows[i] = bench_row_create(c->bench, c->kernels[i]);
     verdict->status = BENCH_SKIP;
-    snprintf(verdict->reason, sizeof verdict->reason, "--budget of %.0f s is used up", s->options->budget_s);
+    if (unmeasured)
+      snprintf(verdict->reason, sizeof verdict->reason, "not measured: --resume does it");
+    else
+      snprintf(verdict->reason, sizeof verdict->reason, "--budget of %.0f s is used up", s->options->budget_s);
   }
   for (int i = 0; i < c->count; i++) count_structure_runs_of(s, &c->rows[i]);
   return true;
@@ -131,20 +144,17 @@ static bool run_missing(bench_session *s, current *c, double guess, bool *durabl
 
 /* One case; false if the run was interrupted before it was complete. */
 static bool run_case(bench_session *s, int index) {
-  current c = {.bench = &s->cases.item[index], .rows = s->fresh};
-  const double guess = guess_case(s, index);
+  current c = open_case(s, index);
   const int before = s->rows.count;
   bool durable = true;
+  c.rows = s->fresh;
   s->case_name = c.bench->case_id;
-  for (int i = 0; i < s->kernel_count; i++)
-    if (computes(s->kernels[i], c.bench) && !find_old(s, s->case_name, s->kernels[i]->name))
-      c.kernels[c.count++] = s->kernels[i];
-  if (c.count && !run_missing(s, &c, guess, &durable)) return false;
+  if (c.count && !run_missing(s, &c, &durable)) return false;
   keep_case(s, c.bench, c.rows, durable);
   bench_progress_wipe(&s->progress);
   if (s->rows.count > before) bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
-  bench_progress_advance(&s->progress, guess, !c.count);
-  s->guess_left_s -= guess;
+  bench_progress_advance(&s->progress, c.guess, !c.count);
+  s->guess_left_s -= c.guess;
   return true;
 }
 
@@ -159,7 +169,7 @@ static void run_cases(bench_session *s) {
 
 static int conclude_cases(const bench_session *s) {
   bool usable = false; /* some kernel, on this CPU */
-  if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
+  if (s->options->unmeasured || bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
   for (int i = 0; i < s->kernel_count; i++)
     usable = usable || s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i]);
   if (!usable) return BENCH_EXIT_SKIPPED;

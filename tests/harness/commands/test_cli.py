@@ -303,6 +303,22 @@ class CommandLine(FolderTest):
         self.assertNotIn("PASS", done.stdout)
         self.assertFalse((self.folder / "out" / "results.csv").exists())
 
+    def test_what_a_folder_lacks_is_listed_and_written(self):
+        cases = ["-k", "naive_c,flash_c", "-a", "seq=8,16", "-a", "heads=1", "-a", "head_dim=8", "-o", self.folder / "out"]
+        listed = self.expect(0, [], "check", *cases, "-n").stdout.split()
+        ids = [word for word in listed if word.startswith("dtype:")]
+        self.expect(0, ["2 rows: 2 PASS"], "check", *cases, "--case", ids[1])  # and no other case
+        left = self.expect(0, [ids[0], "about"], "check", *cases, "-n", "--resume").stdout
+        self.assertNotIn(ids[1], left)
+        journal = (self.folder / "out" / "journal.jsonl").read_bytes()
+        self.expect(0, ["4 rows: 2 PASS", "2 SKIP"], "check", *cases, "--resume", "--unmeasured")
+        reasons = [(row["case_id"], row["reason"]) for row in read_csv(self.folder / "out" / "results.csv")]
+        self.assertEqual(reasons, [(ids[0], "not measured: --resume does it")] * 2 + [(ids[1], "")] * 2)
+        self.assertEqual((self.folder / "out" / "journal.jsonl").read_bytes(), journal)
+        self.expect(0, ["4 rows: 4 PASS"], "check", *cases, "--resume")
+        self.expect(2, ["--unmeasured needs"], "check", "--unmeasured", *SMALL)
+        self.expect(2, ["--unmeasured lists cases"], "run", "-p", "limits", "--unmeasured", "-o", self.folder / "x")
+
     def test_a_session_begins_and_ends_with_what_it_did(self):
         arguments = ["-k", "naive_c,flash_c", "-a", "heads=1", "-a", "seq=8,12", "-a", "head_dim=8", "--seed", "7"]
         for command in ["check"], ["run", "--rounds", "1"]:
