@@ -17,6 +17,8 @@ foreach(mpi openmpi mpich)
   list(FILTER folders INCLUDE REGEX "^-I")
   list(TRANSFORM folders REPLACE "^-I" "")
   list(FILTER flags INCLUDE REGEX "^-[Ll]")
+  set(attn_mpi_folders_${mpi} ${folders}) # for tests/harness/ranks too
+  set(attn_mpi_flags_${mpi} ${flags})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/mpi/*.c)
   add_executable(test_mpi_${mpi} ${PROJECT_SOURCE_DIR}/mpi/tests/test_mpi.c ${sources})
   attn_mpi_options(test_mpi_${mpi})
