@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Writing a KV cache. For random shapes, types, strides and ways of saying where tokens go, every tier leaves the bytes that
- * a loop over single elements leaves: what is written, and what must not be. Rotations stay within a bound that follows from
- * their arithmetic, against long double. */
+ * a loop over single elements leaves: what is written, and what must not be. A bad entry is refused if a token needs it.
+ * Rotations stay within a bound that follows from their arithmetic, against long double. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,6 +78,10 @@ static bool place_of(const scene *s, int64_t b, int64_t i, int64_t t, int64_t *p
   return true;
 }
 
+static int64_t new_tokens(const scene *s, int64_t b) {
+  return s->packed ? s->cu[b + 1] - s->cu[b] : s->args.counts ? s->args.counts[b] : s->args.tokens;
+}
+
 static int64_t at(const attn_strides *s, int64_t b, int64_t h, int64_t t, int64_t d) {
   return b * s->b + h * s->h + t * s->s + d * s->d;
 }
@@ -100,8 +104,7 @@ static void expect_rows(const scene *s, const tensor *from, const tensor *to, in
   const attn_kv_append_args *a = &s->args;
   for (int64_t b = 0; b < a->batch; b++) {
     const int64_t first = s->packed ? s->cu[b] : 0;
-    const int64_t count = s->packed ? s->cu[b + 1] - s->cu[b] : a->counts ? a->counts[b] : a->tokens;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < new_tokens(s, b); i++) {
       const int64_t t = s->packed ? first + i : b * a->tokens + i, row_b = s->packed ? 0 : b, row_t = s->packed ? t : i;
       int64_t page = row_b, token = row_t, ignored_page, ignored_token;
       if (!place_of(s, b, i, t, cached ? &page : &ignored_page, cached ? &token : &ignored_token)) continue;
@@ -203,6 +206,72 @@ static void pick_factors(scene *s, int64_t pages, int64_t unit, float memory[4][
   }
 }
 
+/* Whether a new token needs this entry of positions, slots, the page table, or factors by head or token. */
+static bool needs(const scene *s, const void *entry) {
+  const attn_kv_append_args *a = &s->args;
+  for (int64_t b = 0; b < a->batch; b++)
+    for (int64_t i = 0; i < new_tokens(s, b); i++) {
+      const int64_t t = (s->packed ? s->cu[b] : b * a->tokens) + i, place = (a->past ? a->past[b] : 0) + i;
+      int64_t page, token;
+      if (entry == &s->slots[t]) return true;
+      if (!place_of(s, b, i, t, &page, &token)) continue;
+      if (entry == &s->positions[t]) return true;
+      if (a->page_table && entry == &s->table[b][place / a->page_tokens]) return true;
+      for (int64_t h = 0; h < a->heads_kv; h++)
+        if ((a->k_scale && entry == a->k_scale + at(&a->k_scale_stride, page, h, token, 0)) ||
+            (a->v_scale && entry == a->v_scale + at(&a->v_scale_stride, page, h, token, 0)))
+          return true;
+    }
+  return false;
+}
+
+/* Spoils one entry of what the call reads about its tokens. Returns where it is, and what stood there; NULL: nothing is to
+ * spoil. */
+static void *spoil(scene *s, int64_t pages, int64_t unit, uint64_t *kept) {
+  static const float no_factor[] = {0, NAN, INFINITY, -INFINITY, 1e-40f};
+  attn_kv_append_args *a = &s->args;
+  const int64_t total = s->packed ? a->tokens : a->batch * a->tokens, b = pick(a->batch), way = pick(5);
+  const attn_strides *stride = way == 0 ? &a->k_scale_stride : &a->v_scale_stride;
+  const float *factors = way == 0 ? a->k_scale : way == 1 ? a->v_scale : NULL;
+  const float factor = no_factor[pick(COUNT(no_factor))];
+  const int64_t slot = pick(2) ? pages * unit : -2;
+  const int32_t index = pick(2) ? (int32_t)pages : -1, before = -1;
+  int64_t page = pick(pages), token = pick(unit), count = new_tokens(s, b), i = count > 0 ? pick(count) : 0;
+  if (total == 0) return NULL;
+  const int64_t t = pick(total);
+  if (pick(2) && count > 0) (void)place_of(s, b, i, (s->packed ? s->cu[b] : b * a->tokens) + i, &page, &token);
+  void *entry = NULL;
+  const void *bad = factors ? (const void *)&factor : way == 2 ? (const void *)&slot : way == 3 ? &index : &before;
+  if (factors) entry = (float *)(uintptr_t)factors + at(stride, page, pick(a->heads_kv), token, 0);
+  if (way == 2 && a->slots) entry = &s->slots[t];
+  if (way == 3 && a->page_table) entry = &s->table[b][pick(24)];
+  if (way == 4 && a->positions) entry = &s->positions[t];
+  const size_t bytes = way == 2 ? sizeof slot : sizeof index;
+  if (!entry) return NULL;
+  memcpy(kept, entry, bytes);
+  return memcpy(entry, bad, bytes);
+}
+
+/* The call with a spoilt entry is refused before anything is written if a new token needs the entry, and is as before if
+ * none does. One number as the factor of all tokens is needed in any case. */
+static void run_spoilt(scene *s, const attn_options *options, int64_t pages, int64_t unit, char (*memory)[MOST * 4]) {
+  attn_kv_append_args *a = &s->args;
+  uint64_t kept = 0;
+  void *entry = spoil(s, pages, unit, &kept);
+  if (!entry) return;
+  const bool one = (entry == a->k_scale && !a->k_scale_stride.h && !a->k_scale_stride.s) ||
+                   (entry == a->v_scale && !a->v_scale_stride.h && !a->v_scale_stride.s);
+  const bool needed = one || needs(s, entry);
+  for (int i = 3; i < 6; i++) memset(memory[i], 0x5a, sizeof memory[i]);
+  assert_int_equal(attn_kv_append(a, options), needed ? ATTN_INVALID_ARGUMENT : ATTN_OK);
+  for (int i = 3; i < 6; i++)
+    if (needed)
+      assert_true(memory[i][0] == 0x5a && memcmp(memory[i], memory[i] + 1, sizeof memory[i] - 1) == 0);
+    else
+      assert_memory_equal(memory[i], memory[3 + i], sizeof memory[i]);
+  memcpy(entry, &kept, entry >= (void *)s->slots && entry < (void *)(s->slots + 512) ? sizeof(int64_t) : sizeof(int32_t));
+}
+
 /* Runs the scene in one tier and compares every byte with the model's. */
 static void run_scene(scene *s, const attn_options *options) {
   static char memory[9][MOST * 4];
@@ -266,6 +335,7 @@ static void run_scene(scene *s, const attn_options *options) {
   expect_rows(s, &from[2], &to[2], a->heads_kv, a->dim_v, true, false);
   for (int i = 0; i < 3; i++) assert_memory_equal(memory[3 + i], memory[6 + i], sizeof memory[0]);
   for (int i = 0; i < 2; i++) assert_memory_equal(factors[i], factors[2 + i], sizeof factors[0]);
+  run_spoilt(s, options, pages, unit, memory);
 }
 
 TEST(every_tier_writes_what_a_loop_over_elements_writes) {

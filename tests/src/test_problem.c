@@ -85,6 +85,50 @@ TEST(setters_set_what_they_say) {
   assert_strides(p.o_stride, 5 * 4 * 6, 6, 4 * 6, 1);
 }
 
+/* Fails unless each element of a tensor has a place of its own, without gaps; strides are four numbers, as sizes are. */
+static void expect_dense(const char *field, const void *strides, const int64_t sizes[4]) {
+  static bool taken[1 << 20];
+  const int64_t all = sizes[0] * sizes[1] * sizes[2] * sizes[3];
+  int64_t stride[4];
+  memcpy(stride, strides, sizeof stride);
+  assert_true(all > 0 && all <= (int64_t)COUNT(taken));
+  memset(taken, 0, sizeof taken);
+  for (int64_t n = 0; n < all; n++) {
+    int64_t at = 0, rest = n;
+    for (int i = 3; i >= 0; rest /= sizes[i], i--) at += rest % sizes[i] * stride[i];
+    if (at < 0 || at >= all || taken[at]) fail_msg("%s: element %" PRId64 " is at %" PRId64, field, n, at);
+    taken[at] = true;
+  }
+}
+
+/* All sizes differ, so that no stride passes for another one. */
+TEST(setters_describe_dense_tensors) {
+#define DENSE(field, ...) expect_dense(#field, &p.field, (const int64_t[]){__VA_ARGS__})
+  enum { B = 2, HQ = 9, HKV = 3, Q = 70, K = 400, D = 4, V = 8, TQ = 101, TK = 500, PAGES = 11, PAGE = 16, NEW = 5 };
+  attn_problem p;
+  attn_problem_init(&p, B, HQ, HKV, Q, K, D, V);
+  for (int bshd = 0; bshd < 2; bshd++) {
+    DENSE(q_stride, B, HQ, Q, D), DENSE(k_stride, B, HKV, K, D), DENSE(v_stride, B, HKV, K, V);
+    DENSE(o_stride, B, HQ, Q, V), DENSE(lse_stride, B, HQ, Q, 1), DENSE(state_stride, B, HQ, Q, attn_state_floats(V));
+    attn_problem_set_bshd(&p);
+  }
+  DENSE(bias_stride, B, HQ, Q, K), DENSE(mask_stride, B, HQ, Q, K), DENSE(scores_stride, B, HQ, Q, K);
+  attn_problem_set_key_blocks(&p, 16, 64); /* 5 blocks of queries, 7 of keys */
+  DENSE(kv_num_blocks_stride, B, HKV, 5, 1), DENSE(kv_indices_stride, B, HKV, 5, 7);
+  attn_problem_set_newest_mask(&p, NEW);
+  DENSE(mask_stride, B, HQ, Q, NEW);
+  attn_problem_set_backward(&p);
+  DENSE(d_q_stride, B, HQ, Q, D), DENSE(d_k_stride, B, HKV, K, D), DENSE(d_v_stride, B, HKV, K, V);
+  DENSE(d_o_stride, B, HQ, Q, V), DENSE(d_lse_stride, B, HQ, Q, 1);
+  DENSE(d_bias_stride, B, HQ, Q, K), DENSE(d_scores_stride, B, HQ, Q, K);
+  attn_problem_set_varlen(&p, TQ, TK);
+  DENSE(q_stride, 1, HQ, TQ, D), DENSE(k_stride, 1, HKV, TK, D), DENSE(v_stride, 1, HKV, TK, V);
+  DENSE(o_stride, 1, HQ, TQ, V), DENSE(lse_stride, 1, HQ, TQ, 1), DENSE(state_stride, 1, HQ, TQ, attn_state_floats(V));
+  attn_problem_set_pages(&p, PAGE, PAGES);
+  DENSE(k_stride, PAGES, HKV, PAGE, D), DENSE(v_stride, PAGES, HKV, PAGE, V);
+#undef DENSE
+}
+
 /* ---- Valid problems ---- */
 
 #define LEGAL(name, change) \

@@ -352,6 +352,16 @@ TEST(threads_that_lost_their_cpus_are_tried_again) {
   assert_true(report.entry[0].rounds >= 6);
 }
 
+/* A few lost calls are fewer than half of all. No number of threads is quicker here. */
+TEST(few_lost_calls_leave_nothing_out) {
+  for (int calls = 0; calls < 3; calls++) {
+    begin(NULL);
+    const attn_tune_report report = tune_beside_others(calls, 4e7, 0, 3);
+    for (int i = 0; i < 3 && entry_of(&report, script[i].name, 4); i++)
+      assert_true(entry_of(&report, script[i].name, 4)->rounds > 0 && entry_of(&report, script[i].name, 2)->rounds > 0);
+  }
+}
+
 /* Disturbed, and quicker all the same: four threads take a third of the time of one. */
 TEST(what_is_quicker_beyond_doubt_stays) {
   for (size_t i = 0; i < COUNT(script); i++) script[i].ns = 9e6;

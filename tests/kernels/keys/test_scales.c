@@ -16,14 +16,15 @@ static int64_t below(int64_t count) {
   return (int64_t)(random_state >> 8) % count;
 }
 
-/* One factor, one a head, or one a token, for the layout of K and V; one a channel of K, and one a token or channel of V. */
+/* One factor, one a head, or one a token, for the layout of K and V; one a channel of K, and one a token or channel of V;
+ * one a channel of V alone. */
 static void set_scales(attn_problem *p, int kind) {
   const attn_strides channels = {.b = attn_uses(p, ATTN_USE_PAGES) ? 0 : KV_HEADS * DIM, .h = DIM, .d = 1};
   p->uses |= ATTN_USE_KV_SCALES;
   p->k_scale_stride = p->v_scale_stride = (attn_strides){.h = kind == 1};
   if (kind == 2) (void)attn_operand_set_dense(p, ATTN_OPERAND_K_SCALE);
   if (kind == 2 || kind == 3) (void)attn_operand_set_dense(p, ATTN_OPERAND_V_SCALE);
-  if (kind > 2) p->k_scale_stride = channels;
+  if (kind == 3 || kind == 4) p->k_scale_stride = channels;
   if (kind > 3) p->v_scale_stride = channels;
 }
 
@@ -181,42 +182,39 @@ TEST(factors_that_are_not_finite_stay_in_their_channel) {
 }
 
 /* Queries and outputs of 16 bits: as float32 queries, and outputs that are rounded once. Threads leave the bits alone. */
-TEST(halves_and_threads_keep_the_bits) {
-  enum { QUERIES = 40, ROWS = 2 * HEADS * QUERIES };
-  attn_problem half, whole;
-  attn_problem_init(&half, 2, HEADS, KV_HEADS, QUERIES, KEYS, DIM, DIM);
-  half.dtype_kv = ATTN_I8;
-  set_scales(&half, 4);
-  whole = half;
-  half.dtype_q = half.dtype_o = ATTN_BF16;
-  uint16_t *q = test_allocate(ROWS * DIM * sizeof *q), *o = test_allocate(ROWS * DIM * sizeof *o), *again;
-  float *q_whole = test_allocate(ROWS * DIM * sizeof *q_whole), *o_whole = test_allocate(ROWS * DIM * sizeof *o_whole);
-  int8_t *kv = test_allocate(2 * KV_HEADS * KEYS * DIM);
-  again = test_allocate(ROWS * DIM * sizeof *again);
+static void halves_keep_the_bits(attn_dtype dtype, int kind) {
+  enum { QUERIES = 40, ELEMENTS = 2 * HEADS * QUERIES * DIM, KV = 2 * KV_HEADS * KEYS * DIM };
+  static float q[ELEMENTS], o[3][ELEMENTS];
+  static int8_t kv[KV];
+  attn_problem whole;
+  attn_problem_init(&whole, 2, HEADS, KV_HEADS, QUERIES, KEYS, DIM, DIM);
+  whole.dtype_kv = ATTN_I8;
+  set_scales(&whole, kind);
+  attn_problem half = whole;
+  half.dtype_q = half.dtype_o = dtype;
   random_state = 1;
-  for (int n = 0; n < ROWS * DIM; n++) {
-    q[n] = (uint16_t)(0x3f00 + below(0x100)) | (uint16_t)(below(2) << 15);
-    const uint32_t bits = (uint32_t)q[n] << 16;
-    memcpy(q_whole + n, &bits, sizeof bits);
+  for (int n = 0; n < KV; n++) kv[n] = (int8_t)(below(255) - 127);
+  test_fill(q, ELEMENTS, 1);
+  test_round(q, ELEMENTS, dtype);
+  void *narrow = test_narrow(q, ELEMENTS, dtype);
+  float *factors = filled(KV / DIM, 3);
+  for (int i = 0; i < 3; i++) {
+    const attn_args args =
+        ATTN_STRUCT(attn_args, .q = i < 2 ? narrow : q, .k = kv, .v = kv, .o = o[i], .k_scale = factors, .v_scale = factors);
+    memset(o[i], 0xff, sizeof o[i]);
+    test_ok(test_run(i < 2 ? &half : &whole, &args, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1 + i % 2)));
   }
-  for (int n = 0; n < 2 * KV_HEADS * KEYS * DIM; n++) kv[n] = (int8_t)(below(255) - 127);
-  float *factors = filled(2 * KV_HEADS * DIM, 3);
-  attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = kv, .v = kv, .o = o, .k_scale = factors, .v_scale = factors);
-  const attn_options one = ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1);
-  const attn_options two = ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 2);
-  test_ok(test_run(&half, &args, &one));
-  args.o = again;
-  test_ok(test_run(&half, &args, &two));
-  assert_memory_equal(o, again, ROWS * DIM * sizeof *o);
-  args.q = q_whole, args.o = o_whole;
-  test_ok(test_run(&whole, &args, &one));
-  for (int n = 0; n < ROWS * DIM; n++) {
-    uint32_t bits;
-    memcpy(&bits, o_whole + n, sizeof bits);
-    assert_int_equal(o[n], (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  void *rounded = test_narrow(o[2], ELEMENTS, dtype);
+  assert_memory_equal(o[0], rounded, ELEMENTS * sizeof(uint16_t));
+  assert_memory_equal(o[1], rounded, ELEMENTS * sizeof(uint16_t));
+  free(narrow), free(rounded), free(factors);
+}
+
+TEST(halves_and_threads_keep_the_bits) {
+  for (int kind = 3; kind <= 5; kind++) {
+    halves_keep_the_bits(ATTN_BF16, kind);
+    halves_keep_the_bits(ATTN_F16, kind);
   }
-  void *const blocks[] = {q, o, again, q_whole, o_whole, kv, factors};
-  for (size_t i = 0; i < COUNT(blocks); i++) free(blocks[i]);
 }
 
 TEST(plans_say_which_factors_there_are) {
