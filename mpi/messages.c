@@ -41,6 +41,7 @@ attn_status mpi_abort_run(attn_mpi_plan *plan, attn_status status) {
 static attn_status look_for_failure(attn_mpi_plan *plan) {
   int there = 0, code = ATTN_UNSUPPORTED;
   MPI_Status from;
+  if (plan->comm == MPI_COMM_NULL) return ATTN_OK;
   MPI_TRY(plan, MPI_Iprobe, MPI_ANY_SOURCE, ABORT_TAG, plan->comm, &there, &from);
   if (!there) return ATTN_OK;
   MPI_TRY(plan, MPI_Recv, &code, 1, MPI_INT, from.MPI_SOURCE, ABORT_TAG, plan->comm, MPI_STATUS_IGNORE);
@@ -76,6 +77,15 @@ static bool has_ended(const mpi_requests *all, int index) {
   return index < 0 || all->request[index] == MPI_REQUEST_NULL;
 }
 
+/* Lets others have the CPU. Who has waited long sleeps, as ranks that share cores would only take turns at looking. */
+static void give_way(double waited_s) {
+  const struct timespec pause = {.tv_nsec = 50000};
+  if (waited_s < 1e-3)
+    sched_yield();
+  else
+    nanosleep(&pause, NULL);
+}
+
 attn_status mpi_wait(mpi_requests *all, int index, int rank) {
   const double start = mpi_now();
   while (!has_ended(all, index)) {
@@ -93,7 +103,7 @@ attn_status mpi_wait(mpi_requests *all, int index, int rank) {
                                                 "than attn_mpi_options.timeout_s allows",
                                                 all->plan->rank, waited, name));
     }
-    sched_yield();
+    give_way(waited);
   }
   return ATTN_OK;
 }

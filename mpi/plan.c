@@ -236,12 +236,16 @@ attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_byt
 
 attn_status mpi_join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {
   int there = 0, *tags = NULL;
-  plan->comm = MPI_COMM_NULL;
+  MPI_Request request;
+  plan->comm = plan->joining = MPI_COMM_NULL;
   plan->timeout_s = TIMEOUT_S;
   MPI_TRY(plan, MPI_Initialized, &there);
   REQUIRE(there, "MPI has not been started; MPI_Init_thread() must come before");
   REQUIRE(communicator != MPI_COMM_NULL, "communicator is MPI_COMM_NULL; it must be one of the program's");
-  MPI_TRY(plan, MPI_Comm_dup, communicator, &plan->comm);
+  MPI_TRY(plan, MPI_Comm_idup, communicator, &plan->joining, &request);
+  const attn_status status = mpi_wait_one(plan, &request);
+  if (status != ATTN_OK) return status;
+  plan->comm = plan->joining;
   MPI_TRY(plan, MPI_Comm_set_errhandler, plan->comm, MPI_ERRORS_RETURN);
   MPI_TRY(plan, MPI_Comm_rank, plan->comm, &plan->rank);
   MPI_TRY(plan, MPI_Comm_size, plan->comm, &plan->ranks);
@@ -321,7 +325,7 @@ attn_status attn_mpi_plan_create(const attn_problem *whole, const attn_mpi_shard
 }
 
 void attn_mpi_plan_destroy(attn_mpi_plan *plan) {
-  if (!plan) return;
+  if (!plan || (plan->broken && plan->comm == MPI_COMM_NULL)) return; /* MPI_Comm_idup() may write to it yet */
   mpi_free_calls(plan);
   mpi_free_parts(plan);
   free(plan->numbers);

@@ -52,7 +52,8 @@ typedef struct mpi_box_layout {
 } mpi_box_layout;
 
 struct attn_mpi_plan {
-  MPI_Comm comm; /* MPI_COMM_NULL: none yet */
+  MPI_Comm comm;    /* MPI_COMM_NULL: none yet */
+  MPI_Comm joining; /* the same, while MPI_Comm_idup() is under way */
   int rank, ranks, tags;
   attn_problem whole, own; /* own: strides of this rank's tensors */
   attn_options compute;
