@@ -18,7 +18,9 @@
 #include "attn/mpi.h"
 #include "kernels/common/problem/convert.h"
 
-static int rank, ranks, failures, compared;
+enum { GRADIENT_MODE = ATTN_MPI_SPLIT + 1, MODES };
+static int rank, ranks, mode_now;
+static int failures[MODES], compared[MODES]; /* [mode]; 0 is for those without one */
 static const char *fault = "";
 static bool gradients; /* cases are to have gradients */
 
@@ -453,7 +455,7 @@ static void free_local(local_case *l) {
 /* ---- One case ---- */
 
 static void complain(const char *what, const whole_case *w, const char *text) {
-  failures++;
+  failures[mode_now]++;
   printf(
       "rank %d of %d: %s: %lld queries, %lld keys, batch %lld, heads %lld and %lld, dims %lld and %lld, dtypes %d %d, "
       "align %d, window %lld %lld, uses 0x%x, score %d: %s\n",
@@ -492,12 +494,13 @@ static void compare(const whole_case *w, const shards *s, const local_case *l) {
   char *lse = own_tensor((char *)w->lse, outer, w->rows, 4, s->q, s->q_count, s->rows);
   if (memcmp(o, l->o, (size_t)(outer * s->rows * bytes))) complain("bits of o differ", w, "");
   if (w->args.lse && memcmp(lse, l->lse, (size_t)(outer * s->rows * 4))) complain("bits of lse differ", w, "");
-  compared++;
+  compared[mode_now]++;
   free(o);
   free(lse);
 }
 
-static void check_case(attn_mpi_mode mode, bool few) {
+/* False if the mode refuses the problem. */
+static bool check_case(attn_mpi_mode mode, bool few) {
   const bool travels = mode == ATTN_MPI_PASS_Q || mode == ATTN_MPI_EXCHANGE;
   whole_case w;
   local_case l;
@@ -533,6 +536,7 @@ static void check_case(attn_mpi_mode mode, bool few) {
   attn_mpi_plan_destroy(plan);
   free_local(&l);
   free_case(&w);
+  return status != ATTN_UNSUPPORTED;
 }
 
 /* ---- Gradients: several ranks give the bits of one, which are near those of one call of libattn ---- */
@@ -582,7 +586,6 @@ static void check_gradients(void) {
   make_case(&w, false, true);
   w.p.uses |= ATTN_USE_LSE;
   point_args(&w);
-  const attn_problem forward = w.p;
   const int64_t unit = 16 * (1 + pick(8)), batch = batch_of(&w.p);
   int64_t borders[MOST_RANGES], count = pick(MOST_RANGES / 2);
   for (int64_t i = 0; i < count; i++) borders[i] = pick(w.rows / unit + 1) * unit;
@@ -593,10 +596,8 @@ static void check_gradients(void) {
   s.k_count = deal(w.keys, borders, count, s.k, &s.keys);
   char *d_o = random_tensor(w.p.dtype_o, batch * w.p.heads_q * w.rows, w.p.dim_v);
   attn_args a = w.args;
-  if (attn_sdpa(&forward, &a) != ATTN_OK) complain("forward", &w, attn_last_error());
-  const int64_t o_bytes = row_bytes(w.p.dtype_o, w.p.dim_v), o_rows = batch * w.p.heads_q * w.rows;
-  MPI_Bcast(w.o, (int)(o_rows * o_bytes), MPI_BYTE, 0, MPI_COMM_WORLD); /* other ranks may have had another kernel */
-  MPI_Bcast(w.lse, (int)o_rows, MPI_FLOAT, 0, MPI_COMM_WORLD);
+  run_whole(&w, "flash_c"); /* a kernel that all ranks have */
+  const int64_t o_bytes = row_bytes(w.p.dtype_o, w.p.dim_v);
   attn_problem_set_backward(&w.p);
   make_local(&w, &s, &l);
   const struct {
@@ -650,7 +651,7 @@ static void check_gradients(void) {
     free(one[i]);
     free(own[i]);
   }
-  compared++;
+  compared[mode_now]++;
   gradients = false;
   free(d_o);
   free(own_d_o);
@@ -694,7 +695,7 @@ static void check_failure(attn_mpi_mode mode, bool absent) {
     MPI_Barrier(MPI_COMM_WORLD);
     free(workspace);
   }
-  compared++;
+  compared[mode_now]++;
   attn_mpi_plan_destroy(plan);
   free(data);
 }
@@ -719,7 +720,7 @@ static void check_lack(void) {
       complain("a rank without rank 0's tier", &w, attn_last_error());
   }
   cap_tier(NULL);
-  compared++;
+  compared[mode_now]++;
   free_case(&w);
 }
 
@@ -742,48 +743,70 @@ static void end_here(int signal) {
   kill(getpid(), SIGKILL);
 }
 
+static void die_after(long microseconds) {
+  const struct timespec moment = {.tv_sec = microseconds / 1000000, .tv_nsec = microseconds % 1000000 * 1000};
+  struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+  timer_t timer;
+  signal(SIGALRM, end_here);
+  timer_create(CLOCK_MONOTONIC, &event, &timer);
+  timer_settime(timer, 0, &(struct itimerspec){.it_value = moment}, NULL);
+}
+
+/* So many cases of one mode, beside those that it refuses. */
+static void check_mode(int mode, long cases) {
+  for (long i = 0, done = 0; i < 4 * cases && done < cases; i++) {
+    make_ranks_unlike(i);
+    if (mode == GRADIENT_MODE)
+      check_gradients(), done++;
+    else
+      done += check_case((attn_mpi_mode)mode, mode == ATTN_MPI_SPLIT || (mode != ATTN_MPI_EXCHANGE && i % 3 == 2));
+  }
+}
+
+/* Whether every mode that was to run compared something, and found a fault if there is one; else nothing. */
+static bool report(const bool *ran) {
+  int own[2 * MODES + 1], all[2 * MODES + 1], found = 0, made = 0;
+  memcpy(own, failures, sizeof failures);
+  memcpy(own + MODES, compared, sizeof compared);
+  own[2 * MODES] = unlike_choices;
+  MPI_Allreduce(own, all, 2 * MODES + 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  bool good = !unlike || all[2 * MODES] > 0;
+  for (int mode = 0; mode < MODES; mode++) {
+    found += all[mode], made += all[MODES + mode];
+    if (ran[mode]) good &= all[MODES + mode] > 0 && (all[mode] > 0) == (*fault != 0);
+  }
+  if (rank == 0)
+    printf("%d ranks: %d comparisons, %d failures%s%s", ranks, made, found, *fault ? " by the fault " : "", fault);
+  if (rank == 0 && unlike) printf(", %d unlike choices", all[2 * MODES]);
+  if (rank == 0) printf("\n");
+  return good;
+}
+
 int main(int count, char **arguments) {
-  static const char *const names[] = {"auto", "pass_kv", "pass_q", "exchange", "split"};
+  static const char *const names[MODES] = {"failure", "pass_kv", "pass_q", "exchange", "split", "gradients"};
+  bool ran[MODES] = {false};
   int provided;
   MPI_Init_thread(&count, &arguments, MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const long cases = argument(count, arguments, "cases", 20), die = argument(count, arguments, "die", -1);
+  const char *only = word(count, arguments, "mode");
   fault = word(count, arguments, "fault");
   unlike = argument(count, arguments, "unlike", 0) != 0;
   if (unlike) name_class();
-  if (die >= 0 && rank == 1 % ranks) {
-    const struct timespec moment = {.tv_sec = die / 1000000, .tv_nsec = die % 1000000 * 1000};
-    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
-    timer_t timer;
-    signal(SIGALRM, end_here);
-    timer_create(CLOCK_MONOTONIC, &event, &timer);
-    timer_settime(timer, 0, &(struct itimerspec){.it_value = moment}, NULL);
+  if (die >= 0 && rank == 1 % ranks) die_after(die);
+  for (mode_now = ATTN_MPI_PASS_KV; mode_now < MODES; mode_now++) {
+    random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000 + (uint64_t)mode_now;
+    ran[mode_now] = !*only || !strcmp(only, names[mode_now]);
+    if (ran[mode_now]) check_mode(mode_now, cases);
   }
-  for (attn_mpi_mode mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
-    const char *only = word(count, arguments, "mode");
-    random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000 + mode;
-    if (*only && strcmp(only, names[mode])) continue;
-    for (long i = 0; i < cases; i++) {
-      make_ranks_unlike(i);
-      check_case(mode, mode == ATTN_MPI_SPLIT || (mode != ATTN_MPI_EXCHANGE && i % 3 == 2));
-    }
-  }
-  const char *only = word(count, arguments, "mode");
-  random_state = (uint64_t)argument(count, arguments, "seed", 1) * 1000;
-  for (long i = 0; i < cases && (!*only || !strcmp(only, "gradients")); i++) {
-    make_ranks_unlike(i);
-    check_gradients();
-  }
+  mode_now = 0;
+  ran[0] = unlike || !strcmp(only, names[0]);
   if (unlike) check_lack();
-  if (!strcmp(only, "failure"))
+  if (!strcmp(only, names[0]))
     for (int i = 0; i < 4 && ranks > 1; i++) check_failure(i / 2 ? ATTN_MPI_PASS_Q : ATTN_MPI_PASS_KV, i % 2);
-  int all[3] = {failures, compared, unlike_choices}, sums[3];
-  MPI_Allreduce(all, sums, 3, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-  if (rank == 0) printf("%d ranks: %d comparisons, %d failures", ranks, sums[1], sums[0]);
-  if (rank == 0 && unlike) printf(", %d unlike choices", sums[2]);
-  if (rank == 0) printf("\n");
+  const bool good = report(ran);
   MPI_Finalize();
   free(given_cap);
-  return sums[0] > 0 || sums[1] == 0 || (unlike && sums[2] == 0);
+  return !good;
 }
