@@ -18,14 +18,14 @@
 #include "timing/reading.h"
 #include "timing/stats.h"
 
-enum { LEAST_ROUNDS = 3, MOST_ROUNDS = 9, MOST_SHAPES = 64 };
-static const double ENOUGH_NS = 2e9; /* all rounds of one plan */
+enum { LEAST_ROUNDS = 5, MOST_ROUNDS = 25, MOST_SHAPES = 64 };
+static const double ENOUGH_NS = 3e9; /* all rounds of one plan */
 static const size_t READ_BYTES = (size_t)1 << 28;
 
 /* The measured tasks of plans that cut the work alike. */
 typedef struct task_times {
   attn_schedule schedule;
-  double *task_ns; /* [tasks] medians */
+  double *task_ns; /* [tasks] */
 } task_times;
 
 struct sim_bench {
@@ -121,13 +121,24 @@ static task_times *times_of(sim_bench *sim, const attn_schedule *schedule) {
   return NULL;
 }
 
-static double *medians_of_tasks(const rounds *r, int64_t tasks) {
-  double *median = malloc((size_t)tasks * sizeof *median), of_task[MOST_ROUNDS];
-  for (int64_t task = 0; median && task < tasks; task++) {
+static int ascending(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The lower quartile, in place: a task counts as it runs undisturbed, for disturbances differ from round to round. */
+static double lower_quartile(double *ns, int count) {
+  qsort(ns, (size_t)count, sizeof *ns, ascending);
+  return ns[count / 4];
+}
+
+static double *quartiles_of_tasks(const rounds *r, int64_t tasks) {
+  double *quartile = malloc((size_t)tasks * sizeof *quartile), of_task[MOST_ROUNDS];
+  for (int64_t task = 0; quartile && task < tasks; task++) {
     for (int i = 0; i < r->count; i++) of_task[i] = r->task_ns[i * tasks + task];
-    median[task] = bench_median(of_task, r->count);
+    quartile[task] = lower_quartile(of_task, r->count);
   }
-  return median;
+  return quartile;
 }
 
 /* Measures the plan's tasks, unless they are known, and calls, where there are CPUs for its threads. NULL if memory is
@@ -145,11 +156,11 @@ static task_times *measure(sim_bench *sim, const attn_plan *plan, double *measur
               .calls = attn_plan_threads(plan) <= sim->cpus};
   bool there = r.workspace && (times || r.task_ns);
   if (there && (!times || r.calls)) run_rounds(&r);
-  *measured_ns = there && r.calls ? bench_median(r.call_ns, r.count) : 0;
+  *measured_ns = there && r.calls ? lower_quartile(r.call_ns, r.count) : 0;
   if (there && !times) {
     times = &sim->times[sim->shapes < MOST_SHAPES ? sim->shapes++ : MOST_SHAPES - 1];
     free(times->task_ns);
-    *times = (task_times){.schedule = *schedule, .task_ns = medians_of_tasks(&r, tasks)};
+    *times = (task_times){.schedule = *schedule, .task_ns = quartiles_of_tasks(&r, tasks)};
     there = times->task_ns;
   }
   free(r.task_ns);
