@@ -754,7 +754,7 @@ static void die_after(long microseconds) {
 
 /* So many cases of one mode, beside those that it refuses. */
 static void check_mode(int mode, long cases) {
-  for (long i = 0, done = 0; i < 4 * cases && done < cases; i++) {
+  for (long i = 0, done = 0; i < 12 * cases && done < cases; i++) {
     make_ranks_unlike(i);
     if (mode == GRADIENT_MODE)
       check_gradients(), done++;
