@@ -7,7 +7,6 @@
  * attn_plan_run() has other bits: its sums are chains over all keys and rows.
  *
  * Blocks of one rank side by side are a station. Piece t is at station s in step t + s. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "plan.h"
@@ -35,12 +34,6 @@ static int64_t own_stations(const attn_mpi_plan *plan) {
   int64_t count = 0;
   for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block))
     count += plan->blocks.part[block].owner == plan->rank;
-  return count;
-}
-
-static int64_t all_stations(const attn_mpi_plan *plan) {
-  int64_t count = 0;
-  for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block)) count++;
   return count;
 }
 
@@ -186,43 +179,74 @@ static attn_status see_piece(const mpi_journey *j, const mpi_visit *visit, char 
   return ATTN_OK;
 }
 
-static int by_step(const void *a, const void *b) {
-  const mpi_visit *x = a, *y = b;
-  if (x->step != y->step) return x->step < y->step ? -1 : 1;
-  return x->item < y->item ? -1 : x->item > y->item;
-}
-
-/* The first blocks of all stations that piece t passes: from the first that sees it to the last one. */
-static int64_t way_of(const attn_mpi_plan *plan, const attn_args *args, const mpi_part *piece, int64_t *way,
-                      int64_t *first) {
+/* Sets j->stops to the stations that the piece passes, by their first blocks, and returns their number. */
+static int64_t find_stops(const mpi_journey *j, const mpi_part *piece, int64_t *first) {
+  const attn_mpi_plan *plan = j->plan;
+  const mpi_part *blocks = plan->blocks.part;
   int64_t count = 0, seen = 0, station = 0;
   for (int64_t block = 0; block < plan->blocks.count; block = next_station(plan, block), station++) {
     bool sees = false;
-    for (int64_t n = block; n < next_station(plan, block); n++) sees |= mpi_sees(plan, args, &plan->blocks.part[n], piece);
+    for (int64_t n = block; n < next_station(plan, block); n++) sees |= mpi_sees(plan, j->args, &blocks[n], piece);
     if (!sees && count == 0) continue;
     if (count == 0) *first = station;
-    way[count++] = block;
+    j->stops[count++] = (mpi_stop){block, blocks[block].owner};
     if (sees) seen = count;
   }
   return seen;
 }
 
-static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
+static void plan_ways(mpi_journey *j, const backward_layout *at, char *workspace) {
+  const attn_mpi_plan *plan = j->plan;
+  for (int64_t t = 0; t < plan->pieces.count; t++) {
+    const mpi_part *piece = &plan->pieces.part[t];
+    char *item = workspace + at->own_items + j->own_count * at->item_bytes;
+    const mpi_leg back = leg_back(plan, t);
+    int64_t first = 0;
+    const int64_t count = find_stops(j, piece, &first);
+    if (piece->owner == plan->rank) {
+      mpi_pack_keys(plan, j->args, piece, item);
+      memset(item + back.at, 0, (size_t)back.bytes);
+    }
+    mpi_add_item(j, t, piece->owner, t + first, count, item, item + back.at);
+  }
+}
+
+static void load_rows(const attn_mpi_plan *plan, const attn_args *args, const backward_layout *at, char *workspace) {
   const attn_problem *p = &plan->whole, *own = &plan->own;
+  memset(workspace + at->q, 0, (size_t)(at->own_items - at->q));
+  convert_rows(plan, args, p->dtype_q, (void *)(uintptr_t)args->q, &own->q_stride, p->dim_qk, floats_at(workspace, at->q),
+               false);
+  convert_rows(plan, args, p->dtype_o, args->o, &own->o_stride, p->dim_v, floats_at(workspace, at->o), false);
+  convert_rows(plan, args, p->dtype_o, (void *)(uintptr_t)args->d_o, &own->d_o_stride, p->dim_v,
+               floats_at(workspace, at->d_o), false);
+  convert_rows(plan, args, ATTN_F32, args->lse, &own->lse_stride, 1, floats_at(workspace, at->lse), false);
+  if (attn_uses(p, ATTN_USE_D_LSE))
+    convert_rows(plan, args, ATTN_F32, (void *)(uintptr_t)args->d_lse, &own->d_lse_stride, 1,
+                 floats_at(workspace, at->d_lse), false);
+}
+
+static void store_gradients(const mpi_journey *j, const backward_layout *at, char *workspace) {
+  const attn_mpi_plan *plan = j->plan;
+  const attn_problem *own = &plan->own;
+  const attn_args *args = j->args;
+  if (args->d_q)
+    convert_rows(plan, args, plan->whole.dtype_q, args->d_q, &own->d_q_stride, own->dim_qk, floats_at(workspace, at->d_q),
+                 true);
+  for (int64_t i = 0; i < j->own_count; i++) {
+    const mpi_part *piece = &plan->pieces.part[j->own[i].item];
+    const float *d_k = (const float *)(const void *)j->own[i].back;
+    const float *d_v = (const float *)(const void *)(j->own[i].back + d_k_bytes(plan, part_length(piece)));
+    store_keys(plan, args, piece, args->d_k, &own->d_k_stride, plan->box.k_row, d_k);
+    store_keys(plan, args, piece, args->d_v, &own->d_v_stride, plan->box.v_row, d_v);
+  }
+}
+
+static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   backward_run run = {lay_out_run(plan), workspace};
   const backward_layout *at = &run.at;
-  const int64_t stations = all_stations(plan), most = plan->pieces.count * (own_stations(plan) + 1);
-  mpi_visit *visits = malloc((size_t)max64(most, 1) * sizeof *visits);
-  mpi_own_item *items = malloc((size_t)max64(at->own_count, 1) * sizeof *items);
-  int64_t *way = malloc((size_t)max64(stations, 1) * sizeof *way);
-  attn_status status = ATTN_OK;
-  if (!visits || !items || !way)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld visits", (long long)most);
   mpi_journey j = {.plan = plan,
                    .args = args,
                    .call_workspace = workspace + at->call,
-                   .own = items,
-                   .visits = visits,
                    .buffers = workspace + at->buffers,
                    .buffer_count = at->buffer_count,
                    .buffer_bytes = at->item_bytes,
@@ -232,57 +256,14 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
                    .back = leg_back,
                    .work = see_piece,
                    .context = &run};
-  for (int64_t t = 0; t < plan->pieces.count && status == ATTN_OK; t++) {
-    const mpi_part *piece = &plan->pieces.part[t], *blocks = plan->blocks.part;
-    int64_t first = 0;
-    const int64_t count = way_of(plan, args, piece, way, &first);
-    for (int64_t n = 0; n < count; n++)
-      if (blocks[way[n]].owner == plan->rank)
-        visits[j.count++] = (mpi_visit){.item = t,
-                                        .station = way[n],
-                                        .step = t + first + n,
-                                        .from = n > 0 ? blocks[way[n - 1]].owner : piece->owner,
-                                        .to = n + 1 < count ? blocks[way[n + 1]].owner : piece->owner,
-                                        .first = n == 0,
-                                        .last = n + 1 == count};
-    if (piece->owner != plan->rank) continue;
-    char *item = workspace + at->own_items + j.own_count * at->item_bytes;
-    mpi_pack_keys(plan, args, piece, item);
-    const mpi_leg back = leg_back(plan, t);
-    memset(item + back.at, 0, (size_t)back.bytes);
-    items[j.own_count++] = (mpi_own_item){.item = t,
-                                          .to = count > 0 ? blocks[way[0]].owner : -1,
-                                          .from = count > 0 ? blocks[way[count - 1]].owner : -1,
-                                          .out = item,
-                                          .back = item + back.at};
-  }
+  attn_status status = mpi_make_journey(&j, at->own_count, plan->pieces.count * own_stations(plan), plan->blocks.count);
   if (status == ATTN_OK) {
-    qsort(visits, (size_t)j.count, sizeof *visits, by_step);
-    float *d_q = floats_at(workspace, at->d_q);
-    memset(workspace + at->q, 0, (size_t)(at->own_items - at->q));
-    convert_rows(plan, args, p->dtype_q, (void *)(uintptr_t)args->q, &own->q_stride, p->dim_qk, floats_at(workspace, at->q),
-                 false);
-    convert_rows(plan, args, p->dtype_o, args->o, &own->o_stride, p->dim_v, floats_at(workspace, at->o), false);
-    convert_rows(plan, args, p->dtype_o, (void *)(uintptr_t)args->d_o, &own->d_o_stride, p->dim_v,
-                 floats_at(workspace, at->d_o), false);
-    convert_rows(plan, args, ATTN_F32, args->lse, &own->lse_stride, 1, floats_at(workspace, at->lse), false);
-    if (attn_uses(p, ATTN_USE_D_LSE))
-      convert_rows(plan, args, ATTN_F32, (void *)(uintptr_t)args->d_lse, &own->d_lse_stride, 1,
-                   floats_at(workspace, at->d_lse), false);
+    plan_ways(&j, at, workspace);
+    load_rows(plan, args, at, workspace);
     status = mpi_travel(&j);
-    if (status == ATTN_OK && args->d_q)
-      convert_rows(plan, args, p->dtype_q, args->d_q, &own->d_q_stride, p->dim_qk, d_q, true);
   }
-  for (int64_t i = 0; i < j.own_count && status == ATTN_OK; i++) {
-    const mpi_part *piece = &plan->pieces.part[items[i].item];
-    const float *d_k = (const float *)(const void *)items[i].back;
-    const float *d_v = (const float *)(const void *)(items[i].back + d_k_bytes(plan, part_length(piece)));
-    store_keys(plan, args, piece, args->d_k, &own->d_k_stride, plan->box.k_row, d_k);
-    store_keys(plan, args, piece, args->d_v, &own->d_v_stride, plan->box.v_row, d_v);
-  }
-  free(visits);
-  free(items);
-  free(way);
+  if (status == ATTN_OK) store_gradients(&j, at, workspace);
+  mpi_free_journey(&j);
   return status;
 }
 

@@ -5,8 +5,6 @@
  * A piece goes from its owner to the lowest rank that needs it, and then up, to each that needs it. With zigzag shards under
  * a causal mask rank r has two chunks of rows that see piece t while t <= r, and one later: it takes t + min(r, t) units of
  * time to get to piece t. So rank r + 1 is one unit behind rank r, and no rank waits for another but at the start. */
-#include <stdlib.h>
-
 #include "plan.h"
 
 enum { BUFFERS = 3 /* one is read, one arrives, one leaves */ };
@@ -79,44 +77,36 @@ static attn_status see_piece(const mpi_journey *j, const mpi_visit *visit, char 
 }
 
 /* Own pieces and visits of this run, in the order of keys. */
-static void plan_ways(const attn_mpi_plan *plan, const attn_args *args, const pass_kv_layout *at, char *workspace,
-                      mpi_own_item *own, mpi_journey *j, mpi_visit *visits) {
+static void plan_ways(mpi_journey *j, const pass_kv_layout *at, char *workspace) {
+  const attn_mpi_plan *plan = j->plan;
+  const attn_args *args = j->args;
   for (int64_t t = 0; t < plan->pieces.count; t++) {
     const mpi_part *piece = &plan->pieces.part[t];
     const bool mine = piece->owner == plan->rank, needs = mpi_rank_sees(plan, args, plan->rank, piece);
     mpi_visit visit = {.item = t, .from = -1, .to = -1};
     if (mine && plan->ranks > 1) {
-      own[j->own_count] = (mpi_own_item){t, next_rank(plan, args, piece, -1, 1), -1, NULL, NULL};
-      own[j->own_count].out = workspace + at->own_pieces + j->own_count * at->piece_bytes;
-      if (own[j->own_count].to >= 0) mpi_pack_keys(plan, args, piece, own[j->own_count++].out);
+      mpi_own_item *own = &j->own[j->own_count];
+      *own = (mpi_own_item){t, next_rank(plan, args, piece, -1, 1), -1, NULL, NULL};
+      own->out = workspace + at->own_pieces + j->own_count * at->piece_bytes;
+      if (own->to >= 0) mpi_pack_keys(plan, args, piece, own->out), j->own_count++;
     } else if (!mine && needs) {
       const int before = next_rank(plan, args, piece, plan->rank, -1);
       visit.first = before < 0;
       visit.from = before < 0 ? piece->owner : before;
       visit.to = next_rank(plan, args, piece, plan->rank, 1);
     }
-    if (needs) visits[j->count++] = visit;
+    if (needs) j->visits[j->count++] = visit;
   }
 }
 
 static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   const pass_kv_layout at = lay_out_run(plan);
   const int64_t row_floats = batch_of(&plan->whole) * plan->whole.heads_q * attn_state_floats(plan->whole.dim_v);
-  mpi_visit *visits = malloc((size_t)max64(plan->pieces.count, 1) * sizeof *visits);
-  mpi_own_item *own = malloc((size_t)max64(at.own_count, 1) * sizeof *own);
-  if (!visits || !own) {
-    free(visits);
-    free(own);
-    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld pieces",
-                     (long long)plan->pieces.count);
-  }
   float *states = floats_at(workspace, at.states);
   mpi_start_states(plan, plan->own_rows, states);
   mpi_journey j = {.plan = plan,
                    .args = args,
                    .call_workspace = workspace + at.call,
-                   .own = own,
-                   .visits = visits,
                    .buffers = workspace + at.buffers,
                    .buffer_count = at.buffer_count,
                    .buffer_bytes = at.piece_bytes,
@@ -125,16 +115,18 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
                    .back = all_of_piece,
                    .work = see_piece,
                    .context = states};
-  plan_ways(plan, args, &at, workspace, own, &j, visits);
-  attn_status status = mpi_travel(&j);
+  attn_status status = mpi_make_journey(&j, at.own_count, plan->pieces.count, 0);
+  if (status == ATTN_OK) {
+    plan_ways(&j, &at, workspace);
+    status = mpi_travel(&j);
+  }
   for (int64_t i = 0; i < plan->blocks.count && status == ATTN_OK; i++) {
     const mpi_part *block = &plan->blocks.part[i];
     if (block->owner != plan->rank) continue;
     const mpi_row_view rows = {.part = block, .place = OWN_PLACE, .state = states + block->at * row_floats};
     status = mpi_finish(plan, args, &rows, workspace + at.call);
   }
-  free(visits);
-  free(own);
+  mpi_free_journey(&j);
   return status;
 }
 

@@ -2,8 +2,6 @@
 /* PASS_Q: blocks of queries travel with their states, keys stay. A block goes from station to station in the order of keys;
  * a station is keys that one rank holds side by side. Many blocks are under way: block n is at station s in step n + s, so
  * all stations have work once the first blocks have got there. */
-#include <stdlib.h>
-
 #include "plan.h"
 
 typedef struct pass_q_layout {
@@ -43,13 +41,17 @@ static attn_status lay_out_mode(attn_mpi_plan *plan) {
 
 /* ---- The way of a block: from the first station that it sees to the last one ---- */
 
-static mpi_part stations_of(const attn_mpi_plan *plan, const attn_args *args, int64_t item) {
-  const mpi_part *block = &plan->blocks.part[item];
-  mpi_part seen = {0, 0, 0, 0};
+/* Sets j->stops to the stations that the block passes, and returns their number. */
+static int64_t find_stops(const mpi_journey *j, int64_t item, int64_t *first) {
+  const attn_mpi_plan *plan = j->plan;
+  int64_t count = 0, seen = 0;
   for (int64_t s = 0; s < plan->stations.count; s++) {
-    if (!mpi_sees(plan, args, block, &plan->stations.part[s])) continue;
-    if (seen.end == 0) seen.begin = s;
-    seen.end = s + 1;
+    const mpi_part *station = &plan->stations.part[s];
+    const bool sees = mpi_sees(plan, j->args, &plan->blocks.part[item], station);
+    if (!sees && count == 0) continue;
+    if (count == 0) *first = s;
+    j->stops[count++] = (mpi_stop){s, station->owner};
+    if (sees) seen = count;
   }
   return seen;
 }
@@ -80,25 +82,26 @@ static attn_status see_station(const mpi_journey *j, const mpi_visit *visit, cha
   return status == ATTN_OK ? mpi_poll(all) : status;
 }
 
-static int by_step(const void *a, const void *b) {
-  const mpi_visit *x = a, *y = b;
-  if (x->step != y->step) return x->step < y->step ? -1 : 1;
-  return x->item < y->item ? -1 : x->item > y->item;
+static void plan_ways(mpi_journey *j, const pass_q_layout *at, char *workspace) {
+  const attn_mpi_plan *plan = j->plan;
+  for (int64_t i = 0; i < plan->blocks.count; i++) {
+    const mpi_part *block = &plan->blocks.part[i];
+    char *item = workspace + at->own_items + j->own_count * at->item_bytes;
+    int64_t first = 0;
+    const int64_t count = find_stops(j, i, &first);
+    if (block->owner == plan->rank) {
+      mpi_pack_rows(plan, j->args, block, item);
+      mpi_start_states(plan, part_length(block), states_in(plan, i, item));
+    }
+    mpi_add_item(j, i, block->owner, i + first, count, item, (char *)states_in(plan, i, item));
+  }
 }
 
 static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   const pass_q_layout at = lay_out_run(plan);
-  mpi_visit *visits = malloc((size_t)max64(plan->blocks.count * (at.buffer_count / 2), 1) * sizeof *visits);
-  mpi_own_item *own = malloc((size_t)max64(at.own_count, 1) * sizeof *own);
-  attn_status status = ATTN_OK;
-  if (!visits || !own)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld blocks",
-                       (long long)plan->blocks.count);
   mpi_journey j = {.plan = plan,
                    .args = args,
                    .call_workspace = workspace + at.call,
-                   .own = own,
-                   .visits = visits,
                    .buffers = workspace + at.buffers,
                    .buffer_count = at.buffer_count,
                    .buffer_bytes = at.item_bytes,
@@ -107,40 +110,17 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
                    .on = leg_on,
                    .back = leg_back,
                    .work = see_station};
-  for (int64_t i = 0; i < plan->blocks.count && status == ATTN_OK; i++) {
-    const mpi_part *block = &plan->blocks.part[i], *station = plan->stations.part;
-    const mpi_part seen = stations_of(plan, args, i);
-    const bool any = seen.begin < seen.end;
-    for (int64_t s = seen.begin; s < seen.end; s++)
-      if (station[s].owner == plan->rank)
-        visits[j.count++] = (mpi_visit){.item = i,
-                                        .station = s,
-                                        .step = i + s,
-                                        .from = s > seen.begin ? station[s - 1].owner : block->owner,
-                                        .to = s + 1 < seen.end ? station[s + 1].owner : block->owner,
-                                        .first = s == seen.begin,
-                                        .last = s + 1 == seen.end};
-    if (block->owner != plan->rank) continue;
-    char *item = workspace + at.own_items + j.own_count * at.item_bytes;
-    mpi_pack_rows(plan, args, block, item);
-    mpi_start_states(plan, part_length(block), states_in(plan, i, item));
-    own[j.own_count++] = (mpi_own_item){.item = i,
-                                        .to = any ? station[seen.begin].owner : -1,
-                                        .from = any ? station[seen.end - 1].owner : -1,
-                                        .out = item,
-                                        .back = (char *)states_in(plan, i, item)};
-  }
+  attn_status status = mpi_make_journey(&j, at.own_count, plan->blocks.count * (at.buffer_count / 2), plan->stations.count);
   if (status == ATTN_OK) {
-    qsort(visits, (size_t)j.count, sizeof *visits, by_step);
+    plan_ways(&j, &at, workspace);
     status = mpi_travel(&j);
   }
   for (int64_t i = 0; i < j.own_count && status == ATTN_OK; i++) {
     const mpi_row_view rows = {
-        .part = &plan->blocks.part[own[i].item], .place = OWN_PLACE, .state = (float *)(void *)own[i].back};
+        .part = &plan->blocks.part[j.own[i].item], .place = OWN_PLACE, .state = (float *)(void *)j.own[i].back};
     status = mpi_finish(plan, args, &rows, workspace + at.call);
   }
-  free(visits);
-  free(own);
+  mpi_free_journey(&j);
   return status;
 }
 

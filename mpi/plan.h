@@ -252,14 +252,21 @@ typedef struct mpi_own_item {
   char *out, *back;
 } mpi_own_item;
 
+/* A station on the way of an item. */
+typedef struct mpi_stop {
+  int64_t station;
+  int owner;
+} mpi_stop;
+
 typedef struct mpi_journey {
   attn_mpi_plan *plan;
   const attn_args *args;
   void *call_workspace;
-  const mpi_own_item *own;
+  mpi_own_item *own; /* with visits and stops: room of mpi_make_journey() */
   int64_t own_count;
-  const mpi_visit *visits;
+  mpi_visit *visits; /* in the order of items; mpi_travel() sorts those that carry by step */
   int64_t count;
+  mpi_stop *stops;
   char *buffers;
   int64_t buffer_count, buffer_bytes;
   bool carries; /* a visit changes the item: it goes on when the visit has ended, else when it has come */
@@ -271,6 +278,12 @@ typedef struct mpi_journey {
   void *context;
 } mpi_journey;
 
+/* Room for so many own items, visits of this rank, and stops of an item. mpi_free_journey() also follows a failure. */
+attn_status mpi_make_journey(mpi_journey *j, int64_t own, int64_t visits, int64_t stops);
+void mpi_free_journey(mpi_journey *j);
+/* An item of rank `home` that passes `count` of j->stops, the first one at step `step`, and goes home: the visits of this
+ * rank, and the item if it is an own one. */
+void mpi_add_item(mpi_journey *j, int64_t item, int home, int64_t step, int64_t count, char *out, char *back);
 attn_status mpi_travel(const mpi_journey *journey);
 
 /* ---- Modes: what they need, and a run ---- */

@@ -132,7 +132,46 @@ static attn_status visit_all(travel *t) {
   return mpi_wait(&t->all, -1, -1);
 }
 
+/* ---- Items and visits ---- */
+
+attn_status mpi_make_journey(mpi_journey *j, int64_t own, int64_t visits, int64_t stops) {
+  j->own = malloc((size_t)max64(own, 1) * sizeof *j->own);
+  j->visits = malloc((size_t)max64(visits, 1) * sizeof *j->visits);
+  j->stops = malloc((size_t)max64(stops, 1) * sizeof *j->stops);
+  if (j->own && j->visits && j->stops) return ATTN_OK;
+  return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %lld visits", (long long)visits);
+}
+
+void mpi_free_journey(mpi_journey *j) {
+  free(j->own);
+  free(j->visits);
+  free(j->stops);
+}
+
+void mpi_add_item(mpi_journey *j, int64_t item, int home, int64_t step, int64_t count, char *out, char *back) {
+  const mpi_stop *stops = j->stops;
+  for (int64_t n = 0; n < count; n++)
+    if (stops[n].owner == j->plan->rank)
+      j->visits[j->count++] = (mpi_visit){.item = item,
+                                          .station = stops[n].station,
+                                          .step = step + n,
+                                          .from = n > 0 ? stops[n - 1].owner : home,
+                                          .to = n + 1 < count ? stops[n + 1].owner : home,
+                                          .first = n == 0,
+                                          .last = n + 1 == count};
+  if (home != j->plan->rank) return;
+  const int to = count > 0 ? stops[0].owner : -1, from = count > 0 ? stops[count - 1].owner : -1;
+  j->own[j->own_count++] = (mpi_own_item){item, to, from, out, back};
+}
+
+static int by_step(const void *a, const void *b) {
+  const mpi_visit *x = a, *y = b;
+  if (x->step != y->step) return x->step < y->step ? -1 : 1;
+  return x->item < y->item ? -1 : x->item > y->item;
+}
+
 attn_status mpi_travel(const mpi_journey *journey) {
+  if (journey->carries) qsort(journey->visits, (size_t)journey->count, sizeof *journey->visits, by_step);
   const int64_t own = journey->own_count, buffers = journey->buffer_count, requests = 2 * (own + buffers);
   travel t = {.j = journey, .first_slot = 2 * (int)own};
   t.all = (mpi_requests){.plan = journey->plan, .count = (int)requests, .last = mpi_now(), .moved = post, .context = &t};
