@@ -4,6 +4,7 @@
 #ifndef TESTS_FAILING_MALLOC_H
 #define TESTS_FAILING_MALLOC_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -23,11 +24,13 @@ void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
 void *__real_realloc(void *old, size_t bytes);
 void *__real_aligned_alloc(size_t alignment, size_t bytes);
+int __real_posix_memalign(void **block, size_t alignment, size_t bytes);
 void __real_free(void *block);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+int __wrap_posix_memalign(void **block, size_t alignment, size_t bytes);
 void __wrap_free(void *block);
 
 static bool may_allocate(void) { return allocations_left < 0 || (allocations_left > 0 && allocations_left--); }
@@ -48,6 +51,12 @@ void *__wrap_realloc(void *old, size_t bytes) {
 void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
   last_aligned_bytes = bytes;
   return may_allocate() ? hold(__real_aligned_alloc(alignment, bytes)) : NULL;
+}
+
+int __wrap_posix_memalign(void **block, size_t alignment, size_t bytes) {
+  const int error = may_allocate() ? __real_posix_memalign(block, alignment, bytes) : ENOMEM;
+  blocks_held += !error;
+  return error;
 }
 
 void __wrap_free(void *block) {

@@ -11,11 +11,11 @@
 
 enum { UNWRITTEN = 0xA5 };
 
+/* Not a byte more than asked for: checks of memory see what is read or written behind it. */
 void *test_allocate(size_t bytes) {
-  size_t rounded = (bytes + 63) / 64 * 64;
-  void *memory = aligned_alloc(64, rounded ? rounded : 64);
-  if (!memory) fail_msg("out of memory: %zu bytes", bytes);
-  return memset(memory, 0, rounded);
+  void *memory;
+  if (posix_memalign(&memory, 64, bytes ? bytes : 1)) fail_msg("out of memory: %zu bytes", bytes);
+  return memset(memory, 0, bytes);
 }
 
 void test_fill(float *values, size_t count, unsigned seed) {
@@ -51,7 +51,7 @@ int test_tiers(char names[16][16]) {
 }
 
 void *test_narrow(const float *floats, size_t count, attn_dtype dtype) {
-  void *elements = test_allocate(count * sizeof *floats);
+  void *elements = test_allocate((size_t)attn_elements_bytes(dtype, (int64_t)count));
   for (size_t i = 0; i < count; i++) attn_store_f32(elements, dtype, (int64_t)i, floats[i]);
   return elements;
 }
