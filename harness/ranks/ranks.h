@@ -73,7 +73,7 @@ double ranks_now_s(void);
 typedef struct ranks_worker {
   const ranks_sweep *sweep;
   pid_t child; /* 0: idle */
-  double begun_s, limit_s, told_s, heard_s;
+  double begun_s, limit_s, told_s, heard_s, looked_s;
   bool abandoned; /* rank 0 is silent */
   ranks_letter part, result, alive, dealer;
 } ranks_worker;

@@ -13,7 +13,8 @@
 static bool keep_in_touch(ranks_worker *w) {
   const double now = ranks_now_s(), patience_s = w->sweep->patience_s;
   char *said = ranks_receive(&w->dealer, 0, TAG_ALIVE);
-  if (said || w->heard_s <= 0) w->heard_s = now;
+  if (said || now > w->looked_s + patience_s / 4) w->heard_s = now; /* no silence, if this rank stood still */
+  w->looked_s = now;
   free(said);
   if (now > w->told_s + patience_s / 10 && ranks_letter_is_gone(&w->alive)) {
     ranks_send(&w->alive, 0, TAG_ALIVE, calloc(1, 1));

@@ -118,6 +118,12 @@ class Ranks(FolderTest):
                    words=("it is lost, and others get its", f"[{CASES}/{CASES}]"))
         self.assert_whole()
 
+    def test_a_rank_that_stood_still_may_come_back(self):
+        stops = '[ -e "$ONCE" ] || { touch "$ONCE"; kill -STOP $PPID; sleep 4; kill -CONT $PPID; }'
+        fault = f'case "$RANK $*" in 1*--case*) {stops} ;; *--case*) sleep 1 ;; esac'
+        self.sweep("--patience", "2s", *CHECK, fault=fault)
+        self.assert_whole()
+
     def test_ranks_end_where_rank_0_dies(self):
         dies = 'case "$RANK $*" in 0*--case*) kill -9 $PPID ;; esac'
         self.sweep("--patience", "3s", *CHECK, survive=True, fault=dies, code=None, words=("rank 0 is silent",))
