@@ -180,6 +180,8 @@ static const shape shapes[] = {
     {.batch = 2, .rows = 33, .depth = 530, .columns = 130, .dtype = ATTN_BF16, .gelu = true},
     {.batch = 3, .rows = 1, .depth = 65, .columns = 128, .y_heads = 2, .bias = true, .x_step = 1},
     {.batch = 3, .rows = 37, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8},
+    {.batch = 1, .rows = 44, .depth = 300, .columns = 40, .bias = true, .x_step = 1}, /* rows in place: short tiles */
+    {.batch = 1, .rows = 76, .depth = 531, .columns = 130, .dtype = ATTN_I8, .gelu = true, .x_step = 1},
 #define BF16 .dtype = ATTN_BF16, .dtype_x = ATTN_BF16
     {.batch = 1, .rows = 5, .depth = 33, .columns = 45, .bias = true, .x_step = 1, BF16},
     {.batch = 2, .rows = 70, .depth = 300, .columns = 40, .relu = true, .x_step = 1, BF16, .dtype_y = ATTN_BF16},

@@ -20,7 +20,8 @@ enum {
   PRODUCT_COLUMNS = TILE_VECS * VEC_LANES,
   LEVEL1_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128,           /* 12 to 32 KiB of panel in L1 beside the rows of X */
   PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? LEVEL1_DEPTH : 512, /* 128 KiB in L2; tested: 128, 256, 384 */
-  AHEAD_STEPS = 8                                             /* depth from one prefetch to the next */
+  AHEAD_STEPS = TILE_ROWS * TILE_VECS <= 16 ? 16 : 8,         /* depth from one prefetch to the next: some 200 products */
+  SHORT_ROWS = TILE_ROWS > 4 ? 4 : TILE_ROWS                  /* rows of a tile where whole ones would share some */
 };
 
 /* Lines that the tiles of a block bring to level 2 on their way: so many bytes in AHEAD_STEPS steps. */
@@ -45,10 +46,32 @@ typedef struct written_rows {
 
 static ALWAYS_INLINE void prefetch_line(uintptr_t at) { __builtin_prefetch((const void *)at, 0, 2); }
 
-/* product_of() with prefetches evenly between its steps. Many at once would hold up all loads behind them. Of a
+/* product_of() of a whole tile, or of SHORT_ROWS that are not transposed. */
+static ALWAYS_INLINE void product_of_rows(vec sum[TILE_ROWS][TILE_VECS], float_rows x, const bool transposed,
+                                          float_rows panel, int64_t depth, const int rows, const int vecs) {
+  if (rows == TILE_ROWS) {
+    product_of(sum, x, transposed, panel, depth, vecs);
+    return;
+  }
+  UNROLL_4
+  for (int64_t k = 0; k < depth; k++) {
+    vec w[TILE_VECS];
+    UNROLL
+    for (int v = 0; v < vecs; v++) w[v] = vec_load(panel.at + k * panel.stride + v * VEC_LANES);
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+      const vec_factor factor = vec_factor_at(x.at + i * x.stride + k);
+      UNROLL
+      for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma_factor(factor, w[v], sum[i][v]);
+    }
+  }
+}
+
+/* product_of_rows() with prefetches evenly between its steps. Many at once would hold up all loads behind them. Of a
  * transposed x the next lines of all rows are, because it may lie as the caller has it. */
 static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_rows x, float_rows panel, int64_t depth,
-                                        const bool transposed, const int vecs, lines_ahead ahead, const written_rows out) {
+                                        const bool transposed, const int rows, const int vecs, lines_ahead ahead,
+                                        const written_rows out) {
   int64_t k = 0;
   int line = 0;
   NO_UNROLL
@@ -60,71 +83,81 @@ static ALWAYS_INLINE void product_ahead(vec sum[TILE_ROWS][TILE_VECS], float_row
     for (int j = 0; transposed && j < AHEAD_STEPS; j++) prefetch_line((uintptr_t)(x.at + j * x.stride) + LINE_BYTES);
     if (line < out.lines) __builtin_prefetch(out.at + line / vecs * out.stride + line % vecs * VEC_LANES, 1, 3);
     line++;
-    product_of(sum, x, transposed, panel, AHEAD_STEPS, vecs);
+    product_of_rows(sum, x, transposed, panel, AHEAD_STEPS, rows, vecs);
     x.at += AHEAD_STEPS * (transposed ? x.stride : 1);
     panel.at += AHEAD_STEPS * panel.stride;
   }
-  product_of(sum, x, transposed, panel, depth - k, vecs);
+  product_of_rows(sum, x, transposed, panel, depth - k, rows, vecs);
 }
 
-static ALWAYS_INLINE void scale_columns(vec sum[TILE_ROWS][TILE_VECS], const float *scale, const int vecs) {
+static ALWAYS_INLINE void scale_columns(vec sum[TILE_ROWS][TILE_VECS], const float *scale, const int rows, const int vecs) {
   UNROLL
   for (int v = 0; v < vecs; v++) {
     const vec x = vec_load(scale + v * VEC_LANES);
     UNROLL
-    for (int i = 0; i < TILE_ROWS; i++) sum[i][v] = vec_mul(sum[i][v], x);
+    for (int i = 0; i < rows; i++) sum[i][v] = vec_mul(sum[i][v], x);
   }
 }
 
-static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *bias, const int vecs) {
+static ALWAYS_INLINE void add_bias(vec sum[TILE_ROWS][TILE_VECS], const float *bias, const int rows, const int vecs) {
   UNROLL
   for (int v = 0; v < vecs; v++) {
     const vec x = vec_load(bias + v * VEC_LANES);
     UNROLL
-    for (int i = 0; i < TILE_ROWS; i++) sum[i][v] = vec_add(sum[i][v], x);
+    for (int i = 0; i < rows; i++) sum[i][v] = vec_add(sum[i][v], x);
   }
 }
 
 /* Rows `from` .. of a tile. */
-static ALWAYS_INLINE void store_rows(vec sum[TILE_ROWS][TILE_VECS], float *rows, int64_t stride, int from, const int vecs) {
+static ALWAYS_INLINE void store_rows(vec sum[TILE_ROWS][TILE_VECS], float *at, int64_t stride, int from, const int rows,
+                                     const int vecs) {
   UNROLL
-  for (int i = 1; i < TILE_ROWS; i++) {
+  for (int i = 0; i < rows; i++) {
     if (i < from) continue;
     UNROLL
-    for (int v = 0; v < vecs; v++) vec_store(rows + i * stride + v * VEC_LANES, sum[i][v]);
+    for (int v = 0; v < vecs; v++) vec_store(at + i * stride + v * VEC_LANES, sum[i][v]);
   }
 }
 
-/* The tile with row i. The last one may share rows with the one before, which it leaves as they are. */
-static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t i, const bool transposed, const lines_ahead ahead,
-                                       const int vecs) {
-  const int64_t first = min64(i, b.rows - TILE_ROWS);
+/* The tile of `rows` rows with row i. The last one may share rows with the one before, which it leaves as they are. */
+static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t i, const int rows, const bool transposed,
+                                       const lines_ahead ahead, const int vecs) {
+  const int64_t first = min64(i, b.rows - rows);
   const float_rows x = {(const float *)b.x + first * (transposed ? 1 : b.x_stride), b.x_stride};
   const float_rows panel = {b.panel, PRODUCT_COLUMNS};
   const float *start = b.start + first * b.start_stride;
   float *out = b.out + first * b.out_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
-  for (int r = 0; r < TILE_ROWS; r++) {
+  for (int r = 0; r < rows; r++) {
     UNROLL
     for (int v = 0; v < vecs; v++) sum[r][v] = vec_load(start + r * b.start_stride + v * VEC_LANES);
   }
-  const written_rows written = {out, b.out_stride, b.start == b.out ? 0 : TILE_ROWS * vecs};
-  product_ahead(sum, x, panel, b.depth, transposed, vecs, ahead, written);
-  if (b.scale) scale_columns(sum, b.scale, vecs);
-  if (b.bias) add_bias(sum, b.bias, vecs);
+  const written_rows written = {out, b.out_stride, b.start == b.out ? 0 : rows * vecs};
+  product_ahead(sum, x, panel, b.depth, transposed, rows, vecs, ahead, written);
+  if (b.scale) scale_columns(sum, b.scale, rows, vecs);
+  if (b.bias) add_bias(sum, b.bias, rows, vecs);
   if (first == i)
-    store_tile(sum, out, b.out_stride, vecs);
+    store_rows(sum, out, b.out_stride, 0, rows, vecs);
   else
-    store_rows(sum, out, b.out_stride, (int)(i - first), vecs);
+    store_rows(sum, out, b.out_stride, (int)(i - first), rows, vecs);
 }
 
 /* X transposed: a function of its own, so that its tiles do not compete with the others for registers. */
 static NO_INLINE void product_panel_transposed(const attn_product_block *block, int64_t vecs, lines_ahead ahead) {
   const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, true, ahead)
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, TILE_ROWS, true, ahead)
   }
+}
+
+/* The rows at the end that tiles of SHORT_ROWS take, so that no tile shares rows: 32 are 4 of 6 and 2 of 4. There are as
+ * many tiles as without, or 0 rows where they do not come out even. */
+static int64_t rows_of_short_tiles(int64_t rows) {
+  const int64_t whole = TILE_ROWS, part = SHORT_ROWS;
+  for (int64_t n = part; part < whole && n <= 2 * part && n <= rows; n += part)
+    if ((rows - n) % whole == 0 && rows % whole != 0) return n;
+  return 0;
 }
 
 static void product_panel(const attn_product_block *block) {
@@ -137,8 +170,13 @@ static void product_panel(const attn_product_block *block) {
     return;
   }
   const uintptr_t bytes = ahead.bytes * (uintptr_t)(block->depth / AHEAD_STEPS);
-  for (int64_t i = 0; i < block->rows; i += TILE_ROWS, ahead.at += bytes) {
-    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, false, ahead)
+  const int64_t whole = block->rows - rows_of_short_tiles(block->rows);
+  int64_t i = 0;
+  for (; i < whole; i += TILE_ROWS, ahead.at += bytes) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, TILE_ROWS, false, ahead)
+  }
+  for (; i < block->rows; i += SHORT_ROWS, ahead.at += bytes) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i, SHORT_ROWS, false, ahead)
   }
 }
 
