@@ -17,6 +17,7 @@ import argparse
 import math
 import sys
 
+from pairing import mkl
 from pairing.machine import need_numpy, prepare_environment
 
 prepare_environment()  # before NumPy starts its threads
@@ -43,6 +44,7 @@ def read_options():
     parser.add_argument("--product", help="default: the one that is chosen by itself")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=11, help="default: %(default)s")
+    mkl.add_option(parser.add_argument, "PyTorch")
     return parser.parse_args()
 
 
@@ -91,6 +93,9 @@ def peers_of(o):
 
 def main():
     o = read_options()
+    if o.mkl == "intel":
+        mkl.restart_preloaded()
+    print(f"MKL kernels of PyTorch: {mkl.kernels_of(torch)}")
     torch.set_num_threads(o.threads)
     dtype, ratios, wrong = getattr(torch, o.dtype), {name: [] for name in peers_of(o)}, 0
     with torch.inference_mode():
