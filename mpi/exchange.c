@@ -263,11 +263,18 @@ static int64_t most_requests(const attn_mpi_plan *plan, const exchange_layout *a
   return parts * (1 + plan->ranks) + 2 * mpi_messages_of(at->bytes) + BOX_TENSORS * (plan->keys.count + plan->rows.count);
 }
 
+/* Whether each row is that of a rank: others are zero. */
+static bool holds_all_rows(const attn_mpi_plan *plan, const exchange_layout *at) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < plan->rows.count; i++) rows += part_length(&plan->rows.part[i]);
+  return rows == at->rows;
+}
+
 static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *workspace) {
   const exchange_layout at = lay_out_run(plan);
   mpi_requests all = {.plan = plan, .last = mpi_now()};
   attn_status status = mpi_make_requests(&all, most_requests(plan, &at));
-  if (status == ATTN_OK) memset(workspace + at.q, 0, (size_t)(at.o - at.q)); /* rows that no rank holds */
+  if (status == ATTN_OK && !holds_all_rows(plan, &at)) memset(workspace + at.q, 0, (size_t)(at.o - at.q));
   if (status == ATTN_OK) status = gather(plan, args, &at, workspace, &all);
   if (status == ATTN_OK) status = compute(plan, args, &at, workspace);
   if (status == ATTN_OK) status = scatter(plan, args, &at, workspace, &all);

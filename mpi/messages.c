@@ -67,8 +67,9 @@ void mpi_free_requests(mpi_requests *all) {
 attn_status mpi_poll(mpi_requests *all) {
   int ended = 0;
   if (all->count > 0) MPI_TRY(all->plan, MPI_Testsome, all->count, all->request, &ended, all->done, MPI_STATUSES_IGNORE);
-  if (ended > 0) all->last = mpi_now(); /* MPI_UNDEFINED, below 0: none is under way */
-  return ended > 0 ? ATTN_OK : look_for_failure(all->plan);
+  if (ended <= 0) return look_for_failure(all->plan); /* MPI_UNDEFINED, below 0: none is under way */
+  all->last = mpi_now();
+  return all->moved ? all->moved(all->context) : ATTN_OK;
 }
 
 static bool has_ended(const mpi_requests *all, int index) {
@@ -89,9 +90,7 @@ static void give_way(double waited_s) {
 attn_status mpi_wait(mpi_requests *all, int index, int rank) {
   const double start = mpi_now();
   while (!has_ended(all, index)) {
-    const double last = all->last;
-    attn_status status = mpi_poll(all);
-    if (status == ATTN_OK && all->moved && all->last != last) status = all->moved(all->context);
+    const attn_status status = mpi_poll(all);
     if (status != ATTN_OK) return status;
     if (has_ended(all, index)) break;
     const double since = all->last > start ? all->last : start, waited = mpi_now() - since;

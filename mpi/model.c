@@ -67,7 +67,8 @@ static sizes sizes_of(const attn_mpi_plan *plan) {
   s.q_bytes = batch * heads * rows * q_row;
   s.o_bytes = batch * heads * rows * o_row;
   s.state_bytes = batch * heads * rows * (double)state_row_bytes(p);
-  s.piece_bytes = s.kv_bytes / fmax(1, fmax(s.stations, keys / 4096));
+  const double range = keys / fmax(1, s.stations);
+  s.piece_bytes = s.kv_bytes * fmin(range, (double)mpi_piece_keys((int64_t)range)) / fmax(1, keys);
   s.blocks = fmax(1, 4 * (double)plan->rows.count);
   s.block_bytes = (s.q_bytes + s.state_bytes) / s.blocks;
   return s;
@@ -88,8 +89,9 @@ static void fill_model(attn_mpi_plan *plan) {
       work * s.ranks * most_heads / heads +
       others * (3 * n->latency_s + (s.q_bytes + s.kv_bytes + s.o_bytes) / s.ranks / s.ranks / n->bytes_per_s);
   const double splits = s.state_bytes * (double)ceil_div(p->seq_k, plan->splits) / s.ranks;
-  plan->model_s[ATTN_MPI_SPLIT] =
-      work + 2 * others * n->latency_s + (others > 0 ? (splits + s.state_bytes) / n->bytes_per_s : 0);
+  plan->model_s[ATTN_MPI_SPLIT] = work + mpi_seconds_of_rounds(n, plan->ranks, splits, NULL) +
+                                  mpi_seconds_of_rounds(n, plan->ranks, 0, NULL) +
+                                  (others > 0 ? s.state_bytes / n->bytes_per_s : 0);
 }
 
 /* The mode with the least time, from what plan->network holds. */
@@ -123,12 +125,19 @@ void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes) {
 }
 
 attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted) {
+  struct {
+    attn_mpi_network network;
+    int best;
+  } choice;
+  memset(&choice, 0, sizeof choice);
   plan->network = *network;
-  int best = best_mode(plan, wanted == ATTN_MPI_AUTO && plan->rank == 0);
+  choice.best = best_mode(plan, wanted == ATTN_MPI_AUTO && plan->rank == 0);
+  choice.network = plan->network; /* rounds go by it */
   MPI_Request request;
-  MPI_TRY(plan, MPI_Ibcast, &best, 1, MPI_INT, 0, plan->comm, &request);
+  MPI_TRY(plan, MPI_Ibcast, &choice, (int)sizeof choice, MPI_BYTE, 0, plan->comm, &request);
   const attn_status status = mpi_wait_one(plan, &request);
-  plan->mode = wanted == ATTN_MPI_AUTO ? (attn_mpi_mode)best : wanted;
+  plan->network = choice.network;
+  plan->mode = wanted == ATTN_MPI_AUTO ? (attn_mpi_mode)choice.best : wanted;
   if (status == ATTN_OK && plan->refusal[plan->mode])
     return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan, plan->mode)->name,
                      plan->refusal[plan->mode]);

@@ -215,6 +215,7 @@ void mpi_free_parts(attn_mpi_plan *plan) {
   free(plan->blocks.part);
   free(plan->stations.part);
   free(plan->first_rows);
+  free(plan->rank_splits);
 }
 
 /* ---- Who sees what ---- */

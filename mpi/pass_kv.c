@@ -4,7 +4,10 @@
  *
  * A piece goes from its owner to the lowest rank that needs it, and then up, to each that needs it. With zigzag shards under
  * a causal mask rank r has two chunks of rows that see piece t while t <= r, and one later: it takes t + min(r, t) units of
- * time to get to piece t. So rank r + 1 is one unit behind rank r, and no rank waits for another but at the start. */
+ * time to get to piece t. So rank r + 1 is one unit behind rank r, and no rank waits for another but at the start.
+ *
+ * A rank receives one piece at a time from another one. Several would share the link and all come late, on each rank of the
+ * way. The lowest rank gets pieces from their owners, whose links also carry others: it receives several. */
 #include "plan.h"
 
 enum { BUFFERS = 3 /* one is read, one arrives, one leaves */ };
@@ -110,6 +113,7 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
                    .buffers = workspace + at.buffers,
                    .buffer_count = at.buffer_count,
                    .buffer_bytes = at.piece_bytes,
+                   .in_turn = true,
                    .out = all_of_piece,
                    .on = all_of_piece,
                    .back = all_of_piece,

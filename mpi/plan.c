@@ -14,7 +14,7 @@ static const attn_struct_layout shard_layout = ATTN_LAYOUT(attn_mpi_shard, layou
 static const attn_struct_layout mpi_options_layout = ATTN_LAYOUT(attn_mpi_options, compute);
 static const attn_struct_layout network_layout = ATTN_LAYOUT(attn_mpi_network, bytes_per_s);
 
-enum { PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
+enum { LEAST_PIECE_KEYS = 1024, MOST_PIECE_KEYS = 4096, BLOCK_ROWS = 1024, LEAST_ROWS = 16, TIMEOUT_S = 600 };
 
 const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode) {
   static const mpi_mode *const modes[ATTN_MPI_SPLIT + 1] = {
@@ -261,9 +261,11 @@ static int64_t rows_of_block(const attn_mpi_plan *plan, int64_t asked) {
   return max64(LEAST_ROWS, min64(BLOCK_ROWS, round_up(of_rank, LEAST_ROWS)));
 }
 
+int64_t mpi_piece_keys(int64_t longest) { return max64(LEAST_PIECE_KEYS, min64(ceil_div(longest, 2), MOST_PIECE_KEYS)); }
+
 static attn_status lay_out_plan(attn_mpi_plan *plan, const attn_mpi_options *o) {
   const attn_problem *p = &plan->whole;
-  const int64_t keys = o->piece_keys > 0 ? o->piece_keys : PIECE_KEYS;
+  const int64_t keys = o->piece_keys > 0 ? o->piece_keys : mpi_piece_keys(plan->keys.most);
   attn_status status = finds_gradients(plan)
                            ? mpi_cut_parts(plan, plan->unit, plan->unit)
                            : mpi_cut_parts(plan, round_up(keys, plan->unit), rows_of_block(plan, o->block_rows));

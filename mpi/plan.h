@@ -68,6 +68,7 @@ struct attn_mpi_plan {
   int64_t own_rows, own_keys;
   mpi_parts rows, keys; /* ranges of shards, by rank */
   int64_t *first_rows;  /* [ranks + 1]: those of each rank */
+  int64_t *rank_splits; /* [ranks]: splits of each rank's keys, for SPLIT */
   mpi_parts pieces;     /* keys in messages, in their order */
   mpi_parts blocks;     /* rows in calls, in their order */
   mpi_parts stations;   /* keys of one rank side by side, in their order */
@@ -114,7 +115,7 @@ typedef struct mpi_requests {
   int *done; /* room for the indices */
   int count;
   double last;                         /* time at which something ended, or the run began */
-  attn_status (*moved)(void *context); /* NULL, or called while waiting, when something has ended */
+  attn_status (*moved)(void *context); /* NULL, or called when something has ended */
   void *context;
 } mpi_requests;
 
@@ -231,6 +232,25 @@ attn_status mpi_differentiate(attn_mpi_plan *plan, const attn_args *args, const 
 /* States of rows that have seen no key. */
 void mpi_start_states(const attn_mpi_plan *plan, int64_t rows, float *state);
 
+/* ---- rounds.c: blocks of all ranks for all ranks ---- */
+
+typedef struct mpi_blocks {
+  attn_mpi_plan *plan;
+  int radix;                                               /* the same on all ranks */
+  int64_t slot_bytes;                                      /* the largest block, or more */
+  int64_t (*bytes)(const void *context, int from, int to); /* those of a block */
+  const void *context;
+} mpi_blocks;
+
+/* Seconds of all rounds by the best radix, where a rank has so many bytes for others. radix may be NULL. */
+double mpi_seconds_of_rounds(const attn_mpi_network *network, int ranks, double bytes, int *radix);
+/* Slot i has the block for the rank i above this one (behind the last one follows the first); then that of the rank i below
+ * it. `sent` and `received` have room for all slots. */
+attn_status mpi_swap_blocks(const mpi_blocks *blocks, char *slots, char *sent, char *received, mpi_requests *all, int tag);
+/* `blocks` begins with the own one; then that of the rank below follows, and so on. A block is bytes(context, rank, rank).
+ */
+attn_status mpi_gather_blocks(const mpi_blocks *blocks, char *to, mpi_requests *all, int tag);
+
 /* ---- travel.c: items that visit ranks one after the other ---- */
 
 /* A visit of this rank: item from rank `from`, then on to rank `to`; -1: it does not travel, or ends here. */
@@ -269,6 +289,7 @@ typedef struct mpi_journey {
   mpi_stop *stops;
   char *buffers;
   int64_t buffer_count, buffer_bytes;
+  bool in_turn; /* one item at a time comes from a rank */
   bool carries; /* a visit changes the item: it goes on when the visit has ended, else when it has come */
   mpi_leg (*out)(const attn_mpi_plan *plan, int64_t item);  /* from its owner, */
   mpi_leg (*on)(const attn_mpi_plan *plan, int64_t item);   /* from visit to visit, */
@@ -302,6 +323,10 @@ attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_byt
                             const char *option);
 extern const mpi_mode mpi_pass_kv, mpi_pass_q, mpi_exchange, mpi_split, mpi_backward;
 const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* not ATTN_MPI_AUTO */
+
+/* Keys of a message, where nothing was asked for: two pieces or more of the longest range, so that one goes on while the
+ * next comes, but not shorter than calls of libattn are fast for. */
+int64_t mpi_piece_keys(int64_t longest);
 
 /* ---- model.c ---- */
 

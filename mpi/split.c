@@ -2,16 +2,16 @@
 /* SPLIT: queries are everywhere, keys stay. Each rank attends to its own keys as the decode kernels do: every split of the
  * keys leaves a state of each row. Those of all splits are joined in the order of keys by attn_partial_merge(), the rule of
  * the kernels, so rows have the bits of one process. Each rank joins a share of the rows, or of their columns; then all get
- * the joined states and divide. */
+ * the joined states and divide. Both messages go in rounds (rounds.c), as they are small. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "plan.h"
 
 typedef struct split_layout {
-  int64_t q, own_q, states, sent, received, joined, all, last, call, bytes;
+  int64_t q, own_q, states, slots, sent, received, joined, all, last, call, bytes;
   int64_t rows, columns, parts, cells; /* a cell is some columns of a row; a row has so many parts */
-  int64_t own_splits, all_splits;
+  int64_t own_splits, slot_bytes;
 } split_layout;
 
 enum { LEAST_COLUMNS = 16, CELL_SUM = 0, CELL_REFERENCE, CELL_LOW, CELL_FLOATS };
@@ -21,11 +21,14 @@ static int64_t splits_in(const attn_mpi_plan *plan, const mpi_part *station) {
   return ceil_div(part_length(station), plan->splits);
 }
 
-static int64_t splits_of(const attn_mpi_plan *plan, int rank) {
-  int64_t splits = 0;
+/* Splits of the keys of each rank. */
+static attn_status count_splits(attn_mpi_plan *plan) {
+  plan->rank_splits = calloc((size_t)plan->ranks, sizeof *plan->rank_splits);
+  if (!plan->rank_splits)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan needs room for %d ranks", plan->ranks);
   for (int64_t s = 0; s < plan->stations.count; s++)
-    if (plan->stations.part[s].owner == rank) splits += splits_in(plan, &plan->stations.part[s]);
-  return splits;
+    plan->rank_splits[plan->stations.part[s].owner] += splits_in(plan, &plan->stations.part[s]);
+  return ATTN_OK;
 }
 
 /* Cells [begin, end) that a rank joins. */
@@ -42,20 +45,23 @@ static int64_t cell_bytes(const split_layout *at) { return float_bytes(at->colum
 
 static split_layout lay_out_run(const attn_mpi_plan *plan) {
   const attn_problem *p = &plan->whole;
-  split_layout at = {.rows = p->batch * p->heads_q * p->seq_q, .own_splits = splits_of(plan, plan->rank)};
-  for (int rank = 0; rank < plan->ranks; rank++) at.all_splits += splits_of(plan, rank);
+  split_layout at = {.rows = p->batch * p->heads_q * p->seq_q, .own_splits = plan->rank_splits[plan->rank]};
   const int64_t ranks_of_row = max64(1, plan->ranks / max64(at.rows, 1));
   at.columns = min64(p->dim_v, max64(LEAST_COLUMNS, ceil_div(p->dim_v, ranks_of_row)));
   at.parts = ceil_div(p->dim_v, at.columns);
   at.cells = at.rows * at.parts;
-  const int64_t own_cells = share_length(plan, &at, plan->rank), gathered = plan->holds_all ? 0 : 1;
+  int64_t most_splits = 0;
+  for (int rank = 0; rank < plan->ranks; rank++) most_splits = max64(most_splits, plan->rank_splits[rank]);
+  at.slot_bytes = round_up(most_splits * ceil_div(at.cells, plan->ranks) * cell_bytes(&at), ATTN_MEMORY_ALIGN);
+  const int64_t gathered = plan->holds_all ? 0 : 1;
   const int64_t q_bytes = p->batch * p->heads_q * attn_elements_bytes(p->dtype_q, p->dim_qk);
   const memory_part parts[] = {{&at.q, gathered * p->seq_q, q_bytes},
                                {&at.own_q, gathered * plan->own_rows, q_bytes},
                                {&at.states, at.own_splits * at.rows, state_row_bytes(p)},
-                               {&at.sent, at.own_splits * at.cells, cell_bytes(&at)},
-                               {&at.received, at.all_splits * own_cells, cell_bytes(&at)},
-                               {&at.joined, own_cells, cell_bytes(&at)},
+                               {&at.slots, plan->ranks, at.slot_bytes},
+                               {&at.sent, plan->ranks, at.slot_bytes},
+                               {&at.received, plan->ranks, at.slot_bytes},
+                               {&at.joined, at.cells, cell_bytes(&at)},
                                {&at.all, at.cells, cell_bytes(&at)},
                                {&at.last, plan->blocks.most * p->batch * p->heads_q, state_row_bytes(p)},
                                {&at.call, 1, (int64_t)plan->call_bytes}};
@@ -123,7 +129,8 @@ static attn_status make_calls(attn_mpi_plan *plan) {
 }
 
 static attn_status lay_out_mode(attn_mpi_plan *plan) {
-  attn_status status = make_calls(plan);
+  attn_status status = count_splits(plan);
+  if (status == ATTN_OK) status = make_calls(plan);
   if (status == ATTN_OK) status = mpi_find_last_calls(plan);
   if (status != ATTN_OK) return status;
   const split_layout at = lay_out_run(plan);
@@ -228,14 +235,14 @@ static attn_partial cells_as_partial(const split_layout *at, float *cells) {
                      .stride = at->columns + CELL_FLOATS, .sums = 1);
 }
 
-/* Own states, a message for each rank: [split][cell of its share]. */
+/* Own states in slots, one for each rank from this one on: [split][cell of its share]. */
 static void pack_states(const attn_mpi_plan *plan, const split_layout *at, char *workspace) {
   const attn_problem *p = &plan->whole;
   const int64_t floats = attn_state_floats(p->dim_v), head_rows = p->heads_q * p->seq_q;
   const float *states = floats_at(workspace, at->states);
-  float *to = floats_at(workspace, at->sent);
-  for (int rank = 0; rank < plan->ranks; rank++) {
-    const mpi_heads share = share_of(plan, at, rank);
+  for (int i = 0; i < plan->ranks; i++) {
+    const mpi_heads share = share_of(plan, at, (plan->rank + i) % plan->ranks);
+    float *to = floats_at(workspace, at->slots + i * at->slot_bytes);
     for (int64_t split = 0; split < at->own_splits; split++)
       for (int64_t cell = share.begin; cell < share.end; cell++, to += at->columns + CELL_FLOATS) {
         const int64_t row = cell / at->parts, b = row / head_rows;
@@ -247,24 +254,22 @@ static void pack_states(const attn_mpi_plan *plan, const split_layout *at, char 
 /* Joins the own share of all splits, in the order of keys. */
 static attn_status join_states(const attn_mpi_plan *plan, const split_layout *at, char *workspace) {
   const int64_t cells = share_length(plan, at, plan->rank), cell_floats = at->columns + CELL_FLOATS;
-  float *joined = floats_at(workspace, at->joined), *received = floats_at(workspace, at->received);
-  int64_t *next = malloc((size_t)plan->ranks * sizeof *next), first = 0;
-  if (!next) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %d ranks", plan->ranks);
-  for (int rank = 0; rank < plan->ranks; rank++) {
-    next[rank] = first;
-    first += splits_of(plan, rank);
-  }
+  float *joined = floats_at(workspace, at->joined);
+  int64_t *seen = calloc((size_t)plan->ranks, sizeof *seen); /* splits of each rank */
+  if (!seen) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %d ranks", plan->ranks);
   for (int64_t i = 0; i < cells; i++) joined[i * cell_floats + at->columns + CELL_REFERENCE] = -INFINITY;
   const attn_partial whole = cells_as_partial(at, joined);
   attn_status status = ATTN_OK;
   for (int64_t s = 0; s < plan->stations.count; s++) {
     const mpi_part *station = &plan->stations.part[s];
+    const int64_t slot = (plan->rank - station->owner + plan->ranks) % plan->ranks;
+    float *received = floats_at(workspace, at->slots + slot * at->slot_bytes);
     for (int64_t n = 0; n < splits_in(plan, station) && status == ATTN_OK; n++) {
-      const attn_partial piece = cells_as_partial(at, received + next[station->owner]++ * cells * cell_floats);
+      const attn_partial piece = cells_as_partial(at, received + seen[station->owner]++ * cells * cell_floats);
       status = attn_partial_merge(cells, at->columns, &piece, &whole);
     }
   }
-  free(next);
+  free(seen);
   return status;
 }
 
@@ -298,34 +303,44 @@ static attn_status send_rows(attn_mpi_plan *plan, const attn_args *args, const s
   return status == ATTN_OK ? mpi_wait(all, -1, -1) : status;
 }
 
-/* Every rank sends each other one its share of own states. */
-static attn_status exchange_states(attn_mpi_plan *plan, const split_layout *at, char *workspace, mpi_requests *all) {
-  const int64_t own_cells = share_length(plan, at, plan->rank);
-  char *received = workspace + at->received, *sent = workspace + at->sent;
-  attn_status status = ATTN_OK;
-  all->count = 0;
-  for (int rank = 0; rank < plan->ranks && status == ATTN_OK; rank++) {
-    const int64_t bytes = splits_of(plan, rank) * own_cells * cell_bytes(at);
-    status = mpi_receive(all, received, bytes, rank, STATE_TAG);
-    received += bytes;
-  }
-  for (int rank = 0; rank < plan->ranks && status == ATTN_OK; rank++) {
-    const int64_t bytes = at->own_splits * share_length(plan, at, rank) * cell_bytes(at);
-    status = mpi_send(all, sent, bytes, rank, STATE_TAG);
-    sent += bytes;
-  }
-  return status == ATTN_OK ? mpi_wait(all, -1, -1) : status;
+typedef struct split_blocks {
+  const attn_mpi_plan *plan;
+  const split_layout *at;
+} split_blocks;
+
+static int64_t bytes_of_states(const void *context, int from, int to) {
+  const split_blocks *c = context;
+  return c->plan->rank_splits[from] * share_length(c->plan, c->at, to) * cell_bytes(c->at);
 }
 
+static int64_t bytes_of_joined(const void *context, int from, int to) {
+  const split_blocks *c = context;
+  (void)from;
+  return share_length(c->plan, c->at, to) * cell_bytes(c->at);
+}
+
+/* Every rank sends each other one its share of own states. */
+static attn_status exchange_states(attn_mpi_plan *plan, const split_layout *at, char *workspace, mpi_requests *all) {
+  const split_blocks context = {plan, at};
+  mpi_blocks blocks = {plan, 2, at->slot_bytes, bytes_of_states, &context};
+  (void)mpi_seconds_of_rounds(&plan->network, plan->ranks, (double)(plan->ranks * at->slot_bytes), &blocks.radix);
+  return mpi_swap_blocks(&blocks, workspace + at->slots, workspace + at->sent, workspace + at->received, all, STATE_TAG);
+}
+
+/* All joined states, in the order of cells. */
 static attn_status gather_joined(attn_mpi_plan *plan, const split_layout *at, char *workspace, mpi_requests *all) {
-  attn_status status = ATTN_OK;
-  all->count = 0;
-  for (int rank = 0; rank < plan->ranks && status == ATTN_OK; rank++)
-    status = mpi_receive(all, workspace + at->all + share_of(plan, at, rank).begin * cell_bytes(at),
-                         share_length(plan, at, rank) * cell_bytes(at), rank, JOINED_TAG);
-  for (int rank = 0; rank < plan->ranks && status == ATTN_OK; rank++)
-    status = mpi_send(all, workspace + at->joined, share_length(plan, at, plan->rank) * cell_bytes(at), rank, JOINED_TAG);
-  return status == ATTN_OK ? mpi_wait(all, -1, -1) : status;
+  const split_blocks context = {plan, at};
+  mpi_blocks blocks = {plan, 2, 0, bytes_of_joined, &context};
+  (void)mpi_seconds_of_rounds(&plan->network, plan->ranks, 0, &blocks.radix);
+  const attn_status status = mpi_gather_blocks(&blocks, workspace + at->joined, all, JOINED_TAG);
+  const char *from = workspace + at->joined;
+  for (int i = 0; i < plan->ranks && status == ATTN_OK; i++) {
+    const mpi_heads share = share_of(plan, at, (plan->rank - i + plan->ranks) % plan->ranks);
+    const int64_t bytes = (share.end - share.begin) * cell_bytes(at);
+    memcpy(workspace + at->all + share.begin * cell_bytes(at), from, (size_t)bytes);
+    from += bytes;
+  }
+  return status;
 }
 
 static attn_status finish_own_rows(attn_mpi_plan *plan, const attn_args *args, const split_layout *at, char *workspace) {

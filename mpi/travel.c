@@ -51,6 +51,13 @@ static int64_t free_buffer(const travel *t) {
   return -1;
 }
 
+/* Whether a receive from a rank may begin: items in turn come one by one from each. */
+static bool may_receive(const travel *t, int from) {
+  for (int64_t b = 0; t->j->in_turn && b < t->j->buffer_count; b++)
+    if (t->all.request[receive_slot(t, b)] != MPI_REQUEST_NULL && t->j->visits[t->visit_in[b]].from == from) return false;
+  return true;
+}
+
 /* Posts receives while there are buffers: also while the rank waits, as others may wait for it then. */
 static attn_status post(void *pointer) {
   travel *t = pointer;
@@ -59,7 +66,7 @@ static attn_status post(void *pointer) {
     const mpi_visit *visit = &j->visits[t->posted];
     if (visit->from < 0) continue; /* an own item that does not travel to itself */
     const int64_t buffer = free_buffer(t);
-    if (buffer < 0) return ATTN_OK;
+    if (buffer < 0 || !may_receive(t, visit->from)) return ATTN_OK;
     const mpi_leg leg = visit->first ? j->out(j->plan, visit->item) : j->on(j->plan, visit->item);
     t->visit_in[buffer] = t->posted;
     t->worked[buffer] = false;
