@@ -6,26 +6,13 @@
  * queries: default tokens, causal; fewer are the last ones. gmacs: billions of multiply-adds a second of a rank; 0 =
  * measured. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
+#include "arguments.h"
 #include "attn/mpi.h"
-
-static double number(int count, char **arguments, const char *name, double otherwise) {
-  const size_t length = strlen(name);
-  for (int i = 1; i < count; i++)
-    if (!strncmp(arguments[i], name, length) && arguments[i][length] == '=') return atof(arguments[i] + length + 1);
-  return otherwise;
-}
 
 int main(int count, char **arguments) {
 #define NUMBER(name, otherwise) number(count, arguments, name, otherwise)
-  const int64_t tokens = (int64_t)NUMBER("tokens", 1048576), queries = (int64_t)NUMBER("queries", (double)tokens);
-  const int64_t dim = (int64_t)NUMBER("dim", 128);
-  attn_problem problem;
-  attn_problem_init(&problem, 1, (int64_t)NUMBER("heads", 32), (int64_t)NUMBER("kv", 8), queries, tokens, dim, dim);
-  problem.dtype_q = problem.dtype_kv = problem.dtype_o = ATTN_BF16;
-  attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  const attn_problem problem = problem_named(count, arguments);
   const attn_mpi_network network =
       ATTN_STRUCT(attn_mpi_network, .latency_s = 1e-6 * NUMBER("latency_us", 0), .bytes_per_s = 1.25e8 * NUMBER("gbit", 0),
                   .macs_per_s = 1e9 * NUMBER("gmacs", 0), .memory_per_s = 1e9 * NUMBER("memory_gb", 0));

@@ -40,3 +40,11 @@ if(TARGET attn_mpi_shared AND TARGET attn_python AND Python3_FOUND AND MPIEXEC_E
   set_property(TEST mpi_python APPEND PROPERTY ENVIRONMENT LIBATTN_PYTHON=$<TARGET_FILE:attn_python>
                                                           LIBATTN_MPI=$<TARGET_FILE:attn_mpi_shared>)
 endif()
+
+# Simulated clusters.
+if(TARGET attn_mpi_simulate)
+  add_labelled(mpi_simulate "tools" ${PROJECT_SOURCE_DIR}/mpi/simulate/run.sh check ${ATTN_SMPIRUN}
+               $<TARGET_FILE:attn_mpi_simulate>)
+else()
+  add_skipped(mpi_simulate "tools" "no SimGrid (Debian: apt-get install libsimgrid-dev), or ATTN_MPI=OFF, or sanitizers")
+endif()

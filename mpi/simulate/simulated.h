@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT */
+/* Included before the sources of libattn_mpi in a simulation. A rank that waits asks MPI again and again, and gives the CPU
+ * to others meanwhile. In SMPI that would take a step of the simulator each time: it waits there until a message ends. */
+#ifndef ATTN_MPI_SIMULATED_H
+#define ATTN_MPI_SIMULATED_H
+
+#include <mpi.h>
+#include <sched.h>
+#include <time.h>
+
+int simulated_testsome(int count, MPI_Request *requests, int *ended, int *indices, MPI_Status *statuses);
+int simulated_iprobe(int *there, MPI_Status *status);
+int simulated_yield(void);
+
+/* SMPI's nonblocking collectives are a message from each rank to each other one; nothing else is under way with them. */
+#define WAITED(request, call)                                (*(request) = MPI_REQUEST_NULL, call)
+#define MPI_Comm_idup(old, made, request)                    WAITED(request, MPI_Comm_dup(old, made))
+#define MPI_Ibcast(data, n, type, root, comm, request)       WAITED(request, MPI_Bcast(data, n, type, root, comm))
+#define MPI_Iallreduce(own, all, n, type, op, comm, request) WAITED(request, MPI_Allreduce(own, all, n, type, op, comm))
+#define MPI_Iallgather(own, n, type, all, m, to, comm, request) \
+  WAITED(request, MPI_Allgather(own, n, type, all, m, to, comm))
+#define MPI_Iallgatherv(own, n, type, all, counts, starts, to, comm, request) \
+  WAITED(request, MPI_Allgatherv(own, n, type, all, counts, starts, to, comm))
+
+#define MPI_Testsome                                         simulated_testsome
+#define MPI_Iprobe(source, tag, communicator, there, status) simulated_iprobe(there, status)
+#define sched_yield                                          simulated_yield
+#undef nanosleep
+#define nanosleep(pause, rest) ((void)(pause), simulated_yield())
+
+#endif
