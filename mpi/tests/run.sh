@@ -3,6 +3,7 @@
 # Tests of libattn_mpi under mpirun.
 #
 #   run.sh bits MPIRUN PROGRAM                  bits of 1 to 8 ranks, and faults that must be seen
+#   run.sh few MPIRUN PROGRAM                   fewer cases and no faults, for programs with sanitizers
 #   run.sh python MPIRUN PYTHON                 libattn.mpi, and examples/long_context with 1 and 3 ranks
 #   run.sh death (MPIRUN PROGRAM)...            a rank is killed at 10 moments with each: the run ends within seconds
 set -u
@@ -19,6 +20,13 @@ ranks() { # N MPIRUN PROGRAM ARGUMENT...
   local n=$1 mpirun=$2
   shift 2
   timeout -k 5 "${limit:-100}" "$mpirun" -n "$n" "$@" </dev/null 2>&1
+}
+
+few() { # MPIRUN PROGRAM
+  local n
+  for n in 1 2 3 4 5 6 7 8; do expect "$n" "$@" seed "$n" cases 1; done
+  expect 3 "$@" unlike 1 cases 3
+  expect 2 "$@" mode failure
 }
 
 bits() { # MPIRUN PROGRAM

@@ -3,6 +3,10 @@
 # tests/CMakeLists.txt.
 set(attn_mpi_labels "unit;sanitize;once")
 set(attn_mpi_runs "")
+set(attn_mpi_cases bits)
+if(ATTN_SANITIZE)
+  set(attn_mpi_cases few)
+endif()
 foreach(mpi openmpi mpich)
   find_program(ATTN_MPICC_${mpi} mpicc.${mpi})
   find_program(ATTN_MPIRUN_${mpi} mpirun.${mpi})
@@ -25,7 +29,7 @@ foreach(mpi openmpi mpich)
   target_include_directories(test_mpi_${mpi} SYSTEM PRIVATE ${folders})
   target_link_libraries(test_mpi_${mpi} PRIVATE attn_shared ${flags} m)
   list(APPEND attn_mpi_runs ${ATTN_MPIRUN_${mpi}} $<TARGET_FILE:test_mpi_${mpi}>)
-  add_labelled(mpi_${mpi} "${attn_mpi_labels}" ${PROJECT_SOURCE_DIR}/mpi/tests/run.sh bits ${ATTN_MPIRUN_${mpi}}
+  add_labelled(mpi_${mpi} "${attn_mpi_labels}" ${PROJECT_SOURCE_DIR}/mpi/tests/run.sh ${attn_mpi_cases} ${ATTN_MPIRUN_${mpi}}
                $<TARGET_FILE:test_mpi_${mpi}>)
 endforeach()
 if(attn_mpi_runs)
