@@ -3,10 +3,11 @@
  *
  * Rows and keys are divided at multiples of plan->unit, whatever the shards are. Each pair of a block of rows and a piece of
  * keys is one call of libattn in float32, which adds to dQ, dK and dV. A piece passes the blocks of rows in their order, and
- * a block sees the pieces in theirs, so every sum has one order, and its bits do not depend on the ranks. One call of
- * attn_plan_run() has other bits: its sums are chains over all keys and rows.
+ * a block sees the pieces from the last to the first, so every sum has one order, and its bits do not depend on the ranks.
+ * Under a causal mask all pieces can leave at once then: each begins with its own rows. One call of attn_plan_run() has
+ * other bits: its sums are chains over all keys and rows.
  *
- * Blocks of one rank side by side are a station. Piece t is at station s in step t + s. */
+ * Blocks of one rank side by side are a station. With P pieces, piece t is at station s in step P - 1 - t + s. */
 #include <string.h>
 
 #include "plan.h"
@@ -207,7 +208,7 @@ static void plan_ways(mpi_journey *j, const backward_layout *at, char *workspace
       mpi_pack_keys(plan, j->args, piece, item);
       memset(item + back.at, 0, (size_t)back.bytes);
     }
-    mpi_add_item(j, t, piece->owner, t + first, count, item, item + back.at);
+    mpi_add_item(j, t, piece->owner, plan->pieces.count - 1 - t + first, count, item, item + back.at);
   }
 }
 
