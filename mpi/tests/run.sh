@@ -49,10 +49,10 @@ death() { # MPIRUN PROGRAM
   local moment begin end code
   for moment in 0 1 2 3 4 5 6 7 8 9; do
     begin=$(date +%s)
-    limit=30 ranks 4 "$@" cases 4000 mode pass_kv die $(((moment * 7919 + 1) * 6007 % 500000)) >/dev/null
+    limit=90 ranks 4 "$@" cases 4000 mode pass_kv die $(((moment * 7919 + 1) * 6007 % 500000)) >/dev/null
     code=$?
     end=$(date +%s)
-    if [ "$code" = 0 ] || [ $((end - begin)) -gt 20 ]; then
+    if [ "$code" = 0 ] || [ $((end - begin)) -gt 60 ]; then
       echo "a rank was killed, and the run ended with $code after $((end - begin)) s"
       return 1
     fi
