@@ -5,8 +5,8 @@
     attnbench plot results/local/2026-01-31 -o figures
     attnbench plot simulated.json
 
-Reads results.csv, and env.json and peak.csv beside it; or files of attnbench explain --simulate --json, which have a figure
-of their own. If the data for a figure is missing, the reason is printed.
+Reads results.csv, and env.json and peak.csv beside it; or simulations, which have a figure of their own: files of attnbench
+explain --simulate --json, and of attn_mpi_simulate. If the data for a figure is missing, the reason is printed.
 Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
 """
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from plotting.command import NOTHING, OK, run
-from plotting.table import read_simulated
+from plotting.table import is_simulated, read_simulated
 from plotting.views import NothingToDraw
 
 FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "passes",
@@ -25,7 +25,7 @@ FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roo
 
 def main(argv=None):
     options = read_options(argv)
-    if all(name.endswith(".json") for name in options.results):
+    if all(map(is_simulated, options.results)):
         return run("plot.py", write_simulated, options, read_simulated)
     return run("plot.py", write_figures, options)
 

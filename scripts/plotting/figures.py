@@ -2,7 +2,6 @@
 """The figures. Each takes the results, asks views for its panels and returns finished pages, or raises NothingToDraw."""
 
 import math
-import re
 from itertools import cycle
 
 from matplotlib.lines import Line2D
@@ -245,26 +244,34 @@ def draw_scaling(axes, panel, frame, looks):
     axes.set_ylabel("speed-up")
 
 
-# ---- simulated threads -------------------------------------------------------------------------------------------------
+# ---- simulated threads and ranks ---------------------------------------------------------------------------------------
+
+READING = {"threads": "Time of one thread over the time of all threads together; tasks were timed one by one, and played",
+           "ranks": "Ideal time over the time of the slowest rank of a simulated cluster"}
+
 
 def simulated(lines, looks):
-    """One panel: efficiency of each case against threads."""
-    del looks  # cases, not kernels, have colours here
-    cases = {}
+    """A page for threads and one for ranks: efficiency of each case against their number."""
+    del looks  # cases have colours here, and networks dashes
+    return [simulated_page([line for line in lines if line["of"] == of], of) for of in READING
+            if any(line["of"] == of for line in lines)]
+
+
+def simulated_page(lines, of):
+    curves = {}
     for line in lines:
-        name = re.sub(r"/threads:\d+", "", line["case_id"])
-        cases.setdefault(f"{name}, {line['kernel']}", {})[line["threads"]] = line["efficiency"]
-    colours = dict(zip(cases, cycle([colour for colour, _ in style.ALGORITHMS.values()])))
-    legend = [[(Line2D([], [], color=colours[name]), name)] for name in cases]
-    reading = "Time of one thread over the time of all threads together; tasks were timed one by one, and played"
-    page = Page("Simulated efficiency", [reading], [""], 1, Frame(6.0, 3.2, left=0.62, right=0.5), legend, [])
+        curves.setdefault((line["case"], line["on"]), {})[line["number"]] = line["efficiency"]
+    colours = dict(zip(dict.fromkeys(case for case, _ in curves), cycle(colour for colour, _ in style.ALGORITHMS.values())))
+    dashes = dict(zip(dict.fromkeys(on for _, on in curves), cycle(["-", "--", ":", "-."])))
+    legend = [[(Line2D([], [], color=colour), case)] for case, colour in colours.items()]
+    legend += [[(Line2D([], [], color=style.FAINT, ls=dash), on)] for on, dash in dashes.items() if on]
+    page = Page("Simulated efficiency", [READING[of]], [""], 1, Frame(6.0, 3.2, left=0.62, right=0.5), legend, [])
     axes, = page.axes
-    for name, points in cases.items():
-        threads_of = sorted(points)
-        axes.plot(threads_of, [points[n] for n in threads_of], color=colours[name], lw=1.3)
-    power_of_two_axis(axes, sorted({2 ** i for points in cases.values() for n in points for i in [int(math.log2(n))]}),
-                      "threads", 6.0)
-    from_zero(axes, max(value for points in cases.values() for value in points.values()))
+    for (case, on), points in curves.items():
+        numbers = sorted(points)
+        axes.plot(numbers, [points[n] for n in numbers], color=colours[case], ls=dashes[on], lw=1.3, marker=".", ms=4)
+    power_of_two_axis(axes, sorted({2 ** i for line in lines for i in [int(math.log2(line["number"]))]}), of, 6.0)
+    from_zero(axes, max(line["efficiency"] for line in lines))
     axes.grid(color=style.GRID, lw=0.6)
     axes.set_ylabel("efficiency")
-    return [page]
+    return page

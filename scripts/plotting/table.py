@@ -108,19 +108,35 @@ def read_csv(file, cpu=UNKNOWN):
     return rows
 
 
+def is_simulated(file):
+    """Whether a file holds simulations, not times: JSON of attnbench explain, or the CSV of attn_mpi_simulate."""
+    path = Path(file)
+    return path.suffix == ".json" or (path.is_file() and path.read_text("utf-8", "replace").startswith("platform,ranks,"))
+
+
 def read_simulated(files):
-    """The lines of files of `attnbench explain --simulate --json`: [{"case_id", "kernel", "threads", "efficiency", ...}]."""
+    """The lines of such files: [{"case", "on" (a network), "of" (threads or ranks), "number", "efficiency"}]."""
     lines = []
     for file in files:
         try:
-            found = json.loads(Path(file).read_text(encoding="utf-8"))
-            lines += [{"case_id": str(line["case_id"]), "kernel": str(line["kernel"]), "threads": int(line["threads"]),
-                       "efficiency": float(line["efficiency"])} for line in found]
+            lines += (_read_played if Path(file).suffix == ".json" else _read_clusters)(Path(file).read_text("utf-8"))
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ResultsError(f"{file}: not a file of attnbench explain --simulate --json ({error!r})") from None
+            raise ResultsError(f"{file}: not a file of attnbench explain --simulate --json, or of attn_mpi_simulate "
+                               f"({error!r})") from None
     if not lines:
         raise ResultsError(f"{files[0]}: no lines; nothing was simulated")
     return lines
+
+
+def _read_played(text):
+    return [{"case": re.sub(r"/threads:\d+", "", str(line["case_id"])) + f", {line['kernel']}", "on": "", "of": "threads",
+             "number": int(line["threads"]), "efficiency": float(line["efficiency"])} for line in json.loads(text)]
+
+
+def _read_clusters(text):
+    return [{"case": f"{row['mode']}, {row['queries']} queries, {row['shards']}, {row['gmacs']} GMAC/s a node",
+             "on": row["platform"], "of": "ranks", "number": int(row["ranks"]), "efficiency": float(row["efficiency"])}
+            for row in csv.DictReader(text.splitlines())]
 
 
 def read_facts(file):

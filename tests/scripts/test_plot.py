@@ -681,6 +681,16 @@ def test_simulations_have_a_figure_of_their_own(tmp_path):
     assert {"B:1/Sq:8/x, flash_c", "B:1/Sq:16/x, flash_c", "threads", "64"} <= set(texts)
 
 
+def test_simulated_clusters_are_drawn_against_ranks(tmp_path):
+    file = tmp_path / "clusters.csv"
+    rows = [f"{net},{ranks},PASS_KV,zigzag,9,7,5,0.{ranks}" for net in ("slow", "fast") for ranks in (2, 4)]
+    file.write_text("\n".join(["platform,ranks,mode,shards,tokens,queries,gmacs,efficiency", *rows]), encoding="utf-8")
+    assert plot.main([str(file), "-o", str(tmp_path / "out")]) == 0
+    root = ElementTree.parse(tmp_path / "out" / "simulated.svg").getroot()
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"PASS_KV, 7 queries, zigzag, 5 GMAC/s a node", "slow", "fast", "ranks", "4"} <= texts
+
+
 def test_a_file_that_is_no_simulation_is_refused(tmp_path, capsys):
     for text in ("[]", "{", '[{"threads": 1}]'):
         (tmp_path / "s.json").write_text(text, encoding="utf-8")
