@@ -64,8 +64,8 @@ static token_rows rows_at(const attn_kv_rows *r, int64_t t, int64_t head, int64_
                       .dim = r->dim,
                       .turned = turned,
                       .pairing = r->turns ? r->turns->pairing : ATTN_ROPE_HALVES,
-                      .cosine = r->cosine + t * turned,
-                      .sine = r->sine + t * turned};
+                      .cosine = turned ? r->cosine + t * turned : NULL,
+                      .sine = turned ? r->sine + t * turned : NULL};
 }
 
 static float element(const token_rows *r, int64_t d) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "kernels/common/problem/terms.h"
 
+#include <limits.h>
 #include <math.h>
 
 #include "kernels/common/problem/dtypes.h"
@@ -130,8 +131,10 @@ static counts counts_of(const attn_problem *p, term_widths w) {
   return c;
 }
 
-/* Vectors of a row of V. */
-static int vecs_of_v(const attn_problem *p, term_widths w) { return (int)padded((double)p->dim_v, w.values) / w.lanes; }
+/* Vectors of a row of V. Nobody has memory for so long a row that an int is too small. */
+static int vecs_of_v(const attn_problem *p, term_widths w) {
+  return (int)fmin(padded((double)p->dim_v, w.values) / w.lanes, INT_MAX);
+}
 
 static double if_used(const attn_problem *p, uint32_t uses, double count) { return attn_uses(p, uses) ? count : 0; }
 
