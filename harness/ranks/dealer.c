@@ -234,7 +234,7 @@ static void lose(ranks_dealer *d, int rank) {
 static void hear(ranks_dealer *d, int rank, double now) {
   peer *p = &d->peers[rank];
   char *said = ranks_receive(&p->said, rank, TAG_ALIVE), *result = ranks_receive(&p->result, rank, TAG_RESULT);
-  if (said || result || p->heard_s <= 0) p->heard_s = now;
+  if (said || result || p->heard_s <= 0 || rank == 0) p->heard_s = now;
   if ((said || result) && p->lost) fprintf(stderr, "attnbench-mpi: rank %d on %s is back\n", rank, d->hosts[rank]);
   if (said || result) p->lost = false;
   if (result) p->busy = false;
@@ -244,11 +244,11 @@ static void hear(ranks_dealer *d, int rank, double now) {
   if (!p->lost && now > p->heard_s + d->sweep->patience_s) lose(d, rank);
 }
 
-/* All ranks learn that rank 0 lives. */
+/* All other ranks learn that rank 0 lives. */
 static void tell(ranks_dealer *d, double now) {
   if (now < d->told_s + d->sweep->patience_s / 10) return;
   d->told_s = now;
-  for (int rank = 0; rank < d->sweep->ranks; rank++)
+  for (int rank = 1; rank < d->sweep->ranks; rank++)
     if (ranks_letter_is_gone(&d->peers[rank].alive)) ranks_send(&d->peers[rank].alive, rank, TAG_ALIVE, calloc(1, 1));
 }
 
