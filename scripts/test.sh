@@ -54,8 +54,9 @@ With --long also these:
 Needs 10 minutes on 2 cores after set-up, with --all 27; less where ccache is installed and knows the code. With --all two
 stages run at a time, each on half of the cores: where one configures or waits for its last test, the other goes on. The
 output of a stage is in build/log/stage-NAME.txt, and appears when the stage ends. A single stage has all cores. Skips
-stages whose compiler is missing. The last line has the totals of all stages. The exit code is 0 only if every test
-passed.
+stages whose compiler is missing. Where up to three tests of a stage fail, they run once more alone, as those about times
+may fail beside others; the end says which then passed. The last line has the totals of all stages. The exit code is 0 only
+if every test passed, at its first or second run.
 END
 }
 
@@ -95,9 +96,10 @@ configure_and_build() {
     quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs" ${only:+--target "${only[@]}"}
 }
 
-# run_ctest FOLDER [ctest option...]: runs tests and adds their numbers to the totals.
+# run_ctest FOLDER [ctest option...]: runs tests and adds their numbers to the totals. Up to three that fail run once more
+# alone, as tests about times may fail beside another stage; the end of all says which then passed.
 run_ctest() {
-  local folder=$1 log=$logs/$stage-ctest.log line
+  local folder=$1 log=$logs/$stage-ctest.log line failed
   shift
   [ -n "$long" ] || set -- "$@" -LE "${exclude:+$exclude|}long"
   [ -z "$long" ] || [ -z "${exclude:-}" ] || set -- "$@" -LE "$exclude"
@@ -105,14 +107,29 @@ run_ctest() {
   ctest --test-dir "$folder" --output-on-failure --no-tests=error -j $((jobs + 1)) "$@" | tee "$log"
   line=$(grep -E '[0-9]+ tests? failed out of [0-9]+' "$log" | tail -n 1)
   if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
-    failures=$((failures + BASH_REMATCH[1])) tests=$((tests + BASH_REMATCH[2]))
+    failed=${BASH_REMATCH[1]} tests=$((tests + BASH_REMATCH[2]))
     skips=$((skips + $(grep -c '\*\*\*Skipped' "$log")))
     grep -h '^skipped: ' "$folder/Testing/Temporary/LastTest.log" >>"$logs/skipped.txt"
-    [ "${BASH_REMATCH[1]}" = 0 ]
+    [ "$failed" = 0 ] || [ "$failed" -gt 3 ] || run_again
+    failures=$((failures + failed))
+    [ "$failed" = 0 ]
   else
     failures=$((failures + 1)) tests=$((tests + 1)) # ctest itself failed
     return 1
   fi
+}
+
+# The tests that failed in `log`, one at a time: takes those that pass from `failed`. A crash stays one.
+run_again() {
+  local names passed
+  names=$(sed -nE 's/^\t *[0-9]+ - ([^ ]+) \((Failed|Timeout)\)$/\1/p' "$log" | paste -sd '|')
+  [ -n "$names" ] || return 0
+  say "-- once more, alone: ${names//|/ }"
+  ctest --test-dir "$folder" --output-on-failure -j 1 -R "^(${names})\$" | tee "$log.again"
+  passed=$(sed -nE 's/.* Test +#[0-9]+: ([^ ]+) \.+ +Passed.*/\1/p' "$log.again")
+  [ -n "$passed" ] || return 0
+  failed=$((failed - $(wc -l <<<"$passed")))
+  awk -v stage="$stage" '{ print stage ": " $0 }' <<<"$passed" >>"$logs/again.txt"
 }
 
 # Sets `cpu` to the CPU seconds of all commands that have ended so far.
@@ -441,6 +458,7 @@ mkdir -p "$logs"
 rm -rf "$logs/begun" "$logs"/*.numbers
 mkdir "$logs/begun"
 : >"$logs/skipped.txt"
+: >"$logs/again.txt"
 begun=$SECONDS
 mapfile -t in_build < <(wanted gcc tiers machines engines lint) # one after the other: they share the folder build/
 # Long ones first, so that both lanes end at about the same time.
@@ -476,6 +494,10 @@ line total $((SECONDS - begun)) $total_cpu ''
 if [ $skips -gt 0 ]; then
   say "$skips tests skipped:"
   sort "$logs/skipped.txt" | uniq -c
+fi
+if [ -s "$logs/again.txt" ]; then
+  say "failed beside others, passed alone:"
+  cat "$logs/again.txt"
 fi
 say
 percent=$((tests > 0 ? 100 * (tests - failures) / tests : 0))
