@@ -24,11 +24,16 @@ static size_t name_before_threads(const char *id) {
   return at ? (size_t)(at - id) : strlen(id);
 }
 
+/* The case's name after its threads. */
+static const char *name_behind_threads(const char *id) {
+  const char *at = id + name_before_threads(id);
+  return *at ? at + 1 + strcspn(at + 1, "/") : at;
+}
+
 static bool same_problem(const bench_case *a, const bench_case *b) {
   const size_t length = name_before_threads(a->case_id);
-  const char *rest_a = a->case_id + length, *rest_b = b->case_id + length;
-  if (name_before_threads(b->case_id) != length || memcmp(a->case_id, b->case_id, length)) return false;
-  return strcmp(rest_a + strcspn(rest_a + 1, "/"), rest_b + strcspn(rest_b + 1, "/")) == 0 || !strchr(rest_a + 1, '/');
+  return name_before_threads(b->case_id) == length && !memcmp(a->case_id, b->case_id, length) &&
+         !strcmp(name_behind_threads(a->case_id), name_behind_threads(b->case_id));
 }
 
 double sim_efficiency(const sim_row *r) { return r->one_ns / (r->threads * r->result.ns); }
