@@ -48,7 +48,7 @@ static bool computes(const attn_kernel_info *kernel, const bench_case *bench) {
 /* A case, and what is to be done of it. */
 typedef struct current {
   const bench_case *bench;
-  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* whose rows are missing */
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* the kernels without a row */
   int count;
   double guess; /* seconds */
   bench_row *rows;

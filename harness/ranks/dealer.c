@@ -13,8 +13,8 @@
 #include "report/report.h"
 
 enum { MOST_TRIES = 2 };
-/* A child takes a fraction of a second to start. So cases are dealt together until their part takes so long, or an eighth of
- * what an even share of all takes. */
+/* A child takes a fraction of a second to start. So cases are dealt together until their part takes PART_S, or an
+ * eighth of an even share of all cases. */
 static const double PART_S = 2, PARTS_OF_A_RANK = 8;
 
 typedef enum job_state { WAITING, DEALT, DONE, GIVEN_UP } job_state;

@@ -121,22 +121,12 @@ static task_times *times_of(sim_bench *sim, const attn_schedule *schedule) {
   return NULL;
 }
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-/* The lower quartile, in place: a task counts as it runs undisturbed, for disturbances differ from round to round. */
-static double lower_quartile(double *ns, int count) {
-  qsort(ns, (size_t)count, sizeof *ns, ascending);
-  return ns[count / 4];
-}
-
+/* A task counts as it runs undisturbed, for disturbances differ from round to round. */
 static double *quartiles_of_tasks(const rounds *r, int64_t tasks) {
   double *quartile = malloc((size_t)tasks * sizeof *quartile), of_task[MOST_ROUNDS];
   for (int64_t task = 0; quartile && task < tasks; task++) {
     for (int i = 0; i < r->count; i++) of_task[i] = r->task_ns[i * tasks + task];
-    quartile[task] = lower_quartile(of_task, r->count);
+    quartile[task] = bench_lower_quartile(of_task, r->count);
   }
   return quartile;
 }
@@ -156,7 +146,7 @@ static task_times *measure(sim_bench *sim, const attn_plan *plan, double *measur
               .calls = attn_plan_threads(plan) <= sim->cpus};
   bool there = r.workspace && (times || r.task_ns);
   if (there && (!times || r.calls)) run_rounds(&r);
-  *measured_ns = there && r.calls ? lower_quartile(r.call_ns, r.count) : 0;
+  *measured_ns = there && r.calls ? bench_lower_quartile(r.call_ns, r.count) : 0;
   if (there && !times) {
     times = &sim->times[sim->shapes < MOST_SHAPES ? sim->shapes++ : MOST_SHAPES - 1];
     free(times->task_ns);

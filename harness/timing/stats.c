@@ -102,6 +102,10 @@ static double get_log_ratio(const void *context, int i) {
   return log(pairs->a[i] / pairs->b[i]);
 }
 
+double bench_lower_quartile(const double *value, int n) {
+  return n < 1 ? NAN : kth(&(values){.get = get_value, .context = value, .n = n}, n / 4);
+}
+
 double bench_median(const double *value, int n) { return n < 1 ? NAN : bench_median_of(get_value, value, n); }
 
 /* ---- Tests ---------------------------------------------------------------------------------------------------------- */

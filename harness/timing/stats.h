@@ -48,7 +48,10 @@ bench_summary bench_paired_ratio(const bench_pairs *pairs);
 
 double bench_median(const double *values, int n);
 
-/* The same of values that a function computes. */
+/* The value with number n / 4 of the ascending ones, from 0; NaN if n < 1. */
+double bench_lower_quartile(const double *values, int n);
+
+/* The median of values that a function computes. */
 typedef double bench_value_fn(const void *context, int index);
 double bench_median_of(bench_value_fn *get, const void *context, int n);
 

@@ -77,7 +77,7 @@ python() { # MPIRUN PYTHON
   rm -rf "$folder"
 }
 
-if [ "$what" = death ]; then # that of two MPIs at once, as a run mostly waits
+if [ "$what" = death ]; then # both MPIs run at once, because each run mostly waits
   lanes=()
   while [ $# -gt 0 ]; do
     death "$1" "$2" &

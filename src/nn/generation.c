@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The texts that follow a prompt (include/attn/nn.h). Each step keeps the running texts as a token and the place of the text
- * that it continues, so that a text is read backwards from its last token. */
+/* The texts that follow a prompt (include/attn/nn.h). Each step keeps of a running text its token and the place of the text
+ * before it. So a text is read backwards from its last token. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

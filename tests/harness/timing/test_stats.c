@@ -154,6 +154,7 @@ TEST(summaries_are_those_of_sorted_values) {
     assert_int_equal(bench_median_rank(n), rank);
     assert_true(rank ? s.ci_lo == sorted[rank - 1] && s.ci_hi == sorted[n - rank] : isnan(s.ci_lo) && isnan(s.ci_hi));
     assert_close(bench_median(values, n), median);
+    assert_true(bench_lower_quartile(values, n) == sorted[n / 4]);
   }
 }
 
