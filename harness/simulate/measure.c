@@ -88,7 +88,7 @@ typedef struct rounds {
   const attn_plan *plan;
   const attn_args *args;
   void *workspace;
-  double *task_ns; /* [MOST_ROUNDS][tasks], or NULL: they are known */
+  double *task_ns; /* [MOST_ROUNDS][tasks] */
   double call_ns[MOST_ROUNDS];
   bool calls;
   int count;
@@ -102,7 +102,7 @@ static void run_rounds(rounds *r) {
   const double begin = bench_now_ns();
   for (int i = -1; i < MOST_ROUNDS && !(i >= LEAST_ROUNDS && bench_now_ns() - begin > ENOUGH_NS); i++) {
     watch w = {.schedule = s, .task_ns = r->task_ns + (i < 0 ? 0 : i * tasks)};
-    if (r->task_ns) attn_plan_run_seen(r->plan, r->args, r->workspace, see_task, &w);
+    attn_plan_run_seen(r->plan, r->args, r->workspace, see_task, &w);
     const double start = bench_now_ns();
     if (r->calls) attn_plan_run_read(r->plan, r->args, r->workspace);
     r->call_ns[max64(i, 0)] = bench_now_ns() - start;
@@ -131,30 +131,29 @@ static double *quartiles_of_tasks(const rounds *r, int64_t tasks) {
   return quartile;
 }
 
-/* Measures the plan's tasks, unless they are known, and calls, where there are CPUs for its threads. NULL if memory is
- * short.
- */
-static task_times *measure(sim_bench *sim, const attn_plan *plan, double *measured_ns) {
+/* Measures calls and the plan's tasks, where there are CPUs for its threads; else its tasks, unless they are known. NULL if
+ * memory is short. The caller frees r->task_ns. */
+static task_times *measure(sim_bench *sim, const attn_plan *plan, rounds *r) {
   const attn_schedule *schedule = attn_plan_schedule(plan);
   const int64_t tasks = sim_task_count(schedule);
   const size_t bytes = attn_plan_workspace(plan);
+  const bool calls = attn_plan_threads(plan) <= sim->cpus;
   task_times *times = times_of(sim, schedule);
-  rounds r = {.plan = plan,
-              .args = &sim->tensors.args,
-              .workspace = attn_aligned_alloc(64, bytes ? bytes : 64),
-              .task_ns = times ? NULL : malloc((size_t)(MOST_ROUNDS * tasks) * sizeof(double)),
-              .calls = attn_plan_threads(plan) <= sim->cpus};
-  bool there = r.workspace && (times || r.task_ns);
-  if (there && (!times || r.calls)) run_rounds(&r);
-  *measured_ns = there && r.calls ? bench_lower_quartile(r.call_ns, r.count) : 0;
+  const bool known = times && !calls;
+  *r = (rounds){.plan = plan,
+                .args = &sim->tensors.args,
+                .workspace = attn_aligned_alloc(64, bytes ? bytes : 64),
+                .task_ns = known ? NULL : malloc((size_t)(MOST_ROUNDS * tasks) * sizeof(double)),
+                .calls = calls};
+  bool there = r->workspace && (known || r->task_ns);
+  if (there && !known) run_rounds(r);
   if (there && !times) {
     times = &sim->times[sim->shapes < MOST_SHAPES ? sim->shapes++ : MOST_SHAPES - 1];
     free(times->task_ns);
-    *times = (task_times){.schedule = *schedule, .task_ns = quartiles_of_tasks(&r, tasks)};
+    *times = (task_times){.schedule = *schedule, .task_ns = quartiles_of_tasks(r, tasks)};
     there = times->task_ns;
   }
-  free(r.task_ns);
-  attn_aligned_free(r.workspace);
+  attn_aligned_free(r->workspace);
   return there ? times : NULL;
 }
 
@@ -175,33 +174,52 @@ static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, double 
   }
 }
 
-static bool play(sim_bench *sim, const attn_plan *plan, const task_times *times, const sim_machine *machine,
+static bool play(sim_bench *sim, const attn_plan *plan, const double *task_ns, const sim_machine *machine,
                  sim_result *result) {
   const attn_schedule *s = attn_plan_schedule(plan);
   const int threads = attn_plan_threads(plan);
   const double loop = machine->loop_ns > 0 ? machine->loop_ns : sim->loop_ns * ceil(log2(threads));
-  sim_work work = {.schedule = s, .task_ns = times->task_ns, .take_ns = threads > 1 ? sim->take_ns : 0, .loop_ns = loop};
+  sim_work work = {.schedule = s, .task_ns = task_ns, .take_ns = threads > 1 ? sim->take_ns : 0, .loop_ns = loop};
   bytes_of_tasks(sim, s, work.bytes);
   return sim_play(&work, threads, machine, result);
+}
+
+/* The prediction of a round's tasks over the call of the same round: from round to round the machine itself differs. */
+static double compare_rounds(sim_bench *sim, const rounds *r, const sim_machine *machine) {
+  const int64_t tasks = sim_task_count(attn_plan_schedule(r->plan));
+  double ratio[MOST_ROUNDS];
+  sim_result result;
+  for (int i = 0; i < r->count; i++) {
+    if (!play(sim, r->plan, r->task_ns + i * tasks, machine, &result)) return NAN;
+    ratio[i] = result.ns / r->call_ns[i];
+  }
+  return bench_median(ratio, r->count);
 }
 
 static bool predict(sim_bench *sim, int threads, const sim_machine *machine, sim_row *row, char *error, size_t error_bytes) {
   const sim_machine scaled = sim_machine_scaled(threads, threads == 1 ? INFINITY : sim->core_rate);
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .steady = sim->bench->steady);
   attn_plan *plan;
+  rounds r = {0};
   *row = (sim_row){.threads = threads};
   if (attn_plan_create(&sim->bench->problem, &options, &plan) != ATTN_OK)
     return bench_say(error, error_bytes, "no plan: %s", attn_last_error());
   const attn_schedule *s = attn_plan_schedule(plan);
   bool done = s || bench_say(error, error_bytes, "plans that consist of other plans are not simulated");
-  const task_times *times = done ? measure(sim, plan, &row->measured_ns) : NULL;
+  const task_times *times = done ? measure(sim, plan, &r) : NULL;
+  if (!machine) machine = &scaled;
   if (done) {
-    done = (times && play(sim, plan, times, machine ? machine : &scaled, &row->result)) ||
+    done = (times && play(sim, plan, times->task_ns, machine, &row->result)) ||
            bench_say(error, error_bytes, "out of memory for the tasks of %d threads", threads);
+    if (done && r.calls) {
+      row->measured_ns = bench_lower_quartile(r.call_ns, r.count);
+      row->of_measured = compare_rounds(sim, &r, machine);
+    }
     row->planned = attn_plan_threads(plan);
     row->rows = s->row_block, row->keys = s->key_block, row->tasks = sim_task_count(s);
     snprintf(row->kernel, sizeof row->kernel, "%s", attn_plan_kernel(plan));
   }
+  free(r.task_ns);
   attn_plan_destroy(plan);
   return done;
 }

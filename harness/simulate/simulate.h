@@ -82,6 +82,7 @@ typedef struct sim_row {
   char kernel[64];
   int64_t rows, keys, tasks; /* blocks of queries and keys; tasks of all phases */
   double measured_ns;        /* a call on so many threads; 0: there are not so many CPUs */
+  double of_measured;        /* with it: predicted over measured of one round, the median of rounds */
   double one_ns;             /* predicted for the plan of one thread */
   sim_result result;
 } sim_row;

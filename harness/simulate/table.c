@@ -52,7 +52,7 @@ static void print_head(const bench_case *bench) {
 static void print_row(const sim_row *r) {
   char measured[40] = "";
   if (r->measured_ns > 0)
-    snprintf(measured, sizeof measured, "%.3f (%+.1f%%)", r->measured_ns * 1e-6, 100 * (r->result.ns / r->measured_ns - 1));
+    snprintf(measured, sizeof measured, "%.3f (%+.1f%%)", r->measured_ns * 1e-6, 100 * (r->of_measured - 1));
   printf("%7d  %-24s%8" PRId64 "%7" PRId64 "%9.3f ms%18s%8.3f%7.1f%%  %s\n", r->threads, r->kernel, r->tasks, r->rows,
          r->result.ns * 1e-6, measured, sim_efficiency(r), 100 * sim_idle(r), sim_limit(&r->result, r->planned));
 }
@@ -70,7 +70,8 @@ static void write_json(void *context, FILE *file) {
             ", \"threads\": %d, \"plan_threads\": %d, \"tasks\": %" PRId64 ", \"row_block\": %" PRId64
             ", \"key_block\": %" PRId64 ", \"predicted_ns\": %.0f",
             r->threads, r->planned, r->tasks, r->rows, r->keys, r->result.ns);
-    if (r->measured_ns > 0) fprintf(file, ", \"measured_ns\": %.0f", r->measured_ns);
+    if (r->measured_ns > 0)
+      fprintf(file, ", \"measured_ns\": %.0f, \"predicted_of_measured\": %.4f", r->measured_ns, r->of_measured);
     fprintf(file, ", \"one_thread_ns\": %.0f, \"efficiency\": %.4f, \"idle\": %.4f, \"longest_task_ns\": %.0f", r->one_ns,
             sim_efficiency(r), sim_idle(r), r->result.longest_ns);
     fprintf(file,

@@ -408,6 +408,9 @@ class CommandLine(FolderTest):
         rows = read_json(file)
         self.assertEqual([row["threads"] for row in rows], [1, 2, 64])
         self.assertEqual(rows[0]["efficiency"], 1)
+        self.assertGreater(rows[0]["predicted_of_measured"], 0.2)
+        self.assertLess(rows[0]["predicted_of_measured"], 5)
+        self.assertNotIn("predicted_of_measured", rows[2] if (os.cpu_count() or 1) < 64 else {})
         for row in rows:
             self.assertAlmostEqual(sum(row["thread_ns"].values()) / row["plan_threads"] / row["predicted_ns"], 1, 3)
         simulate = ("explain", "--simulate", *shape, "--topology", topology)
