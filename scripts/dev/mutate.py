@@ -10,7 +10,7 @@
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments. All faults are compiled
 at once, outside of the build, and wait in one program for their turn (mutating/together.py); those that cannot are compiled
-alone. Then the tests of a fault's file run, the quickest first, until one fails. A fault is
+alone. Then the tests of a fault's file that enter its function run, the quickest first, until one fails. A fault is
     killed        a test failed, crashed, or ran much longer than usual; the row names it
     survived      every test passed: a test is missing, or no user can see the fault
     same code     the compiler's object did not change; not counted, like faults that do not compile
@@ -34,6 +34,7 @@ from pathlib import Path
 
 from mutating.mutations import Mutation, key_of, mutations_of, read_named
 from mutating.programs import Build, Workplace
+from mutating.together import MOST_TOGETHER
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = ROOT / "tests" / "mutants" / "named_mutants.txt"
@@ -44,7 +45,7 @@ AREAS = (
     ("python/*", "python"),
     ("src/nn/*", "nn_pieces nn_tokens nn_block nn_cache nn_layers nn_pool nn_channels nn_reshape mha_step safetensors"
                  " fuzz_safetensors fuzz_caches layer fault_memory layer_family"),
-    ("src/train/*", "train train_attention"),
+    ("src/train/*", "train train_fixture train_attention dropout backward gradients args mistakes fault_memory"),
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
               " mistakes grown rows kv_append score_steps product common operation pieces pages numerics nonfinite"
               " fuzz_plans"
@@ -52,20 +53,20 @@ AREAS = (
               " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
               " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
               " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages terms key_blocks nn_channels mha_torch"
-              " safetensors prefetch choice_amd-zen4"),
+              " safetensors prefetch choice_amd-zen4 train train_attention backward dropout"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
     ("kernels/ref/nn_oracle*", "nn_pieces nn_block nn_cache nn_layers mha_torch mha layer layer_family"),
     ("kernels/*", "terms choice score_steps merge plan product common operation pieces pages key_blocks state scales"
                   " rows kv_append quantised_rows prefetch decode nonfinite numerics fuzz_kernels serving steady reference"
-                  " mha"
+                  " mha backward dropout gradients"
                   " exp_c exp_avx2"
                   " cold_rows_avx2 warm_rows_avx2 cold_windows_c cold_windows_avx2 tier_c tier_avx2 tier_avx512 flush"
                   " edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512 bf16_amx"
                   " conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits values reference every_element structure goals layer rounds timed_rows"
-                        " operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
+    ("harness/check/*", "choose_rows error_limits values reference every_element gradients structure goals layer rounds"
+                        " timed_rows operation check common fault_memory cheats structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row rates verdict setup rounds cause timed_rows paired measured_goals operation check layer"
                          " process goals session affinity tune_costs simulated_verdicts tensors structure sides comparing"
                          " fault_memory cheats cli"),
@@ -79,8 +80,8 @@ AREAS = (
     ("harness/data/*", "npy fuzz_npy quantised_rows kv_append tensors outputs every_element timed_rows guard_pages layer"
                        " reference check cheats mutants cli"),
     ("harness/cases/*", "cases axes fuzz_texts tensors setup layer goals check cli"),
-    ("harness/*", "axes row npy setup goals timed_rows layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
-                  " eval_minilm"),
+    ("harness/*", "axes row npy setup goals simulate timed_rows layer affinity cgroup check cpus_synthetic cpus cli"
+                  " eval_numpy eval_minilm"),
 )
 # Default of --files: the library, its kernels, and the code of the harness that checks.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
@@ -196,22 +197,29 @@ class Baseline:
     """CPU seconds of each test without a fault; None for tests that are skipped on this machine, or take too long."""
 
     def __init__(self, place, longest):
-        self.place, self.longest, self.seconds = place, longest, {}
+        self.place, self.longest, self.seconds, self.met = place, longest, {}, {}
 
     def of(self, test):
         if test not in self.seconds:
             self.seconds[test] = self._measure(test)
         return self.seconds[test]
 
+    def meets(self, test, number):
+        """Whether a test enters the function of a fault. Nobody knows of those that are compiled alone: number 0."""
+        return not number or self.met[test][number]
+
     def _measure(self, test):
         if not self.place.build.tests.get(test, ([],))[0]:  # not configured, or not built
             return None
+        met = self.place.folder / "met"
+        met.write_bytes(bytes(MOST_TOGETHER))
         self.place.choose(0)
+        command, environment = self.place.command_of(test)
         limit_s, limit_cpu_s = min(600, 30 + 20 * self.longest), int(min(600, 2 + self.longest))  # beside other load
         for _ in range(TRIES):
             begun = cpu_seconds()
-            code = run_test(*self.place.command_of(test), self.place, limit_s, limit_cpu_s)
-            seconds = cpu_seconds() - begun
+            code = run_test(command, {**environment, "MUTANTS_MET": str(met)}, self.place, limit_s, limit_cpu_s)
+            seconds, self.met[test] = cpu_seconds() - begun, met.read_bytes()
             if code == 0 and seconds <= self.longest:
                 return seconds
             if code in (0, 77) or self.longest < 600 and (code is None or seconds > self.longest):
@@ -246,7 +254,7 @@ def tests_of(mutation, options):
 def noticed(mutation, number, place, options, baseline):
     """Outcome of a fault that is compiled, and the test that noticed it: runs its tests until one fails."""
     for test in tests_of(mutation, options).split():
-        if not place.touches(test, mutation) or baseline.of(test) is None:
+        if not place.touches(test, mutation) or baseline.of(test) is None or not baseline.meets(test, number):
             continue
         code = run_with_fault(test, number, place, baseline)
         if code is None:

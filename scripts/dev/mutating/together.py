@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: MIT
 """Many faults in one text: a function that has faults gets a copy of its body for each, behind a condition.
 
-    if (attn_mutant == 7) {
+    if (ATTN_MEETS(7)) {
       the body with fault 7
     } else {
       the body
     }
 
 So a file is compiled once for all of its faults, and the environment variable MUTANT chooses one. Faults outside of
-functions, and those that do not compile, are left to a compilation of their own.
+functions, and those that do not compile, are left to a compilation of their own. Without a fault, programs mark in the file
+MUTANTS_MET the byte of each fault whose function they enter: no other fault can change what they do.
 """
 from mutating.mutations import blanked
 
-READER = """#include <stdlib.h>
+MOST_TOGETHER = 1 << 16  # faults of one program
+READER = """#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 int attn_mutant;
+char *attn_mutants_met; /* NULL where nobody asks */
 __attribute__((constructor)) static void read_mutant(void) {
-  const char *number = getenv("MUTANT");
+  const char *number = getenv("MUTANT"), *met = getenv("MUTANTS_MET");
   attn_mutant = number ? atoi(number) : 0;
+  const int file = met ? open(met, O_RDWR) : -1;
+  void *bytes = file < 0 ? MAP_FAILED : mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  attn_mutants_met = bytes == MAP_FAILED ? NULL : bytes;
+  if (file >= 0) close(file);
 }
 """
+DECLARED = ("extern int attn_mutant; extern char *attn_mutants_met;\n#define ATTN_MEETS(n) "
+            "(attn_mutants_met ? (attn_mutants_met[n] = 1, 0) : attn_mutant == n)\n")
 
 
 def bodies(text):
@@ -34,7 +46,7 @@ def bodies(text):
 
 def with_all(text, mutations):
     """The text with numbered faults {number: mutation}, and {line: number} of the lines of each copy."""
-    starts, owners, out, at = [0], {}, ["extern int attn_mutant;\n"], 0
+    starts, owners, out, at = [0], {}, [DECLARED], 0
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
     for begin, end in bodies(text):
@@ -52,7 +64,7 @@ def with_all(text, mutations):
                 continue
             copy = whole[begin:ending]
             row = sum(part.count("\n") for part in out) + 2
-            out.append(f"\nif (attn_mutant == {number}) {{{copy}\n}} else")
+            out.append(f"\nif (ATTN_MEETS({number})) {{{copy}\n}} else")
             copies += 1
             owners.update(dict.fromkeys(range(row, row + copy.count("\n") + 2), number))
         out.append(f" {{{text[begin:end]}}}" if copies else "")
