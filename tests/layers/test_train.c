@@ -9,6 +9,7 @@
 
 #include "kernels/common/problem/convert.h"
 #include "kernels/common/problem/philox.h"
+#include "src/train/tasks.h"
 #include "tests/support/differences.h"
 #include "tests/support/nn_support.h"
 
@@ -16,7 +17,7 @@ static const attn_options three = {.struct_size = sizeof three, .threads = 3};
 
 /* ---- Dense layers ---- */
 
-enum { IN = 37, OUT = 50, ROWS = 83 };
+enum { IN = 37, OUT = TRAIN_STRIP + 9, ROWS = 83 };
 static float x[ROWS * IN], y[ROWS * OUT], d_y[ROWS * OUT], weight[IN * OUT], bias[OUT], d_x[ROWS * IN], d_w[IN * OUT],
     d_b[OUT];
 
@@ -113,11 +114,7 @@ TEST(products_of_bf16_round_their_factors) {
 
 /* ---- Norms ---- */
 
-enum {
-  NORM_ROWS = 35,
-  NORM_WIDTH = 37, /* two blocks of rows */
-  NORM_COUNT = NORM_ROWS * NORM_WIDTH
-};
+enum { NORM_ROWS = 35, NORM_WIDTH = 37, NORM_COUNT = NORM_ROWS * NORM_WIDTH };
 static attn_norm_kind norm_kind;
 static float s[NORM_COUNT], gain[NORM_WIDTH], d_normed[NORM_COUNT], d_sum[NORM_COUNT];
 
@@ -207,7 +204,7 @@ static double activated(attn_activation kind, double at) {
 }
 
 TEST(activation_gradients_are_differences) {
-  enum { COUNT_X = 4001 };
+  enum { COUNT_X = 2 * TRAIN_BLOCK + 9 };
   static float in[COUNT_X], made[COUNT_X], ones[COUNT_X], got[COUNT_X];
   char tiers[16][16];
   const int tier_count = test_tiers(tiers);
@@ -215,7 +212,7 @@ TEST(activation_gradients_are_differences) {
     const attn_activation kind = (attn_activation)(n % 4);
     const attn_options options = ATTN_STRUCT(attn_options, .max_isa = tiers[n / 4]);
     for (int i = 0; i < COUNT_X; i++) {
-      in[i] = (float)(i - COUNT_X / 2) * 0.0125f;
+      in[i] = (float)(i - COUNT_X / 2) * (25.0f / (COUNT_X / 2));
       ones[i] = i % 2 ? 1 : -2;
     }
     test_ok(attn_activation_run(kind, COUNT_X, in, made, &options));
@@ -346,9 +343,46 @@ TEST(cross_entropy_follows_the_formula) {
       "targets[0] is 3");
 }
 
+/* ---- Tasks ---- */
+
+enum { MANY_ROWS = 3 * TRAIN_BLOCK / NORM_WIDTH, MANY = MANY_ROWS * NORM_WIDTH };
+static float many_s[MANY], many_y[MANY];
+static int32_t many_targets[MANY_ROWS];
+
+/* Three tasks of rows. What is given on a row has the bits of a call on that row alone; sums over rows are added. */
+TEST(rows_do_not_depend_on_their_tasks) {
+  static float whole[MANY], single[MANY];
+  float sums[2][2 * NORM_WIDTH];
+  double loss, part, losses = 0;
+  test_fill(many_s, MANY, 60);
+  test_fill(many_y, MANY, 61);
+  for (int i = 0; i < MANY_ROWS; i++) many_targets[i] = i * i % NORM_WIDTH;
+  attn_norm_grad g = ATTN_STRUCT(attn_norm_grad, .rows = MANY_ROWS, .width = NORM_WIDTH, .kind = ATTN_NORM_LAYER,
+                                 .norm = {.epsilon = 1e-5f}, .s = many_s, .d_y = many_y, .d_s = whole, .d_gain = sums[0],
+                                 .d_bias = sums[0] + NORM_WIDTH);
+  attn_cross_entropy e = ATTN_STRUCT(attn_cross_entropy, .rows = MANY_ROWS, .classes = NORM_WIDTH, .logits = many_s,
+                                     .targets = many_targets, .sum = true, .d_logits = many_y);
+  test_ok(attn_norm_grad_run(&g, NULL));
+  g.rows = 1, g.d_gain = sums[1], g.d_bias = sums[1] + NORM_WIDTH;
+  for (int i = 0; i < MANY_ROWS; i++, g.s += NORM_WIDTH, g.d_y += NORM_WIDTH) {
+    g.accumulate = i > 0, g.d_s = single + i * NORM_WIDTH;
+    test_ok(attn_norm_grad_run(&g, NULL));
+  }
+  assert_memory_equal(whole, single, sizeof whole);
+  for (int i = 0; i < 2 * NORM_WIDTH; i++) assert_true(fabsf(sums[0][i] - sums[1][i]) <= 1e-4f);
+  test_ok(attn_cross_entropy_run(&e, &three, &loss));
+  e.rows = 1;
+  for (int i = 0; i < MANY_ROWS; i++, e.logits += NORM_WIDTH, e.targets++, losses += part) {
+    e.d_logits = single + i * NORM_WIDTH;
+    test_ok(attn_cross_entropy_run(&e, NULL, &part));
+  }
+  assert_memory_equal(many_y, single, sizeof single);
+  assert_true(fabs(loss - losses) <= 1e-9 * losses);
+}
+
 /* ---- Optimisers ---- */
 
-enum { STEPS = 20, PARAMETERS = 5000 };
+enum { STEPS = 20, PARAMETERS = TRAIN_BLOCK + 904 };
 
 TEST(optimisers_follow_their_formulas) {
   static float w[PARAMETERS], g[PARAMETERS], m[PARAMETERS], v[PARAMETERS], b[PARAMETERS], w2[PARAMETERS];
@@ -426,32 +460,82 @@ TEST(weights_begin_with_their_moments) {
 
 /* ---- Mistakes ---- */
 
+/* Calls on `count` elements or rows. Pointers of `missing` are NULL: bit n is the one with the n-th name. */
+typedef attn_status (*call)(unsigned missing, int64_t count);
+#define GIVE(n, pointer) (missing >> (n)&1 ? NULL : (pointer))
+#define CALL(name, expression) \
+  static attn_status name(unsigned missing, int64_t count) { return expression; }
+
+static double a_loss;
+static const int32_t zeros[1];
+CALL(dense_run, attn_dense_run(&ATTN_STRUCT(attn_dense, .rows = count, .in = IN, .out = OUT, .x = GIVE(0, x),
+                                            .y = GIVE(1, y), .map.weight = GIVE(2, weight)),
+                               NULL))
+CALL(dense_grad, attn_dense_grad(&ATTN_STRUCT(attn_dense, .rows = count, .in = IN, .out = OUT, .d_y = GIVE(0, d_y),
+                                              .x = GIVE(1, x), .map.weight = GIVE(2, weight), .d_x = d_x, .d_weight = d_w),
+                                 NULL))
+CALL(activation_run, attn_activation_run(ATTN_SILU, count, GIVE(0, x), GIVE(1, y), NULL))
+CALL(activation_grad, attn_activation_grad(ATTN_SILU, count, GIVE(0, x), GIVE(1, d_y), GIVE(2, d_x), NULL))
+CALL(dropout_rows, attn_dropout_rows(&ATTN_STRUCT(attn_dropout, .probability = 0), count, 1, GIVE(0, x), GIVE(1, y), NULL))
+CALL(norm_grad, attn_norm_grad_run(&ATTN_STRUCT(attn_norm_grad, .rows = count, .width = 1, .kind = ATTN_NORM_RMS,
+                                                .s = GIVE(0, x), .d_y = GIVE(1, d_y), .d_s = d_x),
+                                   NULL))
+CALL(embed_grad, attn_embed_grad(&ATTN_STRUCT(attn_embedding, .vocabulary = 1, .width = 1), count, GIVE(0, zeros),
+                                 GIVE(1, d_y), GIVE(2, d_x), NULL))
+CALL(cross_entropy, attn_cross_entropy_run(&ATTN_STRUCT(attn_cross_entropy, .rows = count, .classes = 3,
+                                                        .logits = GIVE(0, x), .targets = GIVE(1, zeros)),
+                                           NULL, &a_loss))
+CALL(adamw_step, attn_adamw_step(&ATTN_STRUCT(attn_adamw, .epsilon = 1), 1, count, GIVE(0, x), GIVE(1, y), GIVE(2, d_x),
+                                 GIVE(3, d_y), NULL))
+CALL(sgd_step, attn_sgd_step(&ATTN_STRUCT(attn_sgd, .momentum = 0.5f), count, GIVE(0, x), GIVE(1, y), GIVE(2, d_x), NULL))
+CALL(clip_grads, attn_clip_grads(count, GIVE(0, x), 1, NULL, NULL))
+CALL(init_weights, attn_init_weights(ATTN_INIT_NORMAL, 1, count, 1, 0, 0, GIVE(0, x)))
+
+TEST(pointers_are_needed_where_there_are_elements) {
+  static const struct {
+    call call;
+    const char *names[4], *size;
+  } calls[] = {{dense_run, {"attn_dense.x", "attn_dense.y", "attn_dense.map.weight"}, "attn_dense.rows"},
+               {dense_grad, {"attn_dense.d_y", "attn_dense.x", "attn_dense.map.weight"}, "attn_dense.rows"},
+               {activation_run, {"x", "y"}, "count"},
+               {activation_grad, {"x", "d_y", "d_x"}, "count"},
+               {dropout_rows, {"x", "y"}, "rows"},
+               {norm_grad, {"attn_norm_grad.s", "attn_norm_grad.d_y"}, "attn_norm_grad.rows"},
+               {embed_grad, {"tokens", "d_rows", "d_table"}, "count"},
+               {cross_entropy, {"attn_cross_entropy.logits", "attn_cross_entropy.targets"}, "attn_cross_entropy.rows"},
+               {adamw_step, {"weights", "grads", "m", "v"}, "count"},
+               {sgd_step, {"weights", "grads", "momenta"}, "count"},
+               {clip_grads, {"grads"}, "count"},
+               {init_weights, {"weights"}, "in"}};
+  for (size_t i = 0; i < COUNT(calls); i++) {
+    unsigned all = 0;
+    char sentence[80];
+    for (int n = 0; n < 4 && calls[i].names[n]; n++) {
+      all |= 1u << n;
+      snprintf(sentence, sizeof sentence, "%s is NULL", calls[i].names[n]);
+      test_invalid(calls[i].call(1u << n, 1), sentence);
+    }
+    test_ok(calls[i].call(0, 1));
+    test_ok(calls[i].call(all, 0));
+    snprintf(sentence, sizeof sentence, "%s is -1", calls[i].size);
+    test_invalid(calls[i].call(0, -1), sentence);
+  }
+}
+
 TEST(mistakes_are_sentences) {
   double loss;
   attn_dense l = dense_of(false);
   test_invalid(attn_dense_run(NULL, NULL), "layer is NULL");
   l.in = 0;
   test_invalid(attn_dense_run(&l, NULL), "attn_dense.in is 0");
-  l = dense_of(false);
-  l.d_y = NULL;
-  test_invalid(attn_dense_grad(&l, NULL), "attn_dense.d_y is NULL");
-  l = dense_of(false);
-  l.x = NULL;
-  test_invalid(attn_dense_grad(&l, NULL), "d_weight needs it");
-  l.map.weight = NULL;
-  test_invalid(attn_dense_grad(&l, NULL), "d_x needs it");
   test_invalid(attn_norm_grad_run(&ATTN_STRUCT(attn_norm_grad, .width = 1), NULL), "attn_norm_grad.kind is 0");
-  test_invalid(attn_norm_grad_run(&ATTN_STRUCT(attn_norm_grad, .rows = 1, .width = 1, .kind = ATTN_NORM_RMS), NULL),
-               "attn_norm_grad.s is NULL");
   test_invalid(attn_activation_run((attn_activation)4, 1, x, y, NULL), "activation is 4");
-  test_invalid(attn_activation_grad(ATTN_RELU, -1, x, d_y, d_x, NULL), "count is -1");
   test_invalid(attn_dropout_rows(&ATTN_STRUCT(attn_dropout, .probability = 1), 1, 1, x, y, NULL), "probability is 1");
   test_invalid(attn_cross_entropy_run(&ATTN_STRUCT(attn_cross_entropy, .classes = 1), NULL, NULL), "loss is NULL");
   test_invalid(attn_cross_entropy_run(&ATTN_STRUCT(attn_cross_entropy, .classes = 1, .smoothing = 2), NULL, &loss),
                "smoothing is 2");
   test_invalid(attn_adamw_step(&ATTN_STRUCT(attn_adamw, .beta1 = 1), 1, 1, x, y, d_x, d_y, NULL), "beta1 is 1");
   test_invalid(attn_adamw_step(&ATTN_STRUCT(attn_adamw, .rate = 1), 0, 1, x, y, d_x, d_y, NULL), "step is 0");
-  test_invalid(attn_sgd_step(&ATTN_STRUCT(attn_sgd, .momentum = 0.5f), 1, x, y, NULL, NULL), "momenta is NULL");
   test_invalid(attn_clip_grads(1, x, 0, NULL, NULL), "most is 0");
   test_invalid(attn_init_weights((attn_init)3, 1, 1, 1, 0, 0, x), "kind is 3");
 }

@@ -152,6 +152,46 @@ TEST(a_folded_state_is_the_sum_of_its_pieces) {
   assert_memory_equal(kept.sum, lse, sizeof lse);
 }
 
+/* Rows of one array, as in args.state: a reference is the sum of two floats, and a sum that of three. A reference that is
+ * larger by `low` is a factor of 2^low on O and the sum. */
+TEST(rows_with_gaps_have_references_and_sums_in_parts) {
+  typedef struct row {
+    float o[STATE_DIM], sum[3], reference, low, gap[5];
+  } row;
+  static piece pieces[PIECES], kept;
+  static row rows[PIECES + 1][STATE_ROWS];
+  static float o[2][STATE_ROWS * STATE_DIM], lse[2][STATE_ROWS];
+  attn_partial at[PIECES + 1];
+  fill_pieces(pieces);
+  kept = no_keys;
+  for (int p = 0; p <= PIECES; p++) {
+    for (int r = 0; r < STATE_ROWS; r++) {
+      row *to = &rows[p][r];
+      *to = (row){.reference = -INFINITY, .low = 0.25f * (float)(p % 3), .gap = {7, 7, 7, 7, 7}};
+      if (p == PIECES) continue;
+      to->reference = pieces[p].reference[r];
+      memcpy(to->o, pieces[p].o + r * STATE_DIM, sizeof to->o);
+      for (int i = 0; i < 3; i++) to->sum[i] = pieces[p].sum[r] / (i == 1 ? 2 : 4);
+      for (int c = 0; c < STATE_DIM; c++) pieces[p].o[r * STATE_DIM + c] *= exp2f(to->low);
+      pieces[p].sum[r] *= exp2f(to->low);
+    }
+    row *first = rows[p];
+    at[p] = ATTN_STRUCT(attn_partial, .o = first->o, .reference = &first->reference, .sum = first->sum,
+                        .stride = sizeof *first / sizeof(float), .reference_low = &first->low, .sums = 3);
+  }
+  for (int p = 0; p < PIECES; p++) {
+    fold(&pieces[p], &kept);
+    test_ok(attn_partial_merge(STATE_ROWS, STATE_DIM, &at[p], &at[PIECES]));
+  }
+  at[0] = partial_of(&kept);
+  for (int i = 0; i < 2; i++) test_ok(attn_partial_finish(STATE_ROWS, STATE_DIM, &at[i * PIECES], o[i], lse[i]));
+  for (int r = 0; r < STATE_ROWS; r++) {
+    assert_true(fabsf(lse[0][r] - lse[1][r]) <= 1e-6f * (1 + fabsf(lse[0][r])));
+    for (int c = 0; c < STATE_DIM; c++) assert_true(fabsf(o[0][r * STATE_DIM + c] - o[1][r * STATE_DIM + c]) <= 1e-5f);
+    for (int i = 0; i < 5; i++) assert_true(rows[PIECES][r].gap[i] == 7);
+  }
+}
+
 /* An (O, LSE) pair is the state {O, LSE log2(e), 1}. These LSEs are whole numbers in log2 units to the last bit. */
 TEST(attn_merge_folds_pairs_as_states) {
   const float o0[] = {1.5f, -2}, o1[] = {0.3f, 7}, lse0[] = {0}, lse1[] = {0x1.62e43p+0f}; /* 2 log(2) */

@@ -134,7 +134,7 @@ static void named_kernel_runs(const char *kernel) { assert_plan_runs(kernel, NUL
 TEST(every_usable_kernel_can_be_named) { test_each_kernel(named_kernel_runs); }
 
 TEST(unknown_kernel_lists_names) {
-  assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL, "attn_options.kernel", "'flash_mmx'", "naive_c", "flash_c");
+  assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL, "attn_options.kernel", "'flash_mmx'", "flash_c", "naive_c");
   assert_create_fails("", NULL, ATTN_UNKNOWN_KERNEL, "attn_options.kernel", "''", "naive_c");
 }
 

@@ -374,6 +374,6 @@ TEST(overflowing_workspace_is_refused) {
     assert_true(attn_plan_workspace(plan) >= (size_t)long_seq * sizeof(float));
     attn_plan_destroy(plan);
   } else {
-    test_refused(status, ATTN_UNSUPPORTED, "naive_c", "workspace");
+    test_refused(status, ATTN_UNSUPPORTED, "workspace of naive_c");
   }
 }

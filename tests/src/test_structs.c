@@ -75,8 +75,8 @@ TEST(an_older_library_refuses_what_it_does_not_know) {
   old_outer ours;
   new_outer theirs = of_new;
   theirs.added = 7;
-  test_refused(attn_struct_read(&old_layout, &theirs, &ours), ATTN_INVALID_ARGUMENT, "old_outer has 88 bytes", "newer one",
-               attn_version());
+  test_refused(attn_struct_read(&old_layout, &theirs, &ours), ATTN_INVALID_ARGUMENT, "old_outer has 88 bytes",
+               attn_version(), "newer one");
   theirs = of_new;
   theirs.second.b = 7;
   test_refused(attn_struct_read(&old_layout, &theirs, &ours), ATTN_INVALID_ARGUMENT, "old_inner has 24 bytes", "newer one");

@@ -51,6 +51,8 @@ static void expect_choice(const attn_problem *problem, const char *kernel, const
   assert_string_equal(attn_plan_kernel(plan), kernel);
   test_contains(attn_plan_describe(plan), part);
   if (also) test_contains(attn_plan_describe(plan), also);
+  const bool measured = strstr(attn_plan_describe(plan), " where it was measured");
+  assert_false(measured && strstr(attn_plan_describe(plan), "error of costs")); /* a rule has none */
   attn_plan_destroy(plan);
 }
 
@@ -177,6 +179,11 @@ TEST(rules_hold_for_what_was_measured) {
   others[6].key_begin = 1;
   others[7].key_end = 1;
   for (size_t i = 0; i < COUNT(others); i++) expect_choice(&others[i], "flash_c", NOTHING_KNOWN, NULL);
+  for (int bit = 0; bit < 32; bit++) { /* lengths, and one more output, change no time */
+    const uint32_t lengths = ATTN_USE_LSE | ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_VARLEN;
+    problem.uses = 1u << bit;
+    assert_int_equal(attn_tuning_find(tuning, &problem) != NULL, (lengths & problem.uses) != 0);
+  }
 }
 
 TEST(a_rules_kernel_must_run) {

@@ -8,8 +8,21 @@
 
 #include "kernels/common/memory/quantise.h"
 #include "kernels/peak.h"
+#include "src/api/wall_clock.h"
 
 enum { UNWRITTEN = 0xA5 };
+
+static double begun_ns;
+__attribute__((constructor)) static void begin_clock(void) { begun_ns = attn_wall_clock_ns(); }
+
+void test_times_of(double whole_ns, size_t count, const double *parts_ns) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) {
+    assert_true(parts_ns[i] > 0);
+    sum += parts_ns[i];
+  }
+  assert_true(sum <= whole_ns * 1.000001 && whole_ns <= attn_wall_clock_ns() - begun_ns);
+}
 
 /* Not a byte more than asked for: checks of memory see what is read or written behind it. */
 void *test_allocate(size_t bytes) {
@@ -125,7 +138,12 @@ void test_contains(const char *text, const char *part) {
 void test_refused_by_parts(attn_status status, attn_status expected, const char *const parts[4]) {
   if (status != expected)
     fail_msg("%s instead of %s (%s)", attn_status_name(status), attn_status_name(expected), attn_last_error());
-  for (int i = 0; i < 4 && parts[i]; i++) test_contains(attn_last_error(), parts[i]);
+  const char *rest = attn_last_error();
+  for (int i = 0; i < 4 && parts[i]; i++) {
+    const char *found = strstr(rest, parts[i]);
+    if (!found) fail_msg("'%s' lacks '%s'%s", attn_last_error(), parts[i], i ? " behind the part before it" : "");
+    rest = found + strlen(parts[i]);
+  }
 }
 
 bool test_few(void) { return getenv("ATTN_TEST_FEW") != NULL; }

@@ -75,7 +75,8 @@ void test_ok(attn_status status);
 /* Fails the test unless `text` contains `part`. */
 void test_contains(const char *text, const char *part);
 
-/* Fails the test unless the status is the expected one and attn_last_error() contains every part (up to the first NULL). */
+/* Fails the test unless the status is the expected one and attn_last_error() contains every part in this order (up to the
+ * first NULL). */
 void test_refused_by_parts(attn_status status, attn_status expected, const char *const parts[4]);
 
 /* The same, with one to four parts as arguments. test_invalid expects ATTN_INVALID_ARGUMENT. */
@@ -112,6 +113,11 @@ void test_each_kernel_of(attn_operation operation, void (*check)(const char *ker
  * next call. */
 void test_listen(FILE *stream);
 const char *test_heard(void);
+
+/* Fails unless each part of a time is above 0, their sum is at most the whole, and this what the program has run so far. */
+#define test_times(whole_ns, ...) \
+  test_times_of(whole_ns, COUNT(((const double[]){__VA_ARGS__})), (const double[]){__VA_ARGS__})
+void test_times_of(double whole_ns, size_t count, const double *parts_ns);
 
 /* 64-byte aligned and zeroed; never NULL. free() it. */
 void *test_allocate(size_t bytes);

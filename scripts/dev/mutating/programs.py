@@ -18,7 +18,8 @@ from mutating.together import READER, with_all
 SOURCES = ("include", "src", "kernels", "harness", "tests", "python")  # copied folders; faults are put into the copies
 FEW = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # users of a header of kernels/ that are compiled
 ALONE = ("/kernels/plugin/", "/harness/shared/")  # plug-ins and libattnbench.so, which define names again
-STRICT = ["-g0", "-Wno-error", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
+STRICT = ["-g0", "-Wno-error",
+          *(f"-Werror={each}" for each in ("int-conversion", "incompatible-pointer-types", "implicit-function-declaration"))]
 
 
 class Build:

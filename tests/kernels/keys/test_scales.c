@@ -145,8 +145,9 @@ static attn_problem two_channels(void) {
 }
 
 /* Query 1 times its factor is beyond float32, its score is not; the other rows stay as they are. */
-TEST(queries_that_overflow_are_computed_again) {
-  const attn_problem p = two_channels();
+static void check_overflow(int64_t v_step) {
+  attn_problem p = two_channels();
+  p.v_scale_stride.d = v_step;
   const float q[FEW * 2] = {1, 2, 1e30f, 3, -1, 1}, k[FEW * 2] = {1e-40f, 1, 2e-40f, 1, -1e-40f, -1};
   const float v[FEW * 2] = {1, 2, 3, 4, 5, 6}, k_scale[] = {1e10f, 0.5f}, v_scale[] = {2, -3};
   float o[FEW * 2], lse[FEW];
@@ -160,10 +161,15 @@ TEST(queries_that_overflow_are_computed_again) {
       sum += exp(score[j]);
     }
     for (int j = 0; j < FEW; j++)
-      for (int d = 0; d < 2; d++) right[d] += exp(score[j]) / sum * (double)v[2 * j + d] * (double)v_scale[d];
+      for (int d = 0; d < 2; d++) right[d] += exp(score[j]) / sum * (double)v[2 * j + d] * (double)v_scale[d * v_step];
     for (int d = 0; d < 2; d++) assert_true(fabs((double)o[2 * i + d] - right[d]) < 1e-5);
     assert_true(fabs((double)lse[i] - log(sum)) < 1e-4);
   }
+}
+
+TEST(queries_that_overflow_are_computed_again) {
+  check_overflow(1);
+  check_overflow(0); /* o needs no factors of channels */
 }
 
 /* Only its own channel is lost to an infinite factor of V, also where no value is left; a row without keys has zeros. */
