@@ -8,6 +8,7 @@
 
 #include "base/cli.h"
 #include "base/files.h"
+#include "src/plan/nodes.h"
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
 
@@ -42,17 +43,10 @@ static int number_groups(const cpu_set_t *cpus, const char *list, int *group) {
 }
 
 static int number_nodes(int *node) {
-  int nodes = 0;
-  for (int i = 0; i < CPU_SETSIZE; i++) {
-    char path[96];
-    cpu_set_t set;
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", i);
-    if (!read_cpus(path, &set)) continue;
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-      if (bench_has_cpu(&set, cpu)) node[cpu] = nodes;
-    nodes++;
-  }
-  return nodes ? nodes : 1;
+  attn_node_map map;
+  attn_node_map_read("/sys/devices/system/node", &map);
+  for (int cpu = 0; cpu < map.cpus && cpu < CPU_SETSIZE; cpu++) node[cpu] = attn_nodes_below(map.nodes, map.node[cpu]);
+  return map.nodes ? attn_nodes_count(map.nodes) : 1;
 }
 
 static int by_node_and_core(const void *left, const void *right) {

@@ -14,6 +14,7 @@
 #include "machine/affinity.h"
 #include "machine/environment.h"
 #include "simulate/simulate.h"
+#include "src/plan/nodes.h"
 #include "src/plan/plan.h"
 #include "timing/reading.h"
 #include "timing/stats.h"
@@ -60,9 +61,9 @@ static double time_to_take(void) {
   _Atomic int64_t finished[1];
   attn_dealt next;
   const attn_schedule s = {.units = 1, .wave_units = 1, .phases = 2, .items = {TASKS / 2, TASKS / 2}};
-  attn_deal_start(&deal, &s, 1, 2, finished);
+  attn_deal_start(&deal, &s, 1, 2, 1, finished);
   const double start = bench_now_ns();
-  while (attn_deal_take(&deal, 0, &next)) {
+  while (attn_deal_take(&deal, 0, 0, &next)) {
     attn_deal_wait(&deal, &next);
     attn_deal_finish(&deal, &next);
   }
@@ -161,7 +162,7 @@ static task_times *measure(sim_bench *sim, const attn_plan *plan, rounds *r) {
 
 /* Each tensor counts once: keys and values in the first phase of attention, queries and outputs in the last but merging. No
  * phase of gradients reads most. */
-static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, double bytes[ATTN_MAX_PHASES]) {
+static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, sim_work *work) {
   const attn_problem *p = &s->problem;
   const double all = bench_work_bytes(p, &sim->tensors.args), units = (double)s->units;
   const double rows = (double)attn_elements_bytes(p->dtype_q, p->dim_qk) + (double)attn_elements_bytes(p->dtype_o, p->dim_v);
@@ -169,8 +170,9 @@ static void bytes_of_tasks(const sim_bench *sim, const attn_schedule *s, double 
   const bool packs = p->operation == ATTN_FORWARD && s->phases == 2 && s->items[1] > 1;
   for (int phase = 0; phase < s->phases; phase++) {
     double share = p->operation == ATTN_FORWARD ? (phase == 0 ? all : 0) : all / s->phases;
+    if (packs) work->packed_bytes = (double)s->unit_bytes;
     if (packs) share = phase == 0 ? all - of_rows : of_rows;
-    bytes[phase] = s->items[phase] ? share / (units * (double)s->items[phase]) : 0;
+    work->bytes[phase] = s->items[phase] ? share / (units * (double)s->items[phase]) : 0;
   }
 }
 
@@ -180,7 +182,7 @@ static bool play(sim_bench *sim, const attn_plan *plan, const double *task_ns, c
   const int threads = attn_plan_threads(plan);
   const double loop = machine->loop_ns > 0 ? machine->loop_ns : sim->loop_ns * ceil(log2(threads));
   sim_work work = {.schedule = s, .task_ns = task_ns, .take_ns = threads > 1 ? sim->take_ns : 0, .loop_ns = loop};
-  bytes_of_tasks(sim, s, work.bytes);
+  bytes_of_tasks(sim, s, &work);
   return sim_play(&work, threads, machine, result);
 }
 
@@ -196,13 +198,26 @@ static double compare_rounds(sim_bench *sim, const rounds *r, const sim_machine 
   return bench_median(ratio, r->count);
 }
 
+/* A plan for that many threads of the machine. */
+static attn_status make_plan(const sim_bench *sim, int threads, const sim_machine *machine, attn_plan **plan) {
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .steady = sim->bench->steady);
+  attn_node_map map = {.cpus = threads < ATTN_MOST_CPUS ? threads : ATTN_MOST_CPUS, .nodes = 1};
+  for (int i = 0; i < map.cpus && !machine->flat; i++) {
+    map.node[i] = (unsigned char)sim_node_of(machine, i);
+    map.nodes |= UINT64_C(1) << map.node[i];
+  }
+  attn_nodes_pretend(&map);
+  const attn_status status = attn_plan_create(&sim->bench->problem, &options, plan);
+  attn_nodes_pretend(NULL);
+  return status;
+}
+
 static bool predict(sim_bench *sim, int threads, const sim_machine *machine, sim_row *row, char *error, size_t error_bytes) {
   const sim_machine scaled = sim_machine_scaled(threads, threads == 1 ? INFINITY : sim->core_rate);
-  const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .steady = sim->bench->steady);
   attn_plan *plan;
   rounds r = {0};
   *row = (sim_row){.threads = threads};
-  if (attn_plan_create(&sim->bench->problem, &options, &plan) != ATTN_OK)
+  if (make_plan(sim, threads, machine ? machine : &scaled, &plan) != ATTN_OK)
     return bench_say(error, error_bytes, "no plan: %s", attn_last_error());
   const attn_schedule *s = attn_plan_schedule(plan);
   bool done = s || bench_say(error, error_bytes, "plans that consist of other plans are not simulated");

@@ -12,8 +12,10 @@ typedef enum worker_state { IDLE, WAITING, RUNNING, OVER } worker_state;
 typedef struct sim_worker {
   worker_state state;
   attn_dealt dealt;
-  int node;
-  double left_ns, bytes_per_ns; /* its task's, as it goes alone */
+  int node, cache;
+  double left_ns;                     /* its task's, as it goes alone */
+  double bytes_per_ns, packed_per_ns; /* it reads tensors, and what was packed */
+  int tensor_node, packed_node;       /* -1: of all alike */
   double slowness;
   bool worked;
 } sim_worker;
@@ -25,6 +27,9 @@ typedef struct player {
   attn_deal *deal;
   sim_worker *worker;
   int64_t first_unit;
+  int *slot_node;    /* [wave_units] where the memory of a unit lies; -1: nobody has written there */
+  int64_t *in_cache; /* [wave_units][caches] 1 + the unit that a cache has read there */
+  int caches;
   sim_result *result;
 } player;
 
@@ -40,22 +45,51 @@ int64_t sim_task_number(const attn_schedule *s, const attn_task *task) {
   return before + task->unit * s->items[task->phase] + task->item;
 }
 
-static int node_of(const sim_machine *m, int thread) {
+static int caches_of(const sim_machine *m, int node) { return m->node[node].caches > 0 ? m->node[node].caches : 1; }
+
+int sim_node_of(const sim_machine *m, int thread) {
   int node = 0;
   for (int cores = m->node[0].cores; thread >= cores; cores += m->node[++node].cores) assert(node + 1 < m->nodes);
   return node;
 }
 
+static void place_worker(const sim_machine *m, sim_worker *w, int thread) {
+  w->node = sim_node_of(m, thread);
+  for (int n = 0; n < w->node; n++) w->cache += caches_of(m, n), thread -= m->node[n].cores;
+  w->cache += thread * caches_of(m, w->node) / m->node[w->node].cores;
+}
+
 /* ---- One moment ---- */
+
+static int node_of_tensors(const player *p, const sim_worker *w, int64_t unit) {
+  const sim_machine *m = p->machine;
+  const int heads = attn_deal_part_of(p->work->schedule->units, m->nodes, unit);
+  const int nodes[] = {[SIM_SPREAD] = -1, [SIM_LOCAL] = w->node, [SIM_FIRST] = 0, [SIM_HEADS] = heads};
+  return nodes[m->memory];
+}
+
+/* Memory lies where it is first written. Returns the bytes that the worker's cache reads for the task. */
+static double bytes_of_packed(player *p, sim_worker *w, const attn_task *task) {
+  int *node = &p->slot_node[w->dealt.slot];
+  int64_t *in_cache = &p->in_cache[w->dealt.slot * p->caches + w->cache];
+  if (*node < 0) *node = w->node;
+  w->packed_node = *node;
+  if (task->phase == 0 || *in_cache == task->unit + 1) return 0;
+  *in_cache = task->unit + 1;
+  return p->work->packed_bytes;
+}
 
 static void begin_task(player *p, sim_worker *w) {
   const attn_schedule *s = p->work->schedule;
   attn_task task = w->dealt.task;
   task.unit += p->first_unit;
+  w->tensor_node = node_of_tensors(p, w, task.unit);
+  const double packed_bytes = bytes_of_packed(p, w, &task);
   const double ns = p->work->task_ns[sim_task_number(s, &task)];
   w->state = RUNNING;
   w->left_ns = ns + p->work->take_ns;
   w->bytes_per_ns = w->left_ns > 0 ? p->work->bytes[task.phase] / w->left_ns : 0;
+  w->packed_per_ns = w->left_ns > 0 ? packed_bytes / w->left_ns : 0;
   w->worked = true;
   p->result->work_ns += w->left_ns;
   p->result->longest_ns = fmax(p->result->longest_ns, ns);
@@ -65,26 +99,44 @@ static void begin_task(player *p, sim_worker *w) {
 static void give_work(player *p) {
   for (int i = 0; i < p->threads; i++) {
     sim_worker *w = &p->worker[i];
-    if (w->state == IDLE) w->state = attn_deal_take(p->deal, i, &w->dealt) ? WAITING : OVER;
+    if (w->state == IDLE) w->state = attn_deal_take(p->deal, i, p->machine->flat ? 0 : w->node, &w->dealt) ? WAITING : OVER;
     if (w->state == WAITING && attn_deal_is_ready(p->deal, &w->dealt)) begin_task(p, w);
   }
 }
 
-/* How many times longer the tasks take that read in each node. */
-static void find_slowness(player *p) {
+/* Bytes per nanosecond that a worker wants of a node's memory. */
+static double wants(const player *p, const sim_worker *w, int node) {
+  const double share = w->tensor_node < 0 ? 1.0 / p->machine->nodes : w->tensor_node == node;
+  return w->state == RUNNING ? share * w->bytes_per_ns + (w->packed_node == node) * w->packed_per_ns : 0;
+}
+
+/* How many times longer the tasks take that read in each node, and those of each node that read in others. */
+typedef struct slowness {
+  double memory[SIM_MOST_NODES], remote[SIM_MOST_NODES];
+} slowness;
+
+static slowness slowness_now(const player *p) {
   const sim_machine *m = p->machine;
-  double wanted[SIM_MOST_NODES] = {0}, slowness[SIM_MOST_NODES], most = 1;
+  slowness s = {{0}, {0}};
   for (const sim_worker *w = p->worker; w < p->worker + p->threads; w++)
-    for (int n = 0; w->state == RUNNING && n < m->nodes; n++)
-      wanted[n] += m->memory == SIM_SPREAD                       ? w->bytes_per_ns / m->nodes
-                   : n == (m->memory == SIM_LOCAL ? w->node : 0) ? w->bytes_per_ns
-                                                                 : 0;
+    for (int n = 0; n < m->nodes; n++) {
+      s.memory[n] += wants(p, w, n);
+      if (n != w->node) s.remote[w->node] += wants(p, w, n);
+    }
   for (int n = 0; n < m->nodes; n++) {
-    slowness[n] = fmax(1, wanted[n] / m->node[n].bytes_per_ns);
-    most = fmax(most, slowness[n]);
+    s.memory[n] = fmax(1, s.memory[n] / m->node[n].bytes_per_ns);
+    s.remote[n] = m->node[n].remote > 0 ? fmax(1, s.remote[n] / m->node[n].remote) : 1;
   }
-  for (sim_worker *w = p->worker; w < p->worker + p->threads; w++)
-    w->slowness = w->bytes_per_ns == 0 ? 1 : m->memory == SIM_LOCAL ? slowness[w->node] : most;
+  return s;
+}
+
+static void find_slowness(player *p) {
+  const slowness s = slowness_now(p);
+  for (sim_worker *w = p->worker; w < p->worker + p->threads; w++) {
+    w->slowness = 1;
+    for (int n = 0; n < p->machine->nodes; n++)
+      if (wants(p, w, n) > 0) w->slowness = fmax(w->slowness, fmax(s.memory[n], n == w->node ? 1 : s.remote[w->node]));
+  }
 }
 
 /* The time until the next task ends; INFINITY where none runs. */
@@ -124,22 +176,34 @@ static void play_deal(player *p) {
 
 /* ---- A run ---- */
 
+/* False if memory is short. */
+static bool place_memory(player *p) {
+  const int64_t slots = p->work->schedule->wave_units;
+  for (int n = 0; n < p->machine->nodes; n++) p->caches += caches_of(p->machine, n);
+  p->slot_node = malloc((size_t)slots * sizeof *p->slot_node);
+  p->in_cache = calloc((size_t)(slots * p->caches), sizeof *p->in_cache);
+  for (int64_t slot = 0; p->slot_node && slot < slots; slot++) p->slot_node[slot] = -1;
+  return p->slot_node && p->in_cache;
+}
+
 bool sim_play(const sim_work *work, int threads, const sim_machine *machine, sim_result *result) {
   const attn_schedule *s = work->schedule;
   attn_deal *deal = malloc(sizeof *deal);
   sim_worker *worker = calloc((size_t)threads, sizeof *worker);
   _Atomic int64_t *finished = malloc((size_t)max64(attn_deal_counters(s), 1) * sizeof *finished);
   player p = {.work = work, .machine = machine, .threads = threads, .deal = deal, .worker = worker, .result = result};
-  const bool there = deal && worker && finished;
+  const bool there = place_memory(&p) && deal && worker && finished;
   *result = (sim_result){0};
-  for (int i = 0; there && i < threads; i++) worker[i].node = node_of(machine, i);
+  for (int i = 0; there && i < threads; i++) place_worker(machine, &worker[i], i);
   for (; there && p.first_unit < s->units; p.first_unit += deal->units) {
-    attn_deal_start(deal, s, s->units - p.first_unit, threads, finished);
+    attn_deal_start(deal, s, s->units - p.first_unit, threads, machine->flat ? 1 : machine->nodes, finished);
     play_deal(&p);
     result->ns += threads > 1 ? work->loop_ns : 0;
     result->loop_ns += threads > 1 ? work->loop_ns * threads : 0;
   }
   for (int i = 0; there && i < threads; i++) result->working += worker[i].worked;
+  free(p.slot_node);
+  free(p.in_cache);
   free(deal);
   free(worker);
   free(finished);

@@ -3,7 +3,8 @@
  * takes which task, and when it may begin, is asked of the library's own deal (src/plan/deal.h).
  *
  * A task takes as long as it took alone. Where the tasks that run together want more bytes per second of a node's memory
- * than it gives, all that read there take longer by the same factor. */
+ * than it gives, all that read there take longer by the same factor; and so do all that read other nodes' memory, where they
+ * want more than their node gets from there. */
 #ifndef BENCH_SIMULATE_H
 #define BENCH_SIMULATE_H
 
@@ -13,14 +14,17 @@
 
 /* ---- Machines ----------------------------------------------------------------------------------------------------- */
 
-enum { SIM_MOST_NODES = 64 };
+enum { SIM_MOST_NODES = 64, SIM_MOST_CACHES = 64 };
 
-/* Where the bytes of all tasks lie: alike in all nodes, in the node of the thread that needs them, or all in the first. */
-typedef enum sim_memory { SIM_SPREAD, SIM_LOCAL, SIM_FIRST } sim_memory;
+/* Where the bytes of all tasks lie: alike in all nodes, in the node of the thread that needs them, all in the first, or each
+ * head's in the node that its tasks are dealt to where the deal knows nodes (src/plan/deal.h). */
+typedef enum sim_memory { SIM_SPREAD, SIM_LOCAL, SIM_FIRST, SIM_HEADS } sim_memory;
 
 typedef struct sim_node {
   int cores;
   double bytes_per_ns; /* its memory gives so much */
+  double remote;       /* its cores get so much from all other memories, in bytes per ns; 0: as much as these give */
+  int caches;          /* last-level caches that its cores are divided among; 0 = 1 */
 } sim_node;
 
 /* Threads take the cores of the first node, then those of the next. */
@@ -28,6 +32,7 @@ typedef struct sim_machine {
   int nodes, cores;
   sim_node node[SIM_MOST_NODES];
   sim_memory memory;
+  bool flat;      /* the library knows of no nodes */
   double loop_ns; /* starting and joining a parallel loop; 0: as measured here */
 } sim_machine;
 
@@ -47,6 +52,7 @@ typedef struct sim_work {
   const attn_schedule *schedule;
   const double *task_ns;         /* [tasks] alone on one core */
   double bytes[ATTN_MAX_PHASES]; /* a task of the phase reads and writes so many in memory */
+  double packed_bytes;           /* a unit's, packed in the first phase, which each cache then reads once */
   double take_ns;                /* to take a task */
   double loop_ns;                /* to start and join the threads */
 } sim_work;
@@ -66,6 +72,9 @@ typedef struct sim_result {
   int64_t tasks;
   int working; /* threads that took a task */
 } sim_result;
+
+/* The node of a thread. */
+int sim_node_of(const sim_machine *machine, int thread);
 
 /* False if memory is short. threads <= machine->cores. */
 bool sim_play(const sim_work *work, int threads, const sim_machine *machine, sim_result *result);

@@ -61,6 +61,10 @@ ATTN_API int attn_parallel_default_threads(void);
  * has ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
 ATTN_API int attn_parallel_available(int wanted);
 
+/** The NUMA nodes on which `threads` threads of a parallel loop of the calling thread may run, by the places of OpenMP or
+ * the CPUs that this thread may use: bit n for the system's node n. 1, node 0, where the system says nothing of nodes. */
+ATTN_API uint64_t attn_parallel_nodes(int threads);
+
 /** Whether several threads are faster than one for this number of items, each of which takes one thread item_ns nanoseconds.
  */
 ATTN_API bool attn_parallel_pays(int64_t items, double item_ns);

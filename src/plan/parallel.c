@@ -10,6 +10,7 @@
 #include "src/api/layouts.h"
 #include "src/api/resources.h"
 #include "src/plan/deal.h"
+#include "src/plan/nodes.h"
 
 enum { MOST_THREADS = 4096 };
 
@@ -127,14 +128,16 @@ void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn 
 typedef struct near_run {
   attn_task_fn task;
   void *context;
+  uint64_t nodes;
   attn_deal deal; /* a unit for each task */
 } near_run;
 
 static void run_share(void *context, int64_t i, int worker) {
   near_run *r = context;
+  const int node = attn_nodes_here(r->nodes, worker);
   attn_dealt next;
   (void)i;
-  while (attn_deal_take(&r->deal, worker, &next)) r->task(r->context, next.task.unit, worker);
+  while (attn_deal_take(&r->deal, worker, node, &next)) r->task(r->context, next.task.unit, worker);
 }
 
 void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
@@ -143,7 +146,7 @@ void attn_parallel_run_near(const attn_options *options, int64_t tasks, attn_tas
     return;
   }
   const attn_schedule loop = {.units = tasks, .wave_units = tasks, .phases = 1, .items = {1}};
-  near_run r = {.task = task, .context = context};
-  attn_deal_start(&r.deal, &loop, tasks, options->threads, NULL);
+  near_run r = {.task = task, .context = context, .nodes = attn_parallel_nodes(options->threads)};
+  attn_deal_start(&r.deal, &loop, tasks, options->threads, attn_nodes_count(r.nodes), NULL);
   attn_parallel_run(options, options->threads, run_share, &r);
 }

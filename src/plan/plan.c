@@ -22,6 +22,7 @@
 #include "src/plan/by_length.h"
 #include "src/plan/channels.h"
 #include "src/plan/deal.h"
+#include "src/plan/nodes.h"
 #include "src/plan/parallel.h"
 #include "src/plan/pieces.h"
 #include "src/registry/cpu.h"
@@ -36,6 +37,8 @@ struct attn_plan {
   attn_schedule schedule;
   attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
   bool small;           /* more threads do not pay */
+  uint64_t nodes;       /* NUMA nodes of its threads */
+  attn_schedule *part;  /* with several: what the kernel sees in each part of a deal, in place of `schedule`; or NULL */
   size_t workspace_bytes;
   int64_t finished; /* offset in the workspace of the deal's counters (deal.h) */
   attn_choice choice;
@@ -51,14 +54,16 @@ struct attn_plan {
 static bool deals_tasks(const attn_plan *plan) { return plan->options.threads > 1 && !plan->options.parallel_for; }
 
 /* One thread takes unit by unit and packs each just before it is used. Several threads share a wave. It holds enough tasks
- * to balance their load, and enough work that threads seldom wait for its memory; more units would only cost memory. */
-static int64_t choose_wave(const attn_schedule *schedule, int threads) {
+ * to balance their load, and enough work that threads seldom wait for its memory; more units would only cost memory. Each
+ * NUMA node has as many. */
+static int64_t choose_wave(const attn_schedule *schedule, int threads, uint64_t nodes) {
   if (!schedule->unit_bytes) return schedule->units;
   if (threads == 1) return 1;
   const int64_t tasks_per_thread = 8, bytes_per_thread = 1 << 20;
   const int64_t for_balance = ceil_div(tasks_per_thread * threads, max64(schedule->items[schedule->phases - 1], 1));
   const int64_t for_work = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
-  return min64(max64(for_balance, for_work), schedule->units);
+  const int parts = attn_deal_parts(threads, attn_nodes_count(nodes));
+  return min64(round_up(max64(for_balance, for_work), parts), schedule->units);
 }
 
 /* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */
@@ -76,7 +81,7 @@ static bool size_workspace(attn_plan *plan) {
   if (s->unit_bytes > INT64_MAX / 4 || s->scratch_bytes > INT64_MAX / 4) return false;
   s->unit_bytes = (size_t)round_up((int64_t)s->unit_bytes, ATTN_MEMORY_ALIGN);
   s->scratch_bytes = (size_t)round_up((int64_t)s->scratch_bytes, ATTN_MEMORY_ALIGN);
-  s->wave_units = choose_wave(s, plan->options.threads);
+  s->wave_units = choose_wave(s, plan->options.threads, plan->nodes);
   plan->options.threads = useful_threads(plan);
   int64_t units_at, scratch_at, end = 0;
   const memory_part parts[] = {{&units_at, s->wave_units, (int64_t)s->unit_bytes},
@@ -90,6 +95,15 @@ static bool size_workspace(attn_plan *plan) {
 /* ---- Creating ---- */
 
 enum { DESCRIPTION_BYTES = 6000 };
+
+/* Which nodes pack and use a KV head, where there are several. */
+static void describe_nodes(const attn_plan *plan, char *text, size_t bytes) {
+  const int nodes = attn_nodes_count(plan->nodes), parts = attn_deal_parts(plan->schedule.wave_units, nodes);
+  text[0] = 0;
+  if (nodes == 1 || !deals_tasks(plan)) return;
+  snprintf(text, bytes, " on %d NUMA nodes, %s", nodes,
+           parts == nodes ? "each with KV heads of its own" : "some of which share KV heads: there are too few for all");
+}
 
 static void describe(const attn_plan *plan, char *text) {
   if (plan->channels) {
@@ -106,15 +120,16 @@ static void describe(const attn_plan *plan, char *text) {
   }
   const attn_schedule *s = &plan->schedule;
   const attn_kernel_info *info = &plan->kernel->info;
-  char why[2000];
+  char why[2000], on_nodes[120];
   attn_choice_describe(&plan->choice, &s->problem, why, sizeof why);
+  describe_nodes(plan, on_nodes, sizeof on_nodes);
   snprintf(text, DESCRIPTION_BYTES,
            "kernel     %s: %s\n"
            "blocks     %" PRId64 " query rows, %" PRId64
            " keys\n"
            "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64
            " KV heads in memory at a time\n"
-           "threads    %d (%s%s)\n"
+           "threads    %d (%s%s%s)\n"
            "workspace  %zu bytes: %zu per KV head, %zu per thread\n"
            "choice     %s\n",
            info->name, info->summary, s->row_block, s->key_block, s->units, s->items[s->phases - 1], s->phases,
@@ -122,7 +137,7 @@ static void describe(const attn_plan *plan, char *text) {
            plan->options.threads == 1   ? "serial"
            : plan->options.parallel_for ? "the caller's pool"
                                         : "OpenMP",
-           plan->small ? "; more do not pay for so small a call" : "", plan->workspace_bytes, s->unit_bytes,
+           on_nodes, plan->small ? "; more do not pay for so small a call" : "", plan->workspace_bytes, s->unit_bytes,
            s->scratch_bytes, why);
 }
 
@@ -156,9 +171,10 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
                             .caches = attn_class_caches};
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
-  const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
+  const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most, plan->nodes));
   plan->options.threads = attn_paying_threads(choice->tuning, kernel, &before.problem, waves, most);
   if (plan->options.threads == most) return true;
+  plan->nodes = attn_parallel_nodes(plan->options.threads);
   plan->small = true;
   plan->schedule = before;
   attn_machine fewer = all;
@@ -191,20 +207,36 @@ static attn_status divide(attn_plan *plan, const attn_choice *choice, const attn
   return ATTN_OK;
 }
 
+/* A kernel sees the units of one part alone: those behind them are another node's. False if memory is short. */
+static bool divide_among_nodes(attn_plan *plan) {
+  const attn_schedule *s = &plan->schedule;
+  const int parts = attn_deal_parts(s->wave_units, attn_nodes_count(plan->nodes));
+  if (parts == 1 || !deals_tasks(plan)) return true;
+  plan->part = malloc((size_t)parts * sizeof *plan->part);
+  for (int n = 0; plan->part && n < parts; n++) {
+    plan->part[n] = *s;
+    plan->part[n].units = attn_deal_border(s->units, parts, n + 1);
+    plan->part[n].wave_units = attn_deal_border(s->wave_units, parts, n + 1) - attn_deal_border(s->wave_units, parts, n);
+  }
+  return plan->part;
+}
+
 /* Tasks, library objects and memory; on failure the plan holds none of them. */
 static attn_status prepare(attn_plan *plan, const attn_choice *choice, const attn_options *asked) {
   const attn_kernel *kernel = plan->kernel;
   const bool open_threads = asked->threads == 0;
   const attn_status divided = divide(plan, choice, asked);
   if (divided != ATTN_OK || has_parts(plan)) return divided;
+  plan->nodes = attn_parallel_nodes(plan->options.threads);
   bool fits = plan_tasks(plan, choice, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
     if (status != ATTN_OK) return status;
     fits = size_workspace(plan);
-    if (!fits) close_library(plan);
+    if (fits && divide_among_nodes(plan)) return ATTN_OK;
+    close_library(plan);
+    if (fits) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: a plan for several NUMA nodes");
   }
-  if (fits) return ATTN_OK;
   return attn_fail(
       ATTN_UNSUPPORTED,
       "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no score matrix, "
@@ -287,6 +319,7 @@ void attn_plan_destroy(attn_plan *plan) {
     attn_by_length_destroy(plan->ranges);
   else
     close_library(plan);
+  free(plan->part);
   attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
   free(atomic_load(&plan->description));
   free(plan);
@@ -344,10 +377,9 @@ static int64_t unit_at(const plan_run *r, int64_t place) {
   return r->sequences ? r->sequences[place / heads] * heads + place % heads : place;
 }
 
-static void run_task(const plan_run *r, attn_task task, int64_t slot, int worker) {
-  const attn_schedule *s = &r->plan->schedule;
-  char *scratch = r->workspace + s->unit_bytes * (size_t)s->wave_units;
-  assert(worker >= 0 && worker < r->plan->options.threads && slot < s->wave_units);
+static void run_task(const plan_run *r, const attn_schedule *s, attn_task task, int64_t slot, int worker) {
+  char *scratch = r->workspace + s->unit_bytes * (size_t)r->plan->schedule.wave_units;
+  assert(worker >= 0 && worker < r->plan->options.threads && slot < r->plan->schedule.wave_units);
   task.unit = unit_at(r, task.unit);
   const uint64_t mode = attn_float_mode_enter();
   r->plan->kernel->run(s, r->args, task, r->workspace + (size_t)slot * s->unit_bytes,
@@ -360,7 +392,7 @@ static void run_of_phase(void *pointer, int64_t index, int worker) {
   const plan_run *r = pointer;
   const int64_t items = r->plan->schedule.items[r->phase], slot = index / items;
   const attn_task task = {.phase = r->phase, .unit = r->first_unit + slot, .item = index % items};
-  run_task(r, task, slot, worker);
+  run_task(r, &r->plan->schedule, task, slot, worker);
 }
 
 static void run_phases(plan_run *r, int64_t all) {
@@ -373,13 +405,15 @@ static void run_phases(plan_run *r, int64_t all) {
 /* Task by task, as they are dealt out. */
 static void run_dealt(void *pointer, int64_t i, int worker) {
   plan_run *r = pointer;
+  const attn_plan *plan = r->plan;
+  const int node = attn_nodes_here(plan->nodes, worker);
   attn_dealt next;
   (void)i;
-  while (attn_deal_take(r->deal, worker, &next)) {
+  while (attn_deal_take(r->deal, worker, node, &next)) {
     attn_deal_wait(r->deal, &next);
     next.task.unit += r->first_unit;
     if (r->seen) r->seen(r->seen_context, &next.task, false);
-    run_task(r, next.task, next.slot, worker);
+    run_task(r, plan->part ? &plan->part[next.part] : &plan->schedule, next.task, next.slot, worker);
     if (r->seen) r->seen(r->seen_context, &next.task, true);
     attn_deal_finish(r->deal, &next);
   }
@@ -391,7 +425,8 @@ static void deal_out(plan_run *r, int64_t all) {
   attn_deal deal;
   r->deal = &deal;
   for (r->first_unit = 0; r->first_unit < all; r->first_unit += deal.units) {
-    attn_deal_start(&deal, &plan->schedule, all - r->first_unit, plan->options.threads, finished);
+    attn_deal_start(&deal, &plan->schedule, all - r->first_unit, plan->options.threads, attn_nodes_count(plan->nodes),
+                    finished);
     if (r->seen)
       run_dealt(r, 0, 0);
     else

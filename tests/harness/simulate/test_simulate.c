@@ -144,6 +144,46 @@ TEST(nodes_have_memory_of_their_own) {
   takes(&r, 800);
 }
 
+/* 16 heads of two phases, packed and used; 16 threads of two nodes that get little from each other. */
+TEST(nodes_that_keep_their_heads_read_near) {
+  const attn_schedule s = SCHEDULE(16, 16, 2, 2, 4);
+  all_take(&s, 100);
+  const sim_work work = {.bytes = {1000, 0}, .packed_bytes = 1000};
+  sim_machine m = {.nodes = 2, .cores = 16, .node = {{8, 80, 10, 1}, {8, 80, 10, 1}}, .memory = SIM_HEADS};
+  sim_result r = play(&s, 16, &m, work);
+  takes(&r, 600);        /* 96 tasks, and nobody is late */
+  m.memory = SIM_SPREAD; /* half of 8 * 10 is remote: 40 of 10 */
+  r = play(&s, 16, &m, work);
+  takes(&r, 2 * 400 + 400);
+  m.memory = SIM_HEADS, m.flat = true; /* thread 0 .. 15 still begin with head 0 .. 15 */
+  r = play(&s, 16, &m, work);
+  takes(&r, 600);
+  const attn_schedule few = SCHEDULE(2, 2, 2, 8, 32); /* all threads work on both heads */
+  r = play(&few, 16, &m, work);
+  /* Half of what each node packs is remote, 40 of 10. What is packed lies in node 0, whose threads come first; the first two
+   * tasks of node 1 read 20 of 10. */
+  takes(&r, 4 * 100 + 400 + 100);
+  m.flat = false;
+  r = play(&few, 16, &m, work);
+  takes(&r, 500);
+  assert_near(r.memory_ns, 0, 1e-6);
+}
+
+/* Eight threads use what one has packed: once for each cache. */
+TEST(a_cache_reads_what_was_packed_once) {
+  const attn_schedule s = SCHEDULE(1, 1, 2, 1, 15);
+  all_take(&s, 100);
+  const sim_work work = {.packed_bytes = 1000};
+  sim_machine m = sim_machine_scaled(8, INFINITY);
+  m.node[0].bytes_per_ns = 5; /* 10 wanted by the first task that reads */
+  sim_result r = play(&s, 8, &m, work);
+  takes(&r, 100 + 200);
+  assert_near(r.memory_ns, 100, 1e-6);
+  m.node[0].caches = 4;
+  r = play(&s, 8, &m, work);
+  assert_near(r.memory_ns, 4 * 700, 1e-6);
+}
+
 TEST(threads_take_time_to_start_and_tasks_to_take) {
   const attn_schedule s = SCHEDULE(1, 1, 1, 40);
   all_take(&s, 10);
@@ -159,38 +199,41 @@ TEST(threads_take_time_to_start_and_tasks_to_take) {
 
 /* Any number of threads, in any order of their steps: each task once, no sooner than it may begin, and no thread waits for a
  * task that nobody has. */
-static void deal_all(const attn_schedule *s, int threads, uint64_t seed) {
+static void deal_all(const attn_schedule *s, int threads, int nodes, uint64_t seed) {
   static attn_deal deal;
   static int taken[MOST_TASKS];
   _Atomic int64_t *finished = calloc((size_t)s->wave_units, sizeof *finished);
   attn_dealt *holds = calloc((size_t)threads, sizeof *holds);
   int64_t *ended = calloc((size_t)(s->units * s->phases), sizeof *ended);
+  int64_t *in_slot = calloc((size_t)s->wave_units, sizeof *in_slot); /* 1 + the unit */
   bool *busy = calloc((size_t)threads, sizeof *busy);
   int64_t left = sim_task_count(s), done = 0;
   memset(taken, 0, sizeof taken);
-  attn_deal_start(&deal, s, s->units, threads, finished);
+  attn_deal_start(&deal, s, s->units, threads, nodes, finished);
   assert_int_equal(deal.units, s->units);
   for (int64_t steps = 0; done < sim_task_count(s); steps++) {
     assert_true(steps < 200 * (left + 100) * threads);
     const int worker = (int)(bench_random(&seed) % (uint64_t)threads);
     attn_dealt *dealt = &holds[worker];
     if (!busy[worker]) {
-      busy[worker] = attn_deal_take(&deal, worker, dealt);
+      busy[worker] = attn_deal_take(&deal, worker, worker % nodes, dealt);
       if (busy[worker]) assert_int_equal(taken[sim_task_number(s, &dealt->task)]++, 0);
     } else if (attn_deal_is_ready(&deal, dealt)) {
       const attn_task task = dealt->task;
       for (int phase = 0; phase < task.phase; phase++)
         assert_int_equal(ended[task.unit * s->phases + phase], s->items[phase]);
-      for (int phase = 0; phase < s->phases && task.unit >= s->wave_units; phase++)
-        assert_int_equal(ended[(task.unit - s->wave_units) * s->phases + phase], s->items[phase]);
+      const int64_t before = in_slot[dealt->slot] - 1;
+      for (int phase = 0; phase < s->phases && before >= 0 && before != task.unit; phase++)
+        assert_int_equal(ended[before * s->phases + phase], s->items[phase]);
+      in_slot[dealt->slot] = task.unit + 1;
       attn_deal_finish(&deal, dealt);
       ended[task.unit * s->phases + task.phase]++;
       busy[worker] = false;
       done++;
     }
   }
-  for (int worker = 0; worker < threads; worker++) assert_false(attn_deal_take(&deal, worker, holds));
-  free(busy), free(ended), free(holds), free(finished);
+  for (int worker = 0; worker < threads; worker++) assert_false(attn_deal_take(&deal, worker, worker % nodes, holds));
+  free(in_slot), free(busy), free(ended), free(holds), free(finished);
 }
 
 TEST(every_task_is_dealt_once_and_in_time) {
@@ -199,7 +242,7 @@ TEST(every_task_is_dealt_once_and_in_time) {
     const int64_t units = 1 + (int64_t)(bench_random(&draw) % 40), wave = 1 + (int64_t)(bench_random(&draw) % 12);
     const int64_t items[] = {(int64_t)(bench_random(&draw) % 5), (int64_t)(bench_random(&draw) % 7), 1};
     attn_schedule s = schedule_of(units, wave < units ? wave : units, 1 + (int)(bench_random(&draw) % 3), items);
-    deal_all(&s, 1 + (int)(bench_random(&draw) % 130), seed);
+    deal_all(&s, 1 + (int)(bench_random(&draw) % 130), 1 + (int)(bench_random(&draw) % 20), seed);
   }
 }
 
@@ -208,15 +251,59 @@ TEST(a_thread_with_units_enough_begins_with_its_own) {
   _Atomic int64_t finished[8];
   attn_dealt dealt;
   const attn_schedule many = SCHEDULE(8, 8, 2, 2, 3), few = SCHEDULE(3, 3, 2, 2, 3);
-  attn_deal_start(&deal, &many, 8, 4, finished);
-  assert_true(attn_deal_take(&deal, 2, &dealt));
+  attn_deal_start(&deal, &many, 8, 4, 1, finished);
+  assert_true(attn_deal_take(&deal, 2, 0, &dealt));
   assert_int_equal(dealt.task.unit, 4);
-  attn_deal_start(&deal, &few, 3, 4, finished);
+  attn_deal_start(&deal, &few, 3, 4, 1, finished);
   for (int64_t i = 0; i < 6; i++) { /* the first items of all units, which are the longest, before the second ones */
-    assert_true(attn_deal_take(&deal, 2, &dealt));
+    assert_true(attn_deal_take(&deal, 2, 0, &dealt));
     assert_int_equal(dealt.task.unit, i % 3);
     assert_int_equal(dealt.task.item, i / 3);
   }
+}
+
+/* All tasks of 16 units in 2 phases, on 8 threads of 2 nodes that work in turns: each works in its own node's half, in the
+ * memory of that half, wave after wave. */
+TEST(a_node_keeps_its_units_and_their_memory) {
+  static attn_deal deal;
+  _Atomic int64_t finished[8];
+  const attn_schedule many = SCHEDULE(16, 8, 2, 1, 3), few = SCHEDULE(16, 4, 2, 1, 3);
+  for (const attn_schedule *s = &many; s; s = s == &many ? &few : NULL) {
+    attn_dealt dealt;
+    attn_deal_start(&deal, s, s->units, 8, 2, finished);
+    for (int64_t i = 0; i < sim_task_count(s); i++) {
+      const int worker = (int)(i % 8), node = worker / 4;
+      assert_true(attn_deal_take(&deal, worker, node, &dealt));
+      assert_int_equal(dealt.part, node);
+      assert_int_equal(dealt.task.unit / 8, node);
+      assert_int_equal(dealt.slot / (s->wave_units / 2), node);
+      assert_int_equal(attn_deal_part_of(s->units, 2, dealt.task.unit), node);
+    }
+  }
+}
+
+TEST(a_node_helps_another_when_its_own_tasks_are_taken) {
+  static attn_deal deal;
+  _Atomic int64_t finished[4];
+  attn_dealt dealt;
+  const attn_schedule s = SCHEDULE(4, 4, 1, 2), one = SCHEDULE(1, 1, 1, 4);
+  attn_deal_start(&deal, &s, 4, 2, 2, finished);
+  for (int64_t i = 0; i < 8; i++) {
+    assert_true(attn_deal_take(&deal, 1, 1, &dealt));
+    assert_int_equal(dealt.task.unit / 2, i < 4 ? 1 : 0);
+  }
+  attn_deal_start(&deal, &one, 1, 2, 2, finished); /* fewer units than nodes: all work on it */
+  assert_true(attn_deal_take(&deal, 0, 0, &dealt) && attn_deal_take(&deal, 1, 1, &dealt));
+  assert_int_equal(dealt.task.item, 1);
+}
+
+TEST(parts_begin_at_their_borders) {
+  for (int64_t all = 1; all < 40; all++)
+    for (int parts = 1; parts < 17; parts++)
+      for (int64_t i = 0; i < all; i++) {
+        const int part = attn_deal_part_of(all, parts, i);
+        assert_true(attn_deal_border(all, parts, part) <= i && i < attn_deal_border(all, parts, part + 1));
+      }
 }
 
 /* ---- Topology files ---- */
@@ -225,14 +312,19 @@ TEST(topology_files_are_read) {
   char error[ERROR_BYTES] = "";
   sim_machine m;
   const char *text =
-      "# two sockets\nnode cores=32 bandwidth=200\n\n  node bandwidth=1.5e2 cores=16 # smaller\r\nmemory local\n"
-      "loop us=2.5";
+      "# two sockets\nnode cores=32 bandwidth=200\n\n  node bandwidth=1.5e2 cores=16 remote=60 caches=2 # smaller\r\n"
+      "memory local\ndeal flat\nloop us=2.5";
   if (!sim_machine_read("f", text, &m, error, sizeof error)) fail_msg("%s", error);
   assert_int_equal(m.nodes, 2);
   assert_int_equal(m.cores, 48);
   assert_int_equal(m.node[1].cores, 16);
   assert_near(m.node[0].bytes_per_ns, 200, 0);
   assert_near(m.node[1].bytes_per_ns, 150, 0);
+  assert_near(m.node[0].remote, 0, 0);
+  assert_near(m.node[1].remote, 60, 0);
+  assert_int_equal(m.node[0].caches, 1);
+  assert_int_equal(m.node[1].caches, 2);
+  assert_true(m.flat);
   assert_int_equal(m.memory, SIM_LOCAL);
   assert_near(m.loop_ns, 2500, 0);
 }
@@ -250,10 +342,13 @@ TEST(mistakes_in_topology_files_are_named) {
       {"node bandwidth=4", {"line 1", "cores is ''"}},
       {"node cores=2 bandwidth=-1", {"line 1", "bandwidth is '-1'"}},
       {"node cores=2 bandwidth=nan", {"line 1", "bandwidth is 'nan'"}},
-      {"node cores=2 speed=1", {"line 1", "'speed=1'", "cores=N or bandwidth"}},
-      {"\n\nnodes 2", {"line 3", "'nodes'", "node, memory or loop"}},
-      {"memory near", {"line 1", "memory is 'near'", "spread, local or first"}},
+      {"node cores=2 speed=1", {"line 1", "'speed=1'", "cores=N, bandwidth=GB/s, remote=GB/s or caches=N"}},
+      {"\n\nnodes 2", {"line 3", "'nodes'", "node, memory, deal or loop"}},
+      {"memory near", {"line 1", "memory is 'near'", "spread, local, first or heads"}},
       {"memory local local", {"line 1", "memory is 'local'"}},
+      {"deal", {"line 1", "deal is ''", "nodes or flat"}},
+      {"node cores=2 bandwidth=9 remote=0", {"line 1", "remote is '0'", "GB/s above 0"}},
+      {"node cores=2 bandwidth=9 caches=1.5", {"line 1", "caches is '1.5'", "from 1 to 64"}},
       {"loop 5", {"line 1", "loop is '5'", "us="}},
       {"loop us=0", {"line 1", "us is '0'"}},
   };
