@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /* EXCHANGE: every rank gets all rows and keys of some heads, computes them as one process does, and sends the rows back.
- * Gathered rows lie token by token, [token][batch][head], so that each part of a rank is received at its place. */
+ * Gathered rows lie token by token, [token][batch][head], so that each part of a rank is received at its place.
+ *
+ * Ranks may form groups that follow each other. Then a rank gets those rows and keys of its heads that its group holds. The
+ * ranks with the same heads are a ring, and compute as PASS_KV does with as many ranks as there are groups. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "plan.h"
 
-/* Offsets in the workspace: gathered tensors, and packed ones of this rank for all others, then of all others for this. */
+/* Offsets in the workspace: gathered tensors, and packed ones of this rank for its group, then of the group for this. */
 typedef struct exchange_layout {
   int64_t q, o, lse, keys[BOX_TENSORS], own_q, own_o, own_lse, own_keys, call, bytes;
-  int64_t rows, key_count; /* gathered: all of the problem */
+  int64_t rows, key_count; /* gathered: all of the group */
 } exchange_layout;
 
+static bool in_group(const attn_mpi_plan *plan, int rank) { return rank / plan->group == plan->rank / plan->group; }
+
+static int first_of_group(const attn_mpi_plan *plan) { return plan->rank - plan->rank % plan->group; }
+
 static mpi_heads heads_of(const attn_mpi_plan *plan, int rank) {
-  const int64_t heads = plan->whole.heads_q;
-  return (mpi_heads){heads * rank / plan->ranks, heads * (rank + 1) / plan->ranks};
+  const int64_t heads = plan->whole.heads_q, member = rank % plan->group;
+  return (mpi_heads){heads * member / plan->group, heads * (member + 1) / plan->group};
 }
 
 static mpi_heads kv_heads_of(const attn_mpi_plan *plan, int rank) {
@@ -35,15 +42,26 @@ static int64_t sent_keys(const attn_mpi_plan *plan, const mpi_part *part) {
   return attn_uses(&plan->whole, ATTN_USE_PAGES) ? round_up(keys, plan->own.page_tokens) : keys;
 }
 
+/* Where a range of the group lies among the gathered tokens. */
+static int64_t place_of(const attn_mpi_plan *plan, const mpi_parts *ranges, const mpi_part *range) {
+  int64_t before = 0;
+  if (!plan->ring) return range->begin;
+  for (int64_t i = 0; i < ranges->count; i++)
+    if (in_group(plan, ranges->part[i].owner) && ranges->part[i].begin < range->begin)
+      before += part_length(&ranges->part[i]);
+  return before;
+}
+
 static exchange_layout lay_out_run(const attn_mpi_plan *plan) {
   const attn_problem *p = &plan->whole;
   const bool varlen = attn_uses(p, ATTN_USE_VARLEN), paged = attn_uses(p, ATTN_USE_PAGES);
   const int64_t heads = length(heads_of(plan, plan->rank)), kv = length(kv_heads_of(plan, plan->rank));
   const int64_t batch = batch_of(p), key_batch = plan->box.rows / p->heads_kv;
   exchange_layout at = {.rows = varlen ? p->total_q : p->seq_q, .key_count = varlen && !paged ? p->total_k : p->seq_k};
+  if (plan->ring) at.rows = plan->ring->own_rows, at.key_count = plan->ring->own_keys;
   if (paged) at.key_count = round_up(at.key_count, plan->own.page_tokens);
   int64_t all_kv = 0, own_keys = 0, token = 0;
-  for (int rank = 0; rank < plan->ranks; rank++) all_kv += length(kv_heads_of(plan, rank));
+  for (int rank = 0; rank < plan->group; rank++) all_kv += length(kv_heads_of(plan, rank));
   for (int64_t i = 0; i < plan->keys.count; i++)
     if (plan->keys.part[i].owner == plan->rank) own_keys += sent_keys(plan, &plan->keys.part[i]);
   for (int i = 0; i < BOX_TENSORS; i++) token += mpi_tensor_bytes(plan, i);
@@ -60,7 +78,7 @@ static exchange_layout lay_out_run(const attn_mpi_plan *plan) {
       {&at.own_o, plan->own_rows * batch * p->heads_q, o_row(plan)},
       {&at.own_lse, plan->own_rows * batch * p->heads_q, floats},
       {&at.own_keys, own_keys * key_batch * all_kv, token},
-      {&at.call, 1, (int64_t)plan->call_bytes},
+      {&at.call, 1, (int64_t)(plan->ring ? plan->ring->workspace : plan->call_bytes)},
   };
   if (!LAY_OUT(parts, &at.bytes)) at.bytes = INT64_MAX;
   return at;
@@ -69,6 +87,7 @@ static exchange_layout lay_out_run(const attn_mpi_plan *plan) {
 static const char *refuses(const attn_mpi_plan *plan) {
   const char *stay = mpi_rows_stay(plan);
   if (stay) return stay;
+  if (!mpi_has_groups(plan, plan->group)) return "attn_mpi_options.group_ranks does not divide ranks and heads evenly";
   return plan->overlaps ? "some rows are those of several ranks; take ATTN_MPI_PASS_KV or ATTN_MPI_SPLIT" : NULL;
 }
 
@@ -119,15 +138,48 @@ static attn_problem problem_of_segment(const attn_mpi_plan *plan, const segment 
   return p;
 }
 
-static attn_status lay_out_mode(attn_mpi_plan *plan) {
-  const int64_t key_count = lay_out_run(plan).key_count;
-  plan->keys_of_calls = key_count;
+/* The plan of the ranks that have the same heads, one in each group: its tensors are the gathered ones. */
+static attn_status make_ring(attn_mpi_plan *plan) {
+  attn_mpi_plan *ring = plan->ring = malloc(sizeof *ring);
+  if (!ring) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan needs %zu bytes", sizeof *ring);
+  *ring = (attn_mpi_plan){.comm = plan->comm,
+                          .rank = plan->rank / plan->group,
+                          .ranks = plan->ranks / plan->group,
+                          .tags = plan->tags,
+                          .first = plan->rank % plan->group,
+                          .stride = plan->group,
+                          .compute = plan->compute,
+                          .mode = ATTN_MPI_PASS_KV,
+                          .run = plan->run,
+                          .run_context = plan->run_context,
+                          .timeout_s = plan->timeout_s,
+                          .unit = plan->unit,
+                          .splits = plan->splits,
+                          .asked_piece_keys = plan->asked_piece_keys,
+                          .asked_block_rows = plan->asked_block_rows};
+  const attn_status status = mpi_join_groups(plan, ring);
+  if (status != ATTN_OK) return status;
+  const segment heads = segment_at(plan, 0);
+  ring->whole = ring->own = problem_of_segment(plan, &heads, lay_out_run(plan).key_count);
+  return mpi_lay_out_plan(ring);
+}
+
+static attn_status make_calls(attn_mpi_plan *plan) {
   for (int64_t n = 0; n < segments_of(plan); n++) {
     const segment s = segment_at(plan, n);
-    const mpi_call call = {.problem = problem_of_segment(plan, &s, key_count)};
+    const mpi_call call = {.problem = problem_of_segment(plan, &s, plan->keys_of_calls)};
     const attn_status status = mpi_add_call(plan, &call);
     if (status != ATTN_OK) return status;
   }
+  return ATTN_OK;
+}
+
+static attn_status lay_out_mode(attn_mpi_plan *plan) {
+  attn_status status = plan->group < plan->ranks ? make_ring(plan) : ATTN_OK;
+  if (status != ATTN_OK) return status;
+  plan->keys_of_calls = lay_out_run(plan).key_count;
+  if (!plan->ring) status = make_calls(plan);
+  if (status != ATTN_OK) return status;
   const exchange_layout at = lay_out_run(plan);
   if (at.bytes == INT64_MAX)
     return attn_fail(ATTN_UNSUPPORTED, "the workspace of ATTN_MPI_EXCHANGE exceeds the address space");
@@ -137,31 +189,39 @@ static attn_status lay_out_mode(attn_mpi_plan *plan) {
 
 static const float *shifted(const float *data, int64_t floats) { return data ? data + floats : NULL; }
 
-static attn_status compute(attn_mpi_plan *plan, const attn_args *args, const exchange_layout *at, char *workspace) {
-  const attn_problem *p = &plan->whole;
+/* Arguments of a segment: the gathered tensors from its heads on. */
+static attn_args args_of_segment(const attn_mpi_plan *plan, const attn_args *args, const segment *s,
+                                 const exchange_layout *at, char *workspace) {
+  const attn_problem *p = &plan->whole, q = problem_of_segment(plan, s, at->key_count);
   const mpi_heads heads = heads_of(plan, plan->rank), kv = kv_heads_of(plan, plan->rank);
   const bool precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
-  int32_t *table = plan->numbers;
+  attn_args a = *args;
+  a.q = workspace + at->q + s->q.begin * q_row(plan);
+  a.o = workspace + at->o + s->q.begin * o_row(plan);
+  a.lse = attn_uses(p, ATTN_USE_LSE) ? floats_at(workspace, at->lse) + s->q.begin : NULL;
+  a.k = precomputed ? NULL : attn_element_at(workspace + at->keys[0], p->dtype_kv, s->kv.begin * q.k_stride.h);
+  a.v = attn_element_at(workspace + at->keys[1], p->dtype_kv, s->kv.begin * q.v_stride.h);
+  a.k_scale = plan->box.k_factors ? floats_at(workspace, at->keys[2]) + s->kv.begin * q.k_scale_stride.h
+                                  : shifted(a.k_scale, (kv.begin + s->kv.begin) * q.k_scale_stride.h);
+  a.v_scale = plan->box.v_factors ? floats_at(workspace, at->keys[3]) + s->kv.begin * q.v_scale_stride.h
+                                  : shifted(a.v_scale, (kv.begin + s->kv.begin) * q.v_scale_stride.h);
+  a.alibi_slopes = shifted(a.alibi_slopes, heads.begin + s->q.begin);
+  a.sinks = shifted(a.sinks, heads.begin + s->q.begin);
+  a.score_weight = shifted(a.score_weight, (heads.begin + s->q.begin) * p->score_weight_stride_h);
+  a.page_table = attn_uses(p, ATTN_USE_PAGES) ? plan->numbers : NULL;
+  return a;
+}
+
+static attn_status compute(attn_mpi_plan *plan, const attn_args *args, const exchange_layout *at, char *workspace) {
+  const attn_problem *p = &plan->whole;
   const int64_t pages = attn_uses(p, ATTN_USE_PAGES) ? at->key_count / plan->own.page_tokens : 0;
-  for (int64_t i = 0; i < pages * p->batch; i++) table[i] = (int32_t)(i % pages * p->batch + i / pages);
+  for (int64_t i = 0; i < pages * p->batch; i++) plan->numbers[i] = (int32_t)(i % pages * p->batch + i / pages);
   for (int64_t n = 0; n < segments_of(plan); n++) {
     const segment s = segment_at(plan, n);
-    const attn_problem *q = &plan->calls[n].problem;
-    attn_args a = *args;
-    a.q = workspace + at->q + s.q.begin * q_row(plan);
-    a.o = workspace + at->o + s.q.begin * o_row(plan);
-    a.lse = attn_uses(p, ATTN_USE_LSE) ? floats_at(workspace, at->lse) + s.q.begin : NULL;
-    a.k = precomputed ? NULL : attn_element_at(workspace + at->keys[0], p->dtype_kv, s.kv.begin * q->k_stride.h);
-    a.v = attn_element_at(workspace + at->keys[1], p->dtype_kv, s.kv.begin * q->v_stride.h);
-    a.k_scale = plan->box.k_factors ? floats_at(workspace, at->keys[2]) + s.kv.begin * q->k_scale_stride.h
-                                    : shifted(a.k_scale, (kv.begin + s.kv.begin) * q->k_scale_stride.h);
-    a.v_scale = plan->box.v_factors ? floats_at(workspace, at->keys[3]) + s.kv.begin * q->v_scale_stride.h
-                                    : shifted(a.v_scale, (kv.begin + s.kv.begin) * q->v_scale_stride.h);
-    a.alibi_slopes = shifted(a.alibi_slopes, heads.begin + s.q.begin);
-    a.sinks = shifted(a.sinks, heads.begin + s.q.begin);
-    a.score_weight = shifted(a.score_weight, (heads.begin + s.q.begin) * p->score_weight_stride_h);
-    a.page_table = pages ? table : NULL;
-    const attn_status status = mpi_run_call(plan, &plan->calls[n], &a, workspace + at->call);
+    const attn_args a = args_of_segment(plan, args, &s, at, workspace);
+    const attn_status status = plan->ring ? mpi_pass_kv.run(plan->ring, &a, workspace + at->call)
+                                          : mpi_run_call(plan, &plan->calls[n], &a, workspace + at->call);
+    if (plan->ring) plan->broken |= plan->ring->broken; /* all ranks know then */
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
@@ -181,16 +241,19 @@ static attn_status gather(attn_mpi_plan *plan, const attn_args *args, const exch
   for (int64_t i = 0; i < plan->rows.count && status == ATTN_OK; i++) {
     const mpi_part *part = &plan->rows.part[i];
     const int64_t token = batch * heads * q_row(plan);
-    status = mpi_receive(all, workspace + at->q + part->begin * token, part_length(part) * token, part->owner, ROW_TAG);
+    if (!in_group(plan, part->owner)) continue;
+    status = mpi_receive(all, workspace + at->q + place_of(plan, &plan->rows, part) * token, part_length(part) * token,
+                         part->owner, ROW_TAG);
   }
   for (int64_t i = 0; i < plan->keys.count * BOX_TENSORS && status == ATTN_OK; i++) {
     const mpi_part *part = &plan->keys.part[i / BOX_TENSORS];
     const int64_t token = key_batch * kv * mpi_tensor_bytes(plan, (int)(i % BOX_TENSORS));
-    status = mpi_receive(all, workspace + at->keys[i % BOX_TENSORS] + part->begin * token, sent_keys(plan, part) * token,
-                         part->owner, KEY_TAG);
+    if (!in_group(plan, part->owner)) continue;
+    status = mpi_receive(all, workspace + at->keys[i % BOX_TENSORS] + place_of(plan, &plan->keys, part) * token,
+                         sent_keys(plan, part) * token, part->owner, KEY_TAG);
   }
   char *rows = workspace + at->own_q, *keys = workspace + at->own_keys;
-  for (int rank = 0; rank < plan->ranks; rank++) {
+  for (int rank = first_of_group(plan); rank < first_of_group(plan) + plan->group; rank++) {
     const mpi_heads its = heads_of(plan, rank), its_kv = kv_heads_of(plan, rank);
     for (int64_t i = 0; i < plan->rows.count && status == ATTN_OK; i++) {
       const mpi_part *part = &plan->rows.part[i];
@@ -229,7 +292,7 @@ static attn_status scatter(attn_mpi_plan *plan, const attn_args *args, const exc
   all->count = 0;
   for (int t = 0; t < 2; t++) {
     char *to = workspace + tensors[t].to;
-    for (int rank = 0; rank < plan->ranks; rank++)
+    for (int rank = first_of_group(plan); rank < first_of_group(plan) + plan->group; rank++)
       for (int64_t i = 0; i < plan->rows.count && status == ATTN_OK; i++) {
         const mpi_part *part = &plan->rows.part[i];
         if (part->owner != plan->rank) continue;
@@ -240,14 +303,15 @@ static attn_status scatter(attn_mpi_plan *plan, const attn_args *args, const exc
     for (int64_t i = 0; i < plan->rows.count && status == ATTN_OK; i++) {
       const mpi_part *part = &plan->rows.part[i];
       const int64_t token = batch * heads * tensors[t].row_bytes;
-      status = mpi_send(all, workspace + tensors[t].from + part->begin * token, part_length(part) * token, part->owner,
-                        RESULT_TAG);
+      if (!in_group(plan, part->owner)) continue;
+      status = mpi_send(all, workspace + tensors[t].from + place_of(plan, &plan->rows, part) * token,
+                        part_length(part) * token, part->owner, RESULT_TAG);
     }
   }
   if (status == ATTN_OK) status = mpi_wait(all, -1, -1);
   if (status != ATTN_OK) return status;
   char *o = workspace + at->own_o, *sums = workspace + at->own_lse;
-  for (int rank = 0; rank < plan->ranks; rank++)
+  for (int rank = first_of_group(plan); rank < first_of_group(plan) + plan->group; rank++)
     for (int64_t i = 0; i < plan->rows.count; i++) {
       const mpi_part *part = &plan->rows.part[i];
       if (part->owner != plan->rank) continue;
@@ -260,7 +324,7 @@ static attn_status scatter(attn_mpi_plan *plan, const attn_args *args, const exc
 
 static int64_t most_requests(const attn_mpi_plan *plan, const exchange_layout *at) {
   const int64_t parts = plan->rows.count * 2 + plan->keys.count * BOX_TENSORS;
-  return parts * (1 + plan->ranks) + 2 * mpi_messages_of(at->bytes) + BOX_TENSORS * (plan->keys.count + plan->rows.count);
+  return parts * (1 + plan->group) + 2 * mpi_messages_of(at->bytes) + BOX_TENSORS * (plan->keys.count + plan->rows.count);
 }
 
 /* Whether each row is that of a rank: others are zero. */
@@ -274,7 +338,7 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
   const exchange_layout at = lay_out_run(plan);
   mpi_requests all = {.plan = plan, .last = mpi_now()};
   attn_status status = mpi_make_requests(&all, most_requests(plan, &at));
-  if (status == ATTN_OK && !holds_all_rows(plan, &at)) memset(workspace + at.q, 0, (size_t)(at.o - at.q));
+  if (status == ATTN_OK && !plan->ring && !holds_all_rows(plan, &at)) memset(workspace + at.q, 0, (size_t)(at.o - at.q));
   if (status == ATTN_OK) status = gather(plan, args, &at, workspace, &all);
   if (status == ATTN_OK) status = compute(plan, args, &at, workspace);
   if (status == ATTN_OK) status = scatter(plan, args, &at, workspace, &all);

@@ -19,15 +19,15 @@ attn_status mpi_failed(attn_mpi_plan *plan, const char *call, int error) {
   int length = 0;
   MPI_Error_string(error, text, &length);
   plan->broken = true;
-  return attn_fail(ATTN_UNSUPPORTED, "%s failed on rank %d: %s", call, plan->rank, text);
+  return attn_fail(ATTN_UNSUPPORTED, "%s failed on rank %d: %s", call, comm_rank(plan, plan->rank), text);
 }
 
 attn_status mpi_abort_run(attn_mpi_plan *plan, attn_status status) {
   plan->broken = true;
   const int code = (int)status;
-  for (int rank = 0; rank < plan->ranks; rank++) {
+  for (int rank = 0; rank < plan->ranks * plan->stride; rank++) { /* all of comm */
     MPI_Request request;
-    if (rank == plan->rank) continue;
+    if (rank == comm_rank(plan, plan->rank)) continue;
     if (MPI_Isend(&code, 1, MPI_INT, rank, ABORT_TAG, plan->comm, &request) != MPI_SUCCESS) continue;
     int done = 0; /* a message of one number goes at once */
     for (int tries = 0; !done && tries < 1000; tries++)
@@ -96,11 +96,11 @@ attn_status mpi_wait(mpi_requests *all, int index, int rank) {
     const double since = all->last > start ? all->last : start, waited = mpi_now() - since;
     if (waited > all->plan->timeout_s) {
       char name[32] = "some rank";
-      if (rank >= 0) snprintf(name, sizeof name, "rank %d", rank);
+      if (rank >= 0) snprintf(name, sizeof name, "rank %d", comm_rank(all->plan, rank));
       return mpi_abort_run(all->plan, attn_fail(ATTN_UNSUPPORTED,
                                                 "rank %d has waited %.0f s for a message of %s; it has ended or is slower "
                                                 "than attn_mpi_options.timeout_s allows",
-                                                all->plan->rank, waited, name));
+                                                comm_rank(all->plan, all->plan->rank), waited, name));
     }
     give_way(waited);
   }
@@ -117,14 +117,14 @@ static int tag_of(const attn_mpi_plan *plan, int64_t tag) { return (int)(FIRST_T
 
 attn_status mpi_send(mpi_requests *all, const void *data, int64_t bytes, int to, int64_t tag) {
   for (int64_t at = 0; at < bytes; at += MOST_MESSAGE)
-    MPI_TRY(all->plan, MPI_Isend, (const char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE, to,
-            tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
+    MPI_TRY(all->plan, MPI_Isend, (const char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE,
+            comm_rank(all->plan, to), tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
   return ATTN_OK;
 }
 
 attn_status mpi_receive(mpi_requests *all, void *data, int64_t bytes, int from, int64_t tag) {
   for (int64_t at = 0; at < bytes; at += MOST_MESSAGE)
-    MPI_TRY(all->plan, MPI_Irecv, (char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE, from,
-            tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
+    MPI_TRY(all->plan, MPI_Irecv, (char *)data + at, (int)min64(bytes - at, MOST_MESSAGE), MPI_BYTE,
+            comm_rank(all->plan, from), tag_of(all->plan, tag), all->plan->comm, &all->request[all->count++]);
   return ATTN_OK;
 }

@@ -45,53 +45,98 @@ static double measure_rate(const attn_mpi_plan *plan) {
 /* ---- The model ---- */
 
 typedef struct sizes {
-  double ranks, macs, kv_bytes, q_bytes, o_bytes, state_bytes; /* those of the whole problem */
-  double piece_bytes, block_bytes, blocks, stations;
+  double macs, kv_bytes, q_bytes, o_bytes, state_bytes; /* those of the whole problem */
+  double blocks, stations;                              /* parts of PASS_Q */
+  bool causal;                                          /* rows see keys up to their own */
 } sizes;
 
 static sizes sizes_of(const attn_mpi_plan *plan) {
   const attn_problem *p = &plan->whole;
   const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
   const double batch = varlen ? 1 : (double)p->batch, rows = (double)(varlen ? p->total_q : p->seq_q);
-  const double keys = (double)(varlen && !attn_uses(p, ATTN_USE_PAGES) ? p->total_k : p->seq_k);
-  const double heads = (double)p->heads_q, kv = (double)p->heads_kv, each = varlen ? fmin(keys, (double)p->seq_k) : keys;
+  const double keys = (double)mpi_all_keys(p), heads = (double)p->heads_q, kv = (double)p->heads_kv;
+  const double each = varlen ? fmin(keys, (double)p->seq_k) : keys;
   const double q_row = (double)attn_elements_bytes(p->dtype_q, p->dim_qk),
                o_row = (double)attn_elements_bytes(p->dtype_o, p->dim_v);
   double seen = each;
   if (p->window_left >= 0) seen = fmin(seen, (double)(p->window_left + 1 + (p->window_right > 0 ? p->window_right : 0)));
-  if (p->window_right == 0 && rows >= each) seen = fmin(seen, each / 2); /* causal */
-  sizes s = {.ranks = plan->ranks, .stations = (double)plan->keys.count};
+  sizes s = {.stations = fmax(1, (double)plan->keys.count), .causal = p->window_right == 0 && rows >= each};
+  if (s.causal) seen = fmin(seen, each / 2);
   s.macs = batch * heads * rows * seen * (double)(p->dim_qk + p->dim_v);
   s.kv_bytes =
       batch * kv * keys * (double)(attn_elements_bytes(p->dtype_kv, p->dim_qk) + attn_elements_bytes(p->dtype_kv, p->dim_v));
   s.q_bytes = batch * heads * rows * q_row;
   s.o_bytes = batch * heads * rows * o_row;
   s.state_bytes = batch * heads * rows * (double)state_row_bytes(p);
-  const double range = keys / fmax(1, s.stations);
-  s.piece_bytes = s.kv_bytes * fmin(range, (double)mpi_piece_keys((int64_t)range)) / fmax(1, keys);
-  s.blocks = fmax(1, 4 * (double)plan->rows.count);
-  s.block_bytes = (s.q_bytes + s.state_bytes) / s.blocks;
+  const double ranges = fmax(1, (double)plan->rows.count), block = (double)mpi_block_rows((int64_t)ceil(rows / ranges));
+  s.blocks = ranges * fmax(1, ceil(rows / ranges / block));
   return s;
+}
+
+/* The time of the work of all ranks: multiply-adds, or reading keys and values. */
+static double work_of(const attn_mpi_network *n, const sizes *s) {
+  return fmax(s->macs / n->macs_per_s, s->kv_bytes / n->memory_per_s);
+}
+
+/* Ring of so many ranks, each of which has `share` of the KV heads. Who gets the first piece last also ends last; but under
+ * a causal mask such a rank needs none of the last pieces. */
+static double seconds_of_ring(const attn_mpi_plan *plan, const sizes *s, int ranks, double share) {
+  const attn_mpi_network *n = &plan->network;
+  const int64_t keys = mpi_all_keys(&plan->whole), ranges = mpi_even_ranges(plan) / plan->ranks * ranks;
+  const double piece = fmin((double)mpi_piece_keys(keys, ranges), (double)keys) / fmax(1, (double)keys);
+  const double hop = n->latency_s + share * s->kv_bytes * piece / n->bytes_per_s;
+  const double least = s->macs / plan->ranks / n->macs_per_s, travel = share * s->kv_bytes / n->bytes_per_s;
+  const double hops = (ranks - 1) * hop;
+  return fmax(least + hops, ranks > 1 ? travel + (s->causal ? hop : hops) : 0);
+}
+
+static double seconds_of_queries(const attn_mpi_plan *plan, const sizes *s) {
+  const attn_mpi_network *n = &plan->network;
+  const double per_rank = fmax(1, s->stations / plan->ranks), pairs = s->blocks * s->stations;
+  const double bytes = s->kv_bytes / s->stations + 2 * s->state_bytes / s->blocks;
+  const double work = per_rank * fmax(s->macs / pairs / n->macs_per_s, bytes / n->memory_per_s);
+  const double item = (s->q_bytes + s->state_bytes) / s->blocks;
+  const double hop = plan->ranks > 1 ? per_rank * (n->latency_s + item / n->bytes_per_s) : 0;
+  const double back = plan->ranks > 1 ? s->state_bytes / n->bytes_per_s : 0;
+  return s->stations / per_rank * (work + hop) + fmax((s->blocks - 1) * work, (s->blocks - 1) * hop + back);
+}
+
+/* Heads exchanged within groups of so many ranks. */
+static double seconds_of_exchange(const attn_mpi_plan *plan, const sizes *s, int group) {
+  const attn_mpi_network *n = &plan->network;
+  const double heads = (double)plan->whole.heads_q, kv = (double)plan->whole.heads_kv;
+  const double share = 1 / fmin(group, kv), all = fmax(1, group / kv) * s->kv_bytes + s->q_bytes + s->o_bytes;
+  const double exchange = (group - 1) * (3 * n->latency_s + all / plan->ranks / group / n->bytes_per_s);
+  if (group < plan->ranks) return exchange + seconds_of_ring(plan, s, plan->ranks / group, share);
+  return exchange + work_of(n, s) * (double)ceil_div(plan->whole.heads_q, group) / heads;
+}
+
+bool mpi_has_groups(const attn_mpi_plan *plan, int group) {
+  const int64_t heads = plan->whole.heads_q, kv = plan->whole.heads_kv;
+  if (group == plan->ranks) return true;
+  if (group < 2 || plan->ranks % group || heads % group) return false;
+  return kv % group == 0 || group % kv == 0;
+}
+
+static int best_group(const attn_mpi_plan *plan, const sizes *s) {
+  int best = plan->ranks;
+  for (int group = plan->ranks; group > 1; group--)
+    if (mpi_has_groups(plan, group) && seconds_of_exchange(plan, s, group) < seconds_of_exchange(plan, s, best))
+      best = group;
+  return best;
 }
 
 static void fill_model(attn_mpi_plan *plan) {
   const attn_mpi_network *n = &plan->network;
   const sizes s = sizes_of(plan);
-  const attn_problem *p = &plan->whole;
-  const double others = s.ranks - 1, work = fmax(s.macs / n->macs_per_s, s.kv_bytes / n->memory_per_s) / s.ranks;
-  const double least = s.macs / s.ranks / n->macs_per_s;
-  const double kv_time = others > 0 ? s.kv_bytes / n->bytes_per_s : 0, hop = n->latency_s + s.piece_bytes / n->bytes_per_s;
-  plan->model_s[ATTN_MPI_PASS_KV] = fmax(least, kv_time) + others * hop;
-  const double step = fmax(work * s.ranks / (s.blocks * fmax(1, s.stations)), n->latency_s + s.block_bytes / n->bytes_per_s);
-  plan->model_s[ATTN_MPI_PASS_Q] = (s.blocks + s.stations) * step * fmax(1, s.stations / s.ranks);
-  const double heads = (double)p->heads_q, most_heads = (double)ceil_div(p->heads_q, plan->ranks);
-  plan->model_s[ATTN_MPI_EXCHANGE] =
-      work * s.ranks * most_heads / heads +
-      others * (3 * n->latency_s + (s.q_bytes + s.kv_bytes + s.o_bytes) / s.ranks / s.ranks / n->bytes_per_s);
-  const double splits = s.state_bytes * (double)ceil_div(p->seq_k, plan->splits) / s.ranks;
-  plan->model_s[ATTN_MPI_SPLIT] = work + mpi_seconds_of_rounds(n, plan->ranks, splits, NULL) +
+  const double splits = s.state_bytes * (double)ceil_div(plan->whole.seq_k, plan->splits) / plan->ranks;
+  plan->group = plan->asked_group > 0 ? plan->asked_group : best_group(plan, &s);
+  plan->model_s[ATTN_MPI_PASS_KV] = seconds_of_ring(plan, &s, plan->ranks, 1);
+  plan->model_s[ATTN_MPI_PASS_Q] = seconds_of_queries(plan, &s);
+  plan->model_s[ATTN_MPI_EXCHANGE] = seconds_of_exchange(plan, &s, plan->group);
+  plan->model_s[ATTN_MPI_SPLIT] = work_of(n, &s) / plan->ranks + mpi_seconds_of_rounds(n, plan->ranks, splits, NULL) +
                                   mpi_seconds_of_rounds(n, plan->ranks, 0, NULL) +
-                                  (others > 0 ? s.state_bytes / n->bytes_per_s : 0);
+                                  (plan->ranks > 1 ? s.state_bytes / n->bytes_per_s : 0);
 }
 
 /* The mode with the least time, from what plan->network holds. */
@@ -116,8 +161,12 @@ static int best_mode(attn_mpi_plan *plan, bool measured) {
 void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes) {
   for (int mode = ATTN_MPI_PASS_KV; mode <= ATTN_MPI_SPLIT; mode++) {
     const char *name = mpi_mode_of(plan, (attn_mpi_mode)mode)->name;
-    const int length = plan->refusal[mode] ? snprintf(text, bytes, "%-10s no: %s\n", name, plan->refusal[mode])
-                                           : snprintf(text, bytes, "%-10s %.3g s by the model\n", name, plan->model_s[mode]);
+    char groups[64] = "";
+    if (mode == ATTN_MPI_EXCHANGE && plan->group < plan->ranks)
+      snprintf(groups, sizeof groups, ", in groups of %d ranks that pass keys", plan->group);
+    const int length = plan->refusal[mode]
+                           ? snprintf(text, bytes, "%-10s no: %s\n", name, plan->refusal[mode])
+                           : snprintf(text, bytes, "%-10s %.3g s by the model%s\n", name, plan->model_s[mode], groups);
     if (length < 0 || (size_t)length >= bytes) return;
     text += length;
     bytes -= (size_t)length;
@@ -127,17 +176,25 @@ void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes) {
 attn_status mpi_choose_mode(attn_mpi_plan *plan, const attn_mpi_network *network, attn_mpi_mode wanted) {
   struct {
     attn_mpi_network network;
-    int best;
+    int best, group;
   } choice;
   memset(&choice, 0, sizeof choice);
   plan->network = *network;
   choice.best = best_mode(plan, wanted == ATTN_MPI_AUTO && plan->rank == 0);
   choice.network = plan->network; /* rounds go by it */
+  choice.group = plan->group;
   MPI_Request request;
   MPI_TRY(plan, MPI_Ibcast, &choice, (int)sizeof choice, MPI_BYTE, 0, plan->comm, &request);
   const attn_status status = mpi_wait_one(plan, &request);
   plan->network = choice.network;
+  plan->group = choice.group;
   plan->mode = wanted == ATTN_MPI_AUTO ? (attn_mpi_mode)choice.best : wanted;
+  if (status == ATTN_OK && plan->mode == ATTN_MPI_EXCHANGE && !mpi_has_groups(plan, plan->group))
+    return attn_fail(
+        ATTN_INVALID_ARGUMENT,
+        "attn_mpi_options.group_ranks is %d; it must be 0, the number of ranks, %d, or divide that and heads_q, "
+        "%lld, and divide heads_kv, %lld, or be its multiple",
+        plan->group, plan->ranks, (long long)plan->whole.heads_q, (long long)plan->whole.heads_kv);
   if (status == ATTN_OK && plan->refusal[plan->mode])
     return attn_fail(ATTN_UNSUPPORTED, "ATTN_MPI_%s does not take the problem: %s", mpi_mode_of(plan, plan->mode)->name,
                      plan->refusal[plan->mode]);

@@ -14,7 +14,7 @@ static bool packs_keys(const attn_problem *p) { return attn_uses(p, ATTN_USE_VAR
 /* Whether borders are multiples of plan->unit: those of packed sequences are known to a run alone. */
 static bool has_fixed_borders(const attn_problem *p) { return p->operation == ATTN_BACKWARD || !packs_keys(p); }
 
-static int64_t all_keys(const attn_problem *p) { return packs_keys(p) ? p->total_k : p->seq_k; }
+int64_t mpi_all_keys(const attn_problem *p) { return packs_keys(p) ? p->total_k : p->seq_k; }
 
 /* ---- Gathering ---- */
 
@@ -113,7 +113,7 @@ static attn_status sort_parts(const mpi_parts *parts, int64_t most, int64_t unit
 
 static attn_status check_keys(const attn_mpi_plan *plan) {
   const attn_problem *p = &plan->whole;
-  const int64_t keys = all_keys(p);
+  const int64_t keys = mpi_all_keys(p);
   mpi_parts sorted;
   attn_status status = sort_parts(&plan->keys, keys + 1, 1, &sorted);
   if (status != ATTN_OK) return status;
@@ -175,7 +175,7 @@ attn_status mpi_gather_parts(attn_mpi_plan *plan, const attn_mpi_shard *shard) {
   attn_status status = gather_ranges(plan, shard->q, shard->q_count, &plan->rows, plan->first_rows);
   if (status == ATTN_OK) status = gather_ranges(plan, shard->k, shard->k_count, &plan->keys, NULL);
   if (status == ATTN_OK) status = check_ranges("q", &plan->rows, all_rows(&plan->whole));
-  if (status == ATTN_OK) status = check_ranges("k", &plan->keys, all_keys(&plan->whole));
+  if (status == ATTN_OK) status = check_ranges("k", &plan->keys, mpi_all_keys(&plan->whole));
   if (status == ATTN_OK) status = check_keys(plan);
   if (status == ATTN_OK && finds_gradients(plan)) status = check_row_borders(plan);
   return status == ATTN_OK ? compare_rows(plan) : status;
@@ -216,6 +216,51 @@ void mpi_free_parts(attn_mpi_plan *plan) {
   free(plan->stations.part);
   free(plan->first_rows);
   free(plan->rank_splits);
+}
+
+/* ---- Groups of ranks ---- */
+
+static attn_status join_ranges(const mpi_parts *ranges, const attn_mpi_plan *plan, int groups, mpi_parts *joined,
+                               int64_t *first) {
+  mpi_parts sorted;
+  attn_status status = new_parts(joined, ranges->count);
+  if (status == ATTN_OK) status = sort_parts(ranges, INT64_MAX / 4, 1, &sorted);
+  if (status != ATTN_OK) return status;
+  for (int group = 0; group < groups; group++) {
+    int64_t at = 0;
+    first[group] = joined->count;
+    for (int64_t i = 0; i < sorted.count; i++) {
+      const mpi_part *part = &sorted.part[i];
+      mpi_part *before = &joined->part[joined->count - 1];
+      if (part->owner / plan->group != group) continue;
+      if (joined->count > first[group] && before->end == part->begin)
+        before->end = part->end;
+      else
+        add_part(joined, (mpi_part){part->begin, part->end, group, at});
+      at += part_length(part);
+    }
+  }
+  first[groups] = joined->count;
+  for (int64_t i = 0; i < joined->count; i++) joined->most = max64(joined->most, part_length(&joined->part[i]));
+  free(sorted.part);
+  return ATTN_OK;
+}
+
+static int64_t own_tokens(const mpi_parts *parts, int rank) {
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < parts->count; i++) tokens += parts->part[i].owner == rank ? part_length(&parts->part[i]) : 0;
+  return tokens;
+}
+
+attn_status mpi_join_groups(const attn_mpi_plan *plan, attn_mpi_plan *ring) {
+  const size_t bytes = ((size_t)ring->ranks + 1) * sizeof *ring->first_rows;
+  ring->first_rows = malloc(bytes);
+  if (!ring->first_rows) return out_of_memory(bytes);
+  attn_status status = join_ranges(&plan->keys, plan, ring->ranks, &ring->keys, ring->first_rows);
+  if (status == ATTN_OK) status = join_ranges(&plan->rows, plan, ring->ranks, &ring->rows, ring->first_rows);
+  ring->own_rows = own_tokens(&ring->rows, ring->rank);
+  ring->own_keys = own_tokens(&ring->keys, ring->rank);
+  return status;
 }
 
 /* ---- Who sees what ---- */

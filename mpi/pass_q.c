@@ -18,9 +18,9 @@ static int64_t item_bytes(const attn_mpi_plan *plan, int64_t rows) {
   return mpi_query_bytes(plan, rows) + states_bytes(plan, rows);
 }
 
-/* Every station of a rank has the items of two steps. */
+/* Every station of a rank has the items of two steps, and one more is on its way. */
 static pass_q_layout lay_out_run(const attn_mpi_plan *plan) {
-  pass_q_layout at = {.item_bytes = item_bytes(plan, plan->blocks.most), .buffer_count = 1};
+  pass_q_layout at = {.item_bytes = item_bytes(plan, plan->blocks.most), .buffer_count = 2};
   for (int64_t i = 0; i < plan->blocks.count; i++) at.own_count += plan->blocks.part[i].owner == plan->rank;
   for (int64_t s = 0; s < plan->stations.count; s++) at.buffer_count += 2 * (plan->stations.part[s].owner == plan->rank);
   const memory_part parts[] = {{&at.own_items, at.own_count, at.item_bytes},
@@ -105,6 +105,7 @@ static attn_status run_mode(attn_mpi_plan *plan, const attn_args *args, char *wo
                    .buffers = workspace + at.buffers,
                    .buffer_count = at.buffer_count,
                    .buffer_bytes = at.item_bytes,
+                   .in_turn = true,
                    .carries = true,
                    .out = leg_out,
                    .on = leg_on,

@@ -72,7 +72,7 @@ attn_status mpi_agree_on_problem(attn_mpi_plan *plan, const attn_mpi_options *o)
                           p->dim_qk,       p->dim_v,      p->dtype_q,    p->dtype_kv, p->dtype_o,
                           p->score,        scale,         softcap,       p->align,    p->window_left,
                           p->window_right, p->uses,       p->total_q,    p->total_k,  plan->own.page_tokens,
-                          o->mode,         o->piece_keys, o->block_rows, kernel};
+                          o->mode,         o->piece_keys, o->block_rows, kernel,      o->group_ranks};
   enum { NUMBERS = sizeof mine / sizeof *mine };
   int64_t both[2 * NUMBERS], most[2 * NUMBERS];
   for (int i = 0; i < NUMBERS; i++) both[i] = mine[i], both[NUMBERS + i] = -mine[i];
@@ -80,10 +80,10 @@ attn_status mpi_agree_on_problem(attn_mpi_plan *plan, const attn_mpi_options *o)
   MPI_TRY(plan, MPI_Iallreduce, both, most, 2 * NUMBERS, MPI_INT64_T, MPI_MAX, plan->comm, &request);
   const attn_status status = mpi_wait_one(plan, &request);
   if (status != ATTN_OK) return status;
-  static const char *const names[] = {"batch",   "heads_q",     "heads_kv",    "seq_q",        "seq_k",      "dim_qk",
-                                      "dim_v",   "dtype_q",     "dtype_kv",    "dtype_o",      "score",      "scale",
-                                      "softcap", "align",       "window_left", "window_right", "uses",       "total_q",
-                                      "total_k", "page_tokens", "mode",        "piece_keys",   "block_rows", "kernel"};
+  static const char *const names[] = {
+      "batch",   "heads_q",     "heads_kv", "seq_q",      "seq_k",      "dim_qk",      "dim_v",        "dtype_q", "dtype_kv",
+      "dtype_o", "score",       "scale",    "softcap",    "align",      "window_left", "window_right", "uses",    "total_q",
+      "total_k", "page_tokens", "mode",     "piece_keys", "block_rows", "kernel",      "group_ranks"};
   _Static_assert(sizeof names / sizeof *names == NUMBERS, "a name for each");
   for (int i = 0; i < NUMBERS; i++)
     if (most[i] != -most[NUMBERS + i])
@@ -203,12 +203,15 @@ static attn_status read_arguments(attn_mpi_plan *plan, const attn_problem *whole
   if (status == ATTN_OK) status = mpi_read_problem(plan, whole, o->compute, o->network);
   if (status != ATTN_OK) return status;
   REQUIRE((unsigned)o->mode <= ATTN_MPI_SPLIT, "attn_mpi_options.mode is %d; it must be an ATTN_MPI_ mode", (int)o->mode);
-  REQUIRE(o->piece_keys >= 0 && o->block_rows >= 0 && o->timeout_s >= 0,
-          "attn_mpi_options has a negative piece_keys, block_rows or timeout_s; each must be at least 0");
+  REQUIRE(o->piece_keys >= 0 && o->block_rows >= 0 && o->timeout_s >= 0 && o->group_ranks >= 0,
+          "attn_mpi_options has a negative piece_keys, block_rows, timeout_s or group_ranks; each must be at least 0");
   status = check_shard(shard);
   if (status == ATTN_OK) status = read_layout(plan, shard);
   if (status != ATTN_OK) return status;
   plan->timeout_s = o->timeout_s > 0 ? o->timeout_s : TIMEOUT_S;
+  plan->asked_piece_keys = o->piece_keys;
+  plan->asked_block_rows = o->block_rows;
+  plan->asked_group = o->group_ranks;
   plan->run = o->run;
   plan->run_context = o->run_context;
   return ATTN_OK;
@@ -238,6 +241,7 @@ attn_status mpi_join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {
   int there = 0, *tags = NULL;
   MPI_Request request;
   plan->comm = plan->joining = MPI_COMM_NULL;
+  plan->stride = 1;
   plan->timeout_s = TIMEOUT_S;
   MPI_TRY(plan, MPI_Initialized, &there);
   REQUIRE(there, "MPI has not been started; MPI_Init_thread() must come before");
@@ -254,21 +258,28 @@ attn_status mpi_join_ranks(attn_mpi_plan *plan, MPI_Comm communicator) {
   return ATTN_OK;
 }
 
-static int64_t rows_of_block(const attn_mpi_plan *plan, int64_t asked) {
-  if (asked > 0) return asked;
-  if (plan->mode != ATTN_MPI_PASS_Q) return BLOCK_ROWS;
-  const int64_t of_rank = ceil_div(plan->rows.most, 4); /* four blocks of each rank are under way */
-  return max64(LEAST_ROWS, min64(BLOCK_ROWS, round_up(of_rank, LEAST_ROWS)));
+int64_t mpi_block_rows(int64_t range) {
+  return max64(LEAST_ROWS, min64(BLOCK_ROWS, round_up(ceil_div(range, 4), LEAST_ROWS)));
 }
 
-int64_t mpi_piece_keys(int64_t longest) { return max64(LEAST_PIECE_KEYS, min64(ceil_div(longest, 2), MOST_PIECE_KEYS)); }
+/* A rank of a ring has few heads, so it takes as many more rows in a call. */
+static int64_t rows_of_block(const attn_mpi_plan *plan) {
+  if (plan->asked_block_rows > 0) return plan->asked_block_rows;
+  return plan->mode == ATTN_MPI_PASS_Q ? mpi_block_rows(plan->rows.most) : (int64_t)BLOCK_ROWS * plan->stride;
+}
 
-static attn_status lay_out_plan(attn_mpi_plan *plan, const attn_mpi_options *o) {
+int64_t mpi_piece_keys(int64_t keys, int64_t ranges) {
+  return max64(LEAST_PIECE_KEYS, min64(ceil_div(keys, 2 * ranges), MOST_PIECE_KEYS));
+}
+
+int64_t mpi_even_ranges(const attn_mpi_plan *plan) { return round_up(max64(plan->keys.count, 1), plan->ranks); }
+
+attn_status mpi_lay_out_plan(attn_mpi_plan *plan) {
   const attn_problem *p = &plan->whole;
-  const int64_t keys = o->piece_keys > 0 ? o->piece_keys : mpi_piece_keys(plan->keys.most);
-  attn_status status = finds_gradients(plan)
-                           ? mpi_cut_parts(plan, plan->unit, plan->unit)
-                           : mpi_cut_parts(plan, round_up(keys, plan->unit), rows_of_block(plan, o->block_rows));
+  const int64_t asked = plan->asked_piece_keys;
+  const int64_t keys = asked > 0 ? asked : mpi_piece_keys(mpi_all_keys(p), mpi_even_ranges(plan));
+  attn_status status = finds_gradients(plan) ? mpi_cut_parts(plan, plan->unit, plan->unit)
+                                             : mpi_cut_parts(plan, round_up(keys, plan->unit), rows_of_block(plan));
   if (status != ATTN_OK) return status;
   mpi_box_of(plan);
   status = mpi_mode_of(plan, plan->mode)->lay_out(plan);
@@ -306,7 +317,7 @@ static attn_status make(attn_mpi_plan *plan, const attn_problem *whole, const at
   if (status == ATTN_OK && finds_gradients(plan) && o.piece_keys > 0) plan->unit = o.piece_keys;
   if (status == ATTN_OK) status = mpi_agree(plan, mpi_gather_parts(plan, &shard));
   if (status == ATTN_OK) status = mpi_choose_mode(plan, &plan->network, o.mode);
-  if (status == ATTN_OK) status = mpi_agree(plan, lay_out_plan(plan, &o));
+  if (status == ATTN_OK) status = mpi_agree(plan, mpi_lay_out_plan(plan));
   if (status == ATTN_OK) describe(plan);
   return status;
 }
@@ -326,13 +337,19 @@ attn_status attn_mpi_plan_create(const attn_problem *whole, const attn_mpi_shard
   return status;
 }
 
-void attn_mpi_plan_destroy(attn_mpi_plan *plan) {
-  if (!plan || (plan->broken && plan->comm == MPI_COMM_NULL)) return; /* MPI_Comm_idup() may write to it yet */
+void mpi_free_plan(attn_mpi_plan *plan) {
+  if (!plan) return;
+  mpi_free_plan(plan->ring);
   mpi_free_calls(plan);
   mpi_free_parts(plan);
   free(plan->numbers);
-  if (plan->comm != MPI_COMM_NULL && !plan->broken) MPI_Comm_free(&plan->comm);
   free(plan);
+}
+
+void attn_mpi_plan_destroy(attn_mpi_plan *plan) {
+  if (!plan || (plan->broken && plan->comm == MPI_COMM_NULL)) return; /* MPI_Comm_idup() may write to it yet */
+  if (plan->comm != MPI_COMM_NULL && !plan->broken) MPI_Comm_free(&plan->comm);
+  mpi_free_plan(plan);
 }
 
 /* ---- Reading and running ---- */

@@ -55,10 +55,13 @@ struct attn_mpi_plan {
   MPI_Comm comm;    /* MPI_COMM_NULL: none yet */
   MPI_Comm joining; /* the same, while MPI_Comm_idup() is under way */
   int rank, ranks, tags;
+  int first, stride;       /* rank r is rank first + r * stride of comm */
   attn_problem whole, own; /* own: strides of this rank's tensors */
   attn_options compute;
   char kernel[64]; /* the choice of rank 0, with splits and unit; rows get its bits */
   attn_mpi_mode mode;
+  int group;           /* ranks among which EXCHANGE divides heads */
+  attn_mpi_plan *ring; /* EXCHANGE: this rank's heads, which the groups pass keys for; NULL = there is one group */
   attn_mpi_network network;
   attn_mpi_run_fn run;
   void *run_context;
@@ -66,6 +69,8 @@ struct attn_mpi_plan {
   int64_t unit;   /* keys between borders */
   int64_t splits; /* keys between borders of the kernel: unit is a multiple, of whole pages */
   int64_t own_rows, own_keys;
+  int64_t asked_piece_keys, asked_block_rows; /* 0 = chosen */
+  int asked_group;
   mpi_parts rows, keys; /* ranges of shards, by rank */
   int64_t *first_rows;  /* [ranks + 1]: those of each rank */
   int64_t *rank_splits; /* [ranks]: splits of each rank's keys, for SPLIT */
@@ -86,6 +91,8 @@ struct attn_mpi_plan {
   const char *refusal[ATTN_MPI_SPLIT + 1]; /* why the problem does not go with a mode; NULL = it does */
   char description[3000];
 };
+
+static inline int comm_rank(const attn_mpi_plan *plan, int rank) { return plan->first + rank * plan->stride; }
 
 static inline bool finds_gradients(const attn_mpi_plan *plan) { return plan->whole.operation == ATTN_BACKWARD; }
 
@@ -160,8 +167,11 @@ attn_status mpi_choose_kernel(attn_mpi_plan *plan);
 
 /* ---- parts.c: who holds and needs what ---- */
 
+int64_t mpi_all_keys(const attn_problem *p); /* with VARLEN those of all sequences */
 attn_status mpi_gather_parts(attn_mpi_plan *plan, const attn_mpi_shard *shard);
 attn_status mpi_cut_parts(attn_mpi_plan *plan, int64_t piece_keys, int64_t block_rows);
+/* Sets rows and keys of a ring to those of groups of `group` ranks of the plan, side by side in the order of tokens. */
+attn_status mpi_join_groups(const attn_mpi_plan *plan, attn_mpi_plan *ring);
 void mpi_free_parts(attn_mpi_plan *plan);
 
 /* Whether some row of the part may see a key of the other. */
@@ -324,12 +334,21 @@ attn_status mpi_take_layout(attn_mpi_plan *plan, int64_t bytes, int64_t item_byt
 extern const mpi_mode mpi_pass_kv, mpi_pass_q, mpi_exchange, mpi_split, mpi_backward;
 const mpi_mode *mpi_mode_of(const attn_mpi_plan *plan, attn_mpi_mode mode); /* not ATTN_MPI_AUTO */
 
-/* Keys of a message, where nothing was asked for: two pieces or more of the longest range, so that one goes on while the
- * next comes, but not shorter than calls of libattn are fast for. */
-int64_t mpi_piece_keys(int64_t longest);
+/* Keys of a message, where nothing was asked for: two pieces or more of a range of mean length, so that one goes on while
+ * the next comes, but not shorter than calls of libattn are fast for. Zigzag's two ranges of the last rank are one. */
+int64_t mpi_piece_keys(int64_t keys, int64_t ranges);
+/* Rows of a message: four blocks of a range are under way. */
+int64_t mpi_block_rows(int64_t range);
+/* Ranges of keys of all ranks, where each has as many. */
+int64_t mpi_even_ranges(const attn_mpi_plan *plan);
+/* Parts, calls and workspace of the plan's mode. */
+attn_status mpi_lay_out_plan(attn_mpi_plan *plan);
+void mpi_free_plan(attn_mpi_plan *plan); /* but for its communicator; NULL is fine */
 
 /* ---- model.c ---- */
 
+/* Whether EXCHANGE can divide heads among groups of so many ranks: evenly, and KV heads as evenly as their query heads. */
+bool mpi_has_groups(const attn_mpi_plan *plan, int group);
 /* A line for each mode: its time by the model, or why it does not take the problem. */
 void mpi_describe_modes(const attn_mpi_plan *plan, char *text, size_t bytes);
 /* Fills in plan->network and plan->model_s, and chooses among the modes that take the problem. */

@@ -30,13 +30,15 @@ static int tag_of(const attn_mpi_plan *plan, int64_t item, bool back) {
 
 static attn_status start_send(travel *t, int slot, const char *item, mpi_leg leg, int to, int tag) {
   attn_mpi_plan *plan = t->j->plan;
-  MPI_TRY(plan, MPI_Isend, item + leg.at, (int)leg.bytes, MPI_BYTE, to, tag, plan->comm, &t->all.request[slot]);
+  MPI_TRY(plan, MPI_Isend, item + leg.at, (int)leg.bytes, MPI_BYTE, comm_rank(plan, to), tag, plan->comm,
+          &t->all.request[slot]);
   return ATTN_OK;
 }
 
 static attn_status start_receive(travel *t, int slot, char *item, mpi_leg leg, int from, int tag) {
   attn_mpi_plan *plan = t->j->plan;
-  MPI_TRY(plan, MPI_Irecv, item + leg.at, (int)leg.bytes, MPI_BYTE, from, tag, plan->comm, &t->all.request[slot]);
+  MPI_TRY(plan, MPI_Irecv, item + leg.at, (int)leg.bytes, MPI_BYTE, comm_rank(plan, from), tag, plan->comm,
+          &t->all.request[slot]);
   return ATTN_OK;
 }
 
@@ -51,11 +53,13 @@ static int64_t free_buffer(const travel *t) {
   return -1;
 }
 
-/* Whether a receive from a rank may begin: items in turn come one by one from each. */
-static bool may_receive(const travel *t, int from) {
+/* Whether a visit's item may be received now. Items in turn come one by one from each rank, or two by two from owners:
+ * an owner's link also carries what it passes on, and each message there gets an equal share. */
+static bool may_receive(const travel *t, const mpi_visit *visit) {
+  int under_way = 0;
   for (int64_t b = 0; t->j->in_turn && b < t->j->buffer_count; b++)
-    if (t->all.request[receive_slot(t, b)] != MPI_REQUEST_NULL && t->j->visits[t->visit_in[b]].from == from) return false;
-  return true;
+    under_way += t->all.request[receive_slot(t, b)] != MPI_REQUEST_NULL && t->j->visits[t->visit_in[b]].from == visit->from;
+  return under_way < 1 + visit->first;
 }
 
 /* Posts receives while there are buffers: also while the rank waits, as others may wait for it then. */
@@ -66,7 +70,7 @@ static attn_status post(void *pointer) {
     const mpi_visit *visit = &j->visits[t->posted];
     if (visit->from < 0) continue; /* an own item that does not travel to itself */
     const int64_t buffer = free_buffer(t);
-    if (buffer < 0 || !may_receive(t, visit->from)) return ATTN_OK;
+    if (buffer < 0 || !may_receive(t, visit)) return ATTN_OK;
     const mpi_leg leg = visit->first ? j->out(j->plan, visit->item) : j->on(j->plan, visit->item);
     t->visit_in[buffer] = t->posted;
     t->worked[buffer] = false;

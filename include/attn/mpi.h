@@ -55,7 +55,8 @@ typedef enum attn_mpi_mode {
   /** Queries travel with what they have seen; keys stay: for few new queries and a long cache (Yang et al. 2024,
    * https://arxiv.org/abs/2411.01783, section 3.5). */
   ATTN_MPI_PASS_Q,
-  /** Each rank gets all tokens of some heads (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509: Ulysses). */
+  /** Each rank gets all tokens of some heads (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509: Ulysses), or those of a
+   * group of ranks, and the groups pass keys as in PASS_KV (Fang and Zhao 2024, https://arxiv.org/abs/2405.07719). */
   ATTN_MPI_EXCHANGE,
   /** Each rank attends to its own keys; what rows have seen there is joined in the order of keys. For kernels that split
    * keys at fixed borders themselves: decode (Dao et al. 2023: Flash-Decoding). */
@@ -103,6 +104,10 @@ typedef struct attn_mpi_options {
   const attn_mpi_network *network; /**< Speeds for ATTN_MPI_AUTO; NULL = measured. */
   attn_mpi_run_fn run;             /**< NULL = attn_plan_run(). */
   void *run_context;               /**< Passed to run. */
+  /** ATTN_MPI_EXCHANGE: heads are divided within groups of so many ranks that follow each other, and keys pass from group to
+   * group. 0 = chosen; the number of ranks is one group. It divides the number of ranks and of query heads, and either
+   * divides that of KV heads or is a multiple of it. */
+  int group_ranks;
 } attn_mpi_options;
 
 /** All decisions about one problem on one communicator. It runs one call at a time. */

@@ -10,6 +10,7 @@
  *   shards       ring: keys and rows side by side; zigzag. A single query is on all ranks
  *   kernel       default: the automatic choice
  *   piece_keys   default: chosen
+ *   group_ranks  of EXCHANGE; default: chosen
  *   gmacs        billions of multiply-adds a second of a node
  *   memory_gb    billions of bytes a second that a node reads */
 #include <inttypes.h>
@@ -27,7 +28,7 @@
 
 static const char columns[] =
     "platform,ranks,mode,shards,tokens,queries,gmacs,memory_gb,kernel,latency_s,bytes_per_s,seconds,ideal_s,efficiency,"
-    "compute_s,communication_s,hidden,model_s";
+    "compute_s,communication_s,hidden,model_s,group_ranks";
 
 /* ---- A node: what a call of libattn takes on it ---- */
 
@@ -37,8 +38,13 @@ typedef struct node {
   bool idle;     /* calls take no time: what is left is communication */
 } node;
 
+/* Where the first row sees the keys of the last one, all do. */
 static double pairs_of(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b) {
   double pairs = 0;
+  if (seq->len_q == 0) return 0;
+  const attn_key_range first = attn_allowed_keys(p, args, seq, b, 0),
+                       last = attn_allowed_keys(p, args, seq, b, seq->len_q - 1);
+  if (first.begin == last.begin && first.end == last.end) return (double)(seq->len_q * (last.end - last.begin));
   for (int64_t i = 0; i < seq->len_q; i++) {
     const attn_key_range keys = attn_allowed_keys(p, args, seq, b, i);
     pairs += (double)(keys.end - keys.begin);
@@ -184,6 +190,13 @@ static double model_of(const attn_mpi_plan *plan) {
   return line ? atof(line + strlen(name)) : NAN;
 }
 
+/* Ranks among which the plan exchanges heads, or all. */
+static int group_of(const attn_mpi_plan *plan, int ranks) {
+  static const char words[] = ", in groups of ";
+  const char *groups = strstr(attn_mpi_plan_describe(plan), words);
+  return groups && attn_mpi_plan_mode(plan) == ATTN_MPI_EXCHANGE ? atoi(groups + strlen(words)) : ranks;
+}
+
 int main(int count, char **arguments) {
   static const char *const modes[] = {"auto", "PASS_KV", "PASS_Q", "EXCHANGE", "SPLIT"};
   int rank, ranks;
@@ -199,7 +212,7 @@ int main(int count, char **arguments) {
   const attn_mpi_options options =
       ATTN_STRUCT(attn_mpi_options, .mode = mode_named(word(count, arguments, "mode", "auto")), .compute = &compute,
                   .piece_keys = (int64_t)number(count, arguments, "piece_keys", 0), .timeout_s = 1e9, .network = &network,
-                  .run = take_time, .run_context = &n);
+                  .run = take_time, .run_context = &n, .group_ranks = (int)number(count, arguments, "group_ranks", 0));
 
   int64_t border;
   require(attn_mpi_border(&problem, &compute, MPI_COMM_WORLD, &border));
@@ -221,11 +234,11 @@ int main(int count, char **arguments) {
   const double hidden = communication.whole_s > 0 ? fmax(0, 1 - shown / communication.whole_s) : 1;
   if (rank == 0 && number(count, arguments, "header", 0) > 0) puts(columns);
   if (rank == 0)
-    printf("%s,%d,%s,%s,%" PRId64 ",%" PRId64 ",%g,%g,%s,%.3g,%.4g,%.5g,%.5g,%.3f,%.5g,%.5g,%.3f,%.3g\n",
+    printf("%s,%d,%s,%s,%" PRId64 ",%" PRId64 ",%g,%g,%s,%.3g,%.4g,%.5g,%.5g,%.3f,%.5g,%.5g,%.3f,%.3g,%d\n",
            word(count, arguments, "platform", ""), ranks, modes[attn_mpi_plan_mode(plan)], shards, problem.seq_k,
            problem.seq_q, n.macs_per_s / 1e9, n.memory_per_s / 1e9, attn_mpi_plan_kernel(plan), network.latency_s,
            network.bytes_per_s, all.whole_s, ideal_s, ideal_s / all.whole_s, all.busy_s, communication.whole_s, hidden,
-           model_of(plan));
+           model_of(plan), group_of(plan, ranks));
   attn_mpi_plan_destroy(plan);
   MPI_Finalize();
   return 0;

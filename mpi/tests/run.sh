@@ -33,9 +33,9 @@ bits() { # MPIRUN PROGRAM
   local n
   for n in 1 2 3 4 5 6 7 8; do expect "$n" "$@" seed "$n" cases $((n < 5 ? 4 : 3)); done
   expect 3 "$@" unlike 1 cases 6 # ranks that alone would choose otherwise, and one that cannot run the choice
-  expect 2 "$@" mode failure # a rank that fails, and one that does not come
-  expect 3 "$@" fault border cases 4 # faults must be seen in each mode
-  expect 3 "$@" fault missing cases 8
+  expect 4 "$@" mode failure # a rank that fails, and one that does not come
+  expect 4 "$@" fault border cases 4 # faults must be seen in each mode
+  expect 4 "$@" fault missing cases 8
 }
 
 expect() { # N MPIRUN PROGRAM ARGUMENT...

@@ -21,6 +21,7 @@
 enum { GRADIENT_MODE = ATTN_MPI_SPLIT + 1, MODES };
 static int rank, ranks, mode_now;
 static int failures[MODES], compared[MODES]; /* [mode]; 0 is for those without one */
+static int grouped;                          /* comparisons of EXCHANGE in groups */
 static const char *fault = "";
 static bool gradients; /* cases are to have gradients */
 
@@ -499,6 +500,14 @@ static void compare(const whole_case *w, const shards *s, const local_case *l) {
   free(lse);
 }
 
+/* A size of groups that suits ranks and heads; 0, the model's choice, one time in four. */
+static int group_for(const attn_problem *p) {
+  int sizes[1 + MOST_HEADS] = {0}, count = 1;
+  for (int n = 2; n < ranks && n <= p->heads_q; n++)
+    if (ranks % n == 0 && p->heads_q % n == 0 && (p->heads_kv % n == 0 || n % p->heads_kv == 0)) sizes[count++] = n;
+  return one_in(4) ? 0 : count > 1 ? sizes[1 + pick(count - 1)] : ranks;
+}
+
 /* False if the mode refuses the problem. */
 static bool check_case(attn_mpi_mode mode, bool few) {
   const bool travels = mode == ATTN_MPI_PASS_Q || mode == ATTN_MPI_EXCHANGE;
@@ -512,8 +521,9 @@ static bool check_case(attn_mpi_mode mode, bool few) {
   if (attn_mpi_border(&w.p, &compute, MPI_COMM_WORLD, &unit) != ATTN_OK) complain("border", &w, attn_last_error());
   deal_shards(&w, unit, mode == ATTN_MPI_SPLIT && one_in(2), &s);
   make_local(&w, &s, &l);
-  const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .mode = mode, .compute = &compute,
-                                               .piece_keys = 1 + pick(1500), .block_rows = 1 + pick(300), .timeout_s = 60);
+  const attn_mpi_options options =
+      ATTN_STRUCT(attn_mpi_options, .mode = mode, .compute = &compute, .piece_keys = 1 + pick(1500),
+                  .block_rows = 1 + pick(300), .timeout_s = 60, .group_ranks = group_for(&w.p));
   const attn_mpi_shard shard =
       ATTN_STRUCT(attn_mpi_shard, .q = s.q, .q_count = s.q_count, .k = s.k, .k_count = s.k_count, .layout = &l.layout);
   attn_mpi_plan *plan;
@@ -531,6 +541,7 @@ static bool check_case(attn_mpi_mode mode, bool few) {
       complain("run", &w, attn_last_error());
     else
       compare(&w, &s, &l);
+    grouped += mode == ATTN_MPI_EXCHANGE && strstr(attn_mpi_plan_describe(plan), "in groups of");
     free(workspace);
   }
   attn_mpi_plan_destroy(plan);
@@ -674,7 +685,8 @@ static void check_failure(attn_mpi_mode mode, bool absent) {
   const int64_t units = (TOKENS + unit - 1) / unit, end = units * (rank + 1) / ranks * unit;
   const attn_mpi_range own = {units * rank / ranks * unit, end < TOKENS ? end : TOKENS};
   const attn_mpi_shard shard = ATTN_STRUCT(attn_mpi_shard, .q = &own, .q_count = 1, .k = &own, .k_count = 1);
-  const attn_mpi_options options = ATTN_STRUCT(attn_mpi_options, .mode = mode, .timeout_s = absent ? 1 : 60);
+  const attn_mpi_options options =
+      ATTN_STRUCT(attn_mpi_options, .mode = mode, .timeout_s = absent ? 1 : 60, .group_ranks = 2);
   attn_args args = ATTN_STRUCT(attn_args, .q = data, .k = data + bytes, .v = data + 2 * bytes, .o = data + 3 * bytes);
   attn_mpi_plan *plan;
   const bool fails = rank == ranks - 1;
@@ -764,13 +776,14 @@ static void check_mode(int mode, long cases) {
 }
 
 /* Whether every mode that was to run compared something, and found a fault if there is one; else nothing. */
-static bool report(const bool *ran) {
+static bool report(const bool *ran, long cases) {
   int own[2 * MODES + 1], all[2 * MODES + 1], found = 0, made = 0;
   memcpy(own, failures, sizeof failures);
   memcpy(own + MODES, compared, sizeof compared);
   own[2 * MODES] = unlike_choices;
   MPI_Allreduce(own, all, 2 * MODES + 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   bool good = !unlike || all[2 * MODES] > 0;
+  if (ran[ATTN_MPI_EXCHANGE] && ranks > 2 && ranks % 2 == 0 && cases > 2) good &= grouped > 0;
   for (int mode = 0; mode < MODES; mode++) {
     found += all[mode], made += all[MODES + mode];
     if (ran[mode]) good &= all[MODES + mode] > 0 && (all[mode] > 0) == (*fault != 0);
@@ -804,8 +817,8 @@ int main(int count, char **arguments) {
   ran[0] = unlike || !strcmp(only, names[0]);
   if (unlike) check_lack();
   if (!strcmp(only, names[0]))
-    for (int i = 0; i < 4 && ranks > 1; i++) check_failure(i / 2 ? ATTN_MPI_PASS_Q : ATTN_MPI_PASS_KV, i % 2);
-  const bool good = report(ran);
+    for (int i = 0; i < 6 && ranks > 1; i++) check_failure((attn_mpi_mode)(ATTN_MPI_PASS_KV + i / 2), i % 2);
+  const bool good = report(ran, cases);
   MPI_Finalize();
   free(given_cap);
   return !good;
