@@ -275,7 +275,6 @@ static void run_piece(const attn_plan *plan, const attn_args *args, float *o, fl
   attn_args own = *args;
   own.o = o;
   own.lse = lse;
-  own.sinks = NULL;
   attn_plan_run_read(plan, &own, workspace);
 }
 

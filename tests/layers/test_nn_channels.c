@@ -481,6 +481,11 @@ TEST(padding_needs_no_plan) {
   test_ok(attn_kv_cache_step(cache, PAGE, &(int32_t){1}, x, x, x, o));
   assert_int_equal(cache->planned, created);
   attn_kv_cache_destroy(cache);
+  shape.heads_q = shape.heads_kv = shape.dim_v = 1; /* one element, of a token that is not there */
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  test_ok(attn_kv_cache_step(cache, 1, &(int32_t){0}, x, x, x, o));
+  assert_true(o[0] == 0);
+  attn_kv_cache_destroy(cache);
 }
 
 TEST(an_infinite_key_spoils_its_full_page) {

@@ -219,9 +219,9 @@ static void fill_logits(float *logits, int count, int kind, unsigned seed) {
 TEST(samples_have_the_probabilities_of_the_definition) {
   static float logits[MOST_LOGITS], got[MOST_LOGITS];
   static double right[MOST_LOGITS];
-  const int counts[] = {1, 2, 17, MOST_LOGITS};
+  const int counts[] = {1, 2, 17, MOST_LOGITS}; /* half of the last one is a whole number of equal ones */
   const int64_t top_ks[] = {0, 1, 2, 5, 40, 1 << 20};
-  const float top_ps[] = {0, 1e-6f, 0.3f, 0.55f, 0.9f, 0.999f, 1}, temperatures[] = {0.01f, 0.7f, 1, 30};
+  const float top_ps[] = {0, 1e-6f, 0.3f, 0.5f, 0.55f, 0.9f, 0.999f, 1}, temperatures[] = {0.01f, 0.7f, 1, 30};
   int compared = 0;
   for (size_t n = 0; n < COUNT(counts); n++)
     for (int kind = 0; kind < LOGIT_KINDS; kind++)
@@ -236,7 +236,7 @@ TEST(samples_have_the_probabilities_of_the_definition) {
             fill_logits(logits, counts[n], kind, (unsigned)(31 + seed));
             test_ok(attn_sample_token(&s, counts[n], logits, &seed, got, &token));
             probabilities_oracle(&s, counts[n], logits, right, &margin);
-            if (margin < 1e-12) continue; /* its set depends on the order of sums */
+            if (margin < 1e-12 && kind != 3) continue; /* its set depends on the order of sums, unless all are equal */
             compared++;
             for (int i = 0; i < counts[n]; i++)
               assert_true(fabs((double)got[i] - right[i]) <= 0x1.0001p-24 * right[i] + 0x1p-150);

@@ -296,6 +296,55 @@ TEST(test_transposed_x_has_the_same_bits) {
   free_layer(&turned);
 }
 
+enum { ANY_DEPTH = 70, ANY_COLUMNS = 45 };
+
+/* Runs the layer with weights in `memory` at these strides, from the lowest address on, and with the same ones as dense
+ * rows.
+ */
+static void check_strides(layer *l, const char *name, const char *memory, int64_t down, int64_t across) {
+  const size_t element = attn_dtype_of(l->shape.dtype).bytes, bytes = (size_t)l->y_floats * sizeof *l->y;
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = name);
+  attn_product_weights spread = l->weights;
+  attn_product *product;
+  spread.stride_depth = down, spread.stride_column = across;
+  spread.weight =
+      memory + element * (size_t)((down < 0 ? -down * (ANY_DEPTH - 1) : 0) + (across < 0 ? -across * (ANY_COLUMNS - 1) : 0));
+  for (int64_t k = 0; k < ANY_DEPTH; k++)
+    for (int64_t c = 0; c < ANY_COLUMNS; c++)
+      memcpy((char *)l->weight + (size_t)(k * ANY_COLUMNS + c) * element,
+             (const char *)spread.weight + (k * down + c * across) * (int64_t)element, element);
+  if (attn_product_create(&l->weights, &options, &product) != ATTN_OK) return;
+  run(product, &l->args);
+  float *expected = memcpy(test_allocate(bytes), l->y, bytes);
+  attn_product_destroy(product);
+  test_ok(attn_product_create(&spread, &options, &product));
+  run(product, &l->args);
+  assert_memory_equal(l->y, expected, bytes);
+  attn_product_destroy(product);
+  free(expected);
+}
+
+/* So have weights, whatever strides they have: both ways apart, backwards, a row for all. */
+TEST(test_weights_of_any_strides_have_the_same_bits) {
+  static const int64_t strides[][2] = {{1, ANY_DEPTH},
+                                       {2 * ANY_COLUMNS + 3, 2},
+                                       {3, 3 * ANY_DEPTH + 1},
+                                       {-ANY_COLUMNS, 1},
+                                       {1, -ANY_DEPTH},
+                                       {-3, -3 * ANY_DEPTH},
+                                       {0, 1},
+                                       {0, 0}};
+  for (int n = 0; n < NAMES; n++)
+    for (int w = 0; w < TYPES; w++) {
+      void *memory = random_elements(weight_types[w], 4 * ANY_DEPTH * ANY_COLUMNS, 8);
+      layer l = make_layer(
+          (shape){.batch = 1, .rows = 9, .depth = ANY_DEPTH, .columns = ANY_COLUMNS, .x_step = 1, .dtype = weight_types[w]});
+      for (size_t i = 0; i < COUNT(strides); i++) check_strides(&l, names[n], memory, strides[i][0], strides[i][1]);
+      free_layer(&l);
+      free(memory);
+    }
+}
+
 /* A caller's function may run products itself: no kernel has tiles in use then. */
 static attn_product *inner_product;
 static void run_inner(float *x, int64_t count) {

@@ -216,6 +216,16 @@ static const char *best_tier_with_costs(void) {
   return best;
 }
 
+/* Names of tiers begin alike: of every third set of them, each is found or not. */
+TEST(words_are_whole) {
+  for (int set = 0; set < 1 << 9; set += 3) {
+    char text[160] = "";
+    for (int i = 0; attn_tier_isa(i); i++)
+      if (set >> i & 1) attn_append(text, sizeof text, " ", attn_tier_isa(i));
+    for (int i = 0; attn_tier_isa(i); i++) assert_int_equal(attn_has_word(text, attn_tier_isa(i)), set >> i & 1);
+  }
+}
+
 /* It serves the CPUs whose highest tier with costs no other class knows. Where several know it, kernels are timed. */
 TEST(the_last_resort_is_the_last) {
   const attn_class *class;

@@ -9,7 +9,7 @@
 #include "attn/nn.h"
 #include "attn/product.h"
 #include "attn/train.h"
-#include "tests/support/support.h"
+#include "tests/support/failing_malloc.h"
 
 enum { BATCH = 1, HEADS = 2, SEQ = 3, WIDTH = 8, DIM = WIDTH / HEADS, HIDDEN = 6 };
 
@@ -25,6 +25,12 @@ static _Alignas(64) char workspace[1 << 20];
   grown.known.struct_size = sizeof grown;                 \
   assert_int_equal(sizeof grown, sizeof(type) + 2 * sizeof(int64_t))
 
+#define TRY(call)                         \
+  do {                                    \
+    const attn_status status = call;      \
+    if (status != ATTN_OK) return status; \
+  } while (0)
+
 /* Gives the struct `name` to the function that creates an object. */
 #define CREATE(name, object, create, ...)         \
   static attn_status give_##name(int64_t added) { \
@@ -39,7 +45,7 @@ static _Alignas(64) char workspace[1 << 20];
 #define RUN(name, object, create, run, ...)       \
   static attn_status give_##name(int64_t added) { \
     attn_##object *made;                          \
-    test_ok(create);                              \
+    TRY(create);                                  \
     GROW(attn_##name, __VA_ARGS__);               \
     const attn_status status = run;               \
     attn_##object##_destroy(made);                \
@@ -105,7 +111,7 @@ static attn_status give_mha_problem(int64_t added) {
 
 static attn_status give_mha_weights(int64_t added) {
   const attn_mha_problem problem = an_mha_problem();
-  GROW(attn_mha_weights, mha_weights);
+  GROW(attn_mha_weights, {.w_qkv = in, .b_qkv = in, .w_o = in, .layout = ATTN_HEADS_IN_OUT});
   return create_and_destroy_mha(&problem, &grown.known, NULL);
 }
 
@@ -118,7 +124,7 @@ static attn_status give_mha_options(int64_t added) {
 static attn_status give_mha_args(int64_t added) {
   const attn_mha_problem problem = an_mha_problem();
   attn_mha *layer;
-  test_ok(attn_mha_create(&problem, &mha_weights, NULL, &layer));
+  TRY(attn_mha_create(&problem, &mha_weights, NULL, &layer));
   GROW(attn_mha_args, {.x = in, .y = out});
   const attn_status status = attn_mha_run(layer, &grown.known, workspace, sizeof workspace);
   attn_mha_destroy(layer);
@@ -204,18 +210,27 @@ CREATE(kv_pool_shape, kv_pool, attn_kv_pool_create(&grown.known, &made),
 
 static attn_status give_kv_cache_args(int64_t added) {
   attn_kv_cache *cache;
-  test_ok(attn_kv_cache_create(&ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS,
-                                            .dim_qk = DIM, .dim_v = DIM, .capacity = 16),
-                               NULL, &cache));
-  test_ok(attn_kv_cache_begin(cache, (const int32_t[BATCH]){1}));
+  TRY(attn_kv_cache_create(&ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS,
+                                        .dim_qk = DIM, .dim_v = DIM, .capacity = 16),
+                           NULL, &cache));
   GROW(attn_kv_cache_args, {.q = in, .k = in, .v = in, .o = out});
-  const attn_status status = attn_kv_cache_attend(cache, &grown.known);
+  attn_status status = attn_kv_cache_begin(cache, (const int32_t[BATCH]){1});
+  if (status == ATTN_OK) status = attn_kv_cache_attend(cache, &grown.known);
   attn_kv_cache_destroy(cache);
   return status;
 }
 
 CREATE(kv_cache_shape, kv_cache, attn_kv_cache_create(&grown.known, NULL, &made),
-       {.batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS, .dim_qk = DIM, .dim_v = DIM, .capacity = 16})
+       {.batch = BATCH,
+        .heads_q = HEADS,
+        .heads_kv = HEADS,
+        .dim_qk = DIM,
+        .dim_v = DIM,
+        .capacity = 16,
+        .sinks = in,
+        .alibi_slopes = in,
+        .bias_by_distance = in,
+        .bias_distances = 2})
 
 CREATE(feed_forward_config, feed_forward, attn_feed_forward_create(&grown.known, NULL, &made),
        {.width = WIDTH, .hidden = HIDDEN, .first = {.weight = in, .bias = in}, .second = {.weight = in, .bias = in}})
@@ -267,7 +282,7 @@ CREATE(block_config, block, attn_block_create(&grown.known, NULL, &made), a_bloc
 static attn_status give_block_args(int64_t added) {
   const attn_block_config config = a_block();
   attn_block *block;
-  test_ok(attn_block_create(&config, NULL, &block));
+  TRY(attn_block_create(&config, NULL, &block));
   GROW(attn_block_args, {.x = in, .y = out});
   const attn_status status = attn_block_run(block, &grown.known, workspace, sizeof workspace);
   attn_block_destroy(block);
@@ -367,6 +382,20 @@ TEST(new_fields_of_zeros_are_accepted) {
 TEST(new_fields_that_are_set_are_refused) {
   for (size_t i = 0; i < COUNT(structs); i++)
     test_refused(structs[i].give(1), ATTN_INVALID_ARGUMENT, structs[i].name, " bytes, and byte ", "newer one");
+}
+
+/* Each allocation fails in turn: that is said, and no memory is kept. */
+TEST(allocations_fail_in_turn) {
+  for (size_t i = 0; i < COUNT(structs); i++)
+    for (int n = 0, left = 0; left == 0; n++) {
+      const int held = blocks_held;
+      allocations_left = n;
+      const attn_status status = structs[i].give(0);
+      left = allocations_left;
+      allocations_left = -1;
+      if (status != ATTN_OK) test_refused(status, ATTN_OUT_OF_MEMORY, "out of memory");
+      if (blocks_held != held) fail_msg("%s keeps memory where allocation %d fails", structs[i].name, n + 1);
+    }
 }
 
 static bool is_tried(const char *name) {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "src/plan/plan.h"
 #include "tests/support/failing_malloc.h"
 
 /* A problem that the kernel takes; NULL stands for any kernel. */
@@ -376,6 +377,41 @@ TEST(one_shot_gives_the_bits_of_a_plan) {
   test_data_destroy_outputs(&again);
   test_data_destroy(&data);
 }
+
+typedef struct seen_tasks {
+  attn_task open;
+  int64_t begun, ended;
+} seen_tasks;
+
+static void see(void *context, const attn_task *task, bool ended) {
+  seen_tasks *s = context;
+  assert_int_equal(s->begun - s->ended, ended);
+  if (ended) assert_true(task->phase == s->open.phase && task->unit == s->open.unit && task->item == s->open.item);
+  s->open = *task;
+  (*(ended ? &s->ended : &s->begun))++;
+}
+
+/* Each task begins and ends before the next one, and all of them make the bits of a run. */
+static void tasks_are_seen(const char *kernel) {
+  const attn_problem problem = small_problem(kernel);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&problem, &options, &plan));
+  test_data data = test_data_create(&problem, 5), again = test_data_share_inputs(&problem, &data);
+  void *workspace = test_allocate(attn_plan_workspace(plan));
+  test_ok(test_run(&problem, &data.args, &options));
+  seen_tasks seen = {.begun = 0};
+  attn_plan_run_seen(plan, &again.args, workspace, see, &seen);
+  const attn_schedule *s = attn_plan_schedule(plan);
+  for (int phase = 0; phase < s->phases; phase++) seen.ended -= s->units * s->items[phase];
+  assert_int_equal(seen.ended, 0);
+  assert_memory_equal(data.args.o, again.args.o, data.o_bytes);
+  free(workspace);
+  test_data_destroy_outputs(&again);
+  test_data_destroy(&data);
+  attn_plan_destroy(plan);
+}
+KERNEL_TEST(tasks_are_seen)
 
 /* ---- Errors ---- */
 

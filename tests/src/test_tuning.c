@@ -51,8 +51,10 @@ static void expect_choice(const attn_problem *problem, const char *kernel, const
   assert_string_equal(attn_plan_kernel(plan), kernel);
   test_contains(attn_plan_describe(plan), part);
   if (also) test_contains(attn_plan_describe(plan), also);
-  const bool measured = strstr(attn_plan_describe(plan), " where it was measured");
-  assert_false(measured && strstr(attn_plan_describe(plan), "error of costs")); /* a rule has none */
+  if (strstr(attn_plan_describe(plan), " where it was measured")) { /* a rule: nothing of costs, or of what cannot run */
+    assert_null(strstr(attn_plan_describe(plan), "error of costs"));
+    assert_null(strstr(attn_plan_describe(plan), "names cannot run"));
+  }
   attn_plan_destroy(plan);
 }
 
@@ -484,8 +486,25 @@ TEST(wrong_lines_are_named) {
   for (size_t i = 0; i < COUNT(wrong); i++) {
     snprintf(where, sizeof where, "a.tuning, line %d: ", first_line() + 1 + (strchr(wrong[i], '\n') != NULL));
     snprintf(text, sizeof text, "%s# one\n%s\n", head, wrong[i]);
-    test_invalid(read_text(), where, "it must be ");
+    test_invalid(read_text(), where, "; it must be ");
+    const char *right = strstr(attn_last_error(), "; it must be ");
+    assert_true(!strstr(right, " is ") && !strstr(right, " has ")); /* the mistake stands before it */
     assert_null(tuning);
+  }
+}
+
+TEST(every_word_of_a_line_is_needed) {
+  static const char *const lines[] = {"rule f32 full " EVERYWHERE "kernel=a second=b" EVIDENCE, "threads least_ns=1",
+                                      "cost kernel=slow f32 error=0.1",
+                                      "class cray-1 c\nprefetch none_up_to=1 twice_beyond=2\ncaches level1=1 level2=2"};
+  for (size_t i = 0; i < COUNT(lines); i++) {
+    read_lines(lines[i]);
+    forget(NULL);
+    for (const char *word = lines[i], *end; *word; word = end + (*end != 0)) {
+      end = word + strcspn(word, " \n");
+      snprintf(text, sizeof text, "%s%.*s%s\n", head, (int)(word - lines[i]), lines[i], end + (*end == ' '));
+      test_invalid(read_text(), "a.tuning, line ");
+    }
   }
 }
 
