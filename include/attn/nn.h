@@ -240,7 +240,9 @@ typedef struct attn_kv_pool_shape {
 } attn_kv_pool_shape;
 
 /** Makes a pool with all pages free: keys [layers][pages][heads_kv][page_tokens][dim_qk], and values likewise. On failure
- * *pool is NULL. */
+ * *pool is NULL. On several NUMA nodes (attn_parallel_nodes()) node n of N gets the pages from n * pages / N on; the system
+ * is asked to place them there. Sequence b of a cache takes pages of node b * N / batch, whose threads attend to it, or of
+ * each node in turn where N > batch; where that has none, another's. */
 ATTN_API attn_status attn_kv_pool_create(const attn_kv_pool_shape *shape, attn_kv_pool **pool);
 
 /** Pages that no sequence holds. */

@@ -16,6 +16,7 @@
 #include "kernels/common/problem/dtypes.h"
 #include "src/nn/check.h"
 #include "src/nn/kv_cache.h"
+#include "src/plan/deal.h"
 
 /* The type of q, k and v as steps bring them. */
 static attn_dtype dtype_of_tokens(const attn_kv_cache_shape *s) { return s->float_tokens ? ATTN_F32 : s->dtype; }
@@ -359,16 +360,22 @@ static int64_t pages_needed(attn_kv_cache *cache, const int32_t *counts) {
   return needed;
 }
 
+int attn_kv_cache_node_of(const attn_kv_cache *cache, int64_t b, int64_t block) {
+  const int nodes = cache->pool->nodes;
+  return cache->shape.batch >= nodes ? attn_deal_part_of(cache->shape.batch, nodes, b) : (int)(block % nodes);
+}
+
 static void take_pages(attn_kv_cache *cache, int64_t b, int64_t count) {
   int32_t *row = row_of(cache, b), *shared = count > 0 && !cache->floats ? shared_page(cache, b) : NULL;
   const int64_t length = cache->lengths[b], end = blocks_in_pool(cache, length + count);
   if (shared) {
-    const int32_t own = attn_kv_pool_take(cache->pool);
+    const int32_t own = attn_kv_pool_take(cache->pool, attn_kv_cache_node_of(cache, b, shared - row));
     attn_kv_pool_copy(cache->pool, *shared, own);
     attn_kv_pool_give_back(cache->pool, *shared);
     *shared = own;
   }
-  for (int64_t i = blocks_in_pool(cache, length); i < end; i++) row[i] = attn_kv_pool_take(cache->pool);
+  for (int64_t i = blocks_in_pool(cache, length); i < end; i++)
+    row[i] = attn_kv_pool_take(cache->pool, attn_kv_cache_node_of(cache, b, i));
   if (cache->floats && count > 0) attn_kv_channels_take(cache, b, length + count);
 }
 

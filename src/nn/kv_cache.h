@@ -47,6 +47,10 @@ struct attn_kv_cache {
   size_t pieces_bytes;
 };
 
+/* The node of the pool that a sequence's block goes to: where plans deal out the sequence's heads, or each in turn where
+ * there are fewer sequences than nodes, so that all memories are read. */
+int attn_kv_cache_node_of(const attn_kv_cache *cache, int64_t b, int64_t block);
+
 /* At least `bytes` of memory at *memory. On failure it stays as it was. */
 attn_status attn_kv_cache_grow(const char *purpose, size_t bytes, void **memory, size_t *has);
 

@@ -95,9 +95,9 @@ static void read_back(attn_kv_cache *cache, int32_t from, int64_t tokens, int32_
 }
 
 /* A page with one reference is the sequence's own. */
-static void own(attn_kv_cache *cache, attn_kv_float_page *held) {
+static void own(attn_kv_cache *cache, int64_t b, attn_kv_float_page *held) {
   if (cache->floats->references[held->page] == 1) return;
-  const int32_t copy = attn_kv_pool_take(cache->floats);
+  const int32_t copy = attn_kv_pool_take(cache->floats, attn_kv_cache_node_of(cache, b, held->block));
   attn_kv_pool_copy(cache->floats, held->page, copy);
   attn_kv_pool_give_back(cache->floats, held->page);
   held->page = copy;
@@ -115,10 +115,10 @@ void attn_kv_channels_settle(attn_kv_cache *cache, int64_t b) {
   let_go(cache, &held[1]);
   if (held[0].block != block) let_go(cache, &held[0]);
   if (held[0].page == ATTN_KV_NO_PAGE) {
-    held[0] = (attn_kv_float_page){block, attn_kv_pool_take(cache->floats)};
+    held[0] = (attn_kv_float_page){block, attn_kv_pool_take(cache->floats, attn_kv_cache_node_of(cache, b, block))};
     if (tokens > 0) read_back(cache, *kept, tokens, held[0].page);
   }
-  own(cache, &held[0]);
+  own(cache, b, &held[0]);
   if (*kept != ATTN_KV_NO_PAGE) attn_kv_pool_give_back(cache->pool, *kept);
   *kept = ATTN_KV_NO_PAGE;
 }
@@ -126,7 +126,8 @@ void attn_kv_channels_settle(attn_kv_cache *cache, int64_t b) {
 void attn_kv_channels_take(attn_kv_cache *cache, int64_t b, int64_t length) {
   const int32_t last = (int32_t)((length - 1) / cache->shape.page_tokens);
   attn_kv_float_page *held = held_by(cache, b);
-  if (last > held[0].block) held[1] = (attn_kv_float_page){last, attn_kv_pool_take(cache->floats)};
+  if (last > held[0].block)
+    held[1] = (attn_kv_float_page){last, attn_kv_pool_take(cache->floats, attn_kv_cache_node_of(cache, b, last))};
 }
 
 /* ---- Rounds ---- */

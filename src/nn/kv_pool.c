@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Pages of keys and values with reference counts (include/attn/nn.h). Which page is taken next depends on the calls alone:
- * the one that was given back last, whose lines may still be in a cache. */
+ * the one that was given back last, whose lines may still be in a cache.
+ *
+ * On several NUMA nodes each has the pages of a range, and a cache takes a sequence's pages from the node whose threads
+ * attend to it. */
+#define _DEFAULT_SOURCE /* syscall */
 #include "src/nn/kv_pool.h"
 
 #include <assert.h>
@@ -10,7 +14,9 @@
 
 #include "kernels/common/memory/aligned.h"
 #include "kernels/common/problem/dtypes.h"
+#include "src/api/large_memory.h"
 #include "src/nn/check.h"
+#include "src/plan/deal.h"
 
 static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_pool_shape, dtype);
 
@@ -58,6 +64,35 @@ static bool allocate_scales(attn_kv_pool *pool) {
   return pool->v_scale;
 }
 
+static int64_t first_page(const attn_kv_pool *pool, int node) {
+  return attn_deal_border(pool->shape.pages, pool->nodes, node);
+}
+
+/* Places the nodes' ranges of a tensor. */
+static void place(const attn_kv_pool *pool, uint64_t nodes, char *memory, size_t page_bytes) {
+  for (int64_t layer = 0; layer < pool->shape.layers; layer++, memory += (size_t)pool->shape.pages * page_bytes)
+    for (int node = 0; node < ATTN_MOST_NODES; node++) {
+      if (!(nodes >> node & 1)) continue;
+      const int64_t first = first_page(pool, attn_nodes_below(nodes, node));
+      const int64_t end = first_page(pool, attn_nodes_below(nodes, node) + 1);
+      attn_memory_prefer(memory + (size_t)first * page_bytes, (size_t)(end - first) * page_bytes, node);
+    }
+}
+
+/* Free pages, the first of each node last, and where they lie. */
+static void divide_among_nodes(attn_kv_pool *pool) {
+  const uint64_t nodes = attn_parallel_nodes(attn_parallel_default_threads());
+  pool->nodes = attn_nodes_count(nodes);
+  for (int node = 0; node < pool->nodes; node++) {
+    const int64_t first = first_page(pool, node), count = first_page(pool, node + 1) - first;
+    pool->free_in_node[node] = count;
+    for (int64_t i = 0; i < count; i++) pool->free_pages[first + i] = (int32_t)(first + count - 1 - i);
+  }
+  if (pool->nodes == 1) return;
+  place(pool, nodes, pool->k, pool->k_page_bytes);
+  place(pool, nodes, pool->v, pool->v_page_bytes);
+}
+
 static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
   attn_kv_pool *pool = attn_nn_new("attn_kv_pool", sizeof *pool);
   if (!pool) return ATTN_OUT_OF_MEMORY;
@@ -78,7 +113,7 @@ static attn_status create(const attn_kv_pool_shape *s, attn_kv_pool **result) {
                      s->pages, s->layers, page_bytes);
   }
   pool->free_count = s->pages;
-  for (int64_t i = 0; i < s->pages; i++) pool->free_pages[i] = (int32_t)(s->pages - 1 - i); /* page 0 is taken first */
+  divide_among_nodes(pool);
   *result = pool;
   return ATTN_OK;
 }
@@ -137,9 +172,11 @@ float *attn_kv_pool_value_scales(const attn_kv_pool *pool, int64_t layer) {
   return pool ? scales_of(pool, pool->v_scale, layer, rows_of_page(&pool->shape)) : NULL;
 }
 
-int32_t attn_kv_pool_take(attn_kv_pool *pool) {
+int32_t attn_kv_pool_take(attn_kv_pool *pool, int node) {
   assert(pool->free_count > 0);
-  const int32_t page = pool->free_pages[--pool->free_count];
+  for (node %= pool->nodes; pool->free_in_node[node] == 0;) node = (node + 1) % pool->nodes;
+  pool->free_count--;
+  const int32_t page = pool->free_pages[first_page(pool, node) + --pool->free_in_node[node]];
   pool->references[page] = 1;
   return page;
 }
@@ -151,7 +188,10 @@ void attn_kv_pool_share(attn_kv_pool *pool, int32_t page) {
 
 void attn_kv_pool_give_back(attn_kv_pool *pool, int32_t page) {
   assert(pool->references[page] > 0);
-  if (--pool->references[page] == 0) pool->free_pages[pool->free_count++] = page;
+  if (--pool->references[page] > 0) return;
+  const int node = attn_deal_part_of(pool->shape.pages, pool->nodes, page);
+  pool->free_pages[first_page(pool, node) + pool->free_in_node[node]++] = page;
+  pool->free_count++;
 }
 
 void attn_kv_pool_copy(attn_kv_pool *pool, int32_t from, int32_t to) {

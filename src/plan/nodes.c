@@ -15,14 +15,6 @@
 #include <omp.h>
 #endif
 
-int attn_nodes_count(uint64_t nodes) {
-  int count = 0;
-  for (; nodes; nodes &= nodes - 1) count++;
-  return count;
-}
-
-int attn_nodes_below(uint64_t nodes, int node) { return attn_nodes_count(nodes & ((UINT64_C(1) << node) - 1)); }
-
 /* ---- The system's files ---- */
 
 static void add_cpus(attn_node_map *map, int node, long first, long last) {

@@ -19,8 +19,14 @@ typedef struct attn_node_map {
 void attn_node_map_read(const char *folder, attn_node_map *map);
 
 /* The nodes in a set, and how many of them are below `node`: the place of one that is in the set. */
-int attn_nodes_count(uint64_t nodes);
-int attn_nodes_below(uint64_t nodes, int node);
+static inline int attn_nodes_count(uint64_t nodes) {
+  int count = 0;
+  for (; nodes; nodes &= nodes - 1) count++;
+  return count;
+}
+static inline int attn_nodes_below(uint64_t nodes, int node) {
+  return attn_nodes_count(nodes & ((UINT64_C(1) << node) - 1));
+}
 
 /* The place in the set of the node that the calling thread, worker `worker` of a call, runs on. */
 int attn_nodes_here(uint64_t nodes, int worker);

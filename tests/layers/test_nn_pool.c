@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Caches on a pool of pages, against a model that keeps every sequence densely: random steps, forks, reorderings and
  * truncations, with every option, in every kernel. A step's rows have the bits of one dense call over the whole sequence. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "attn/nn.h"
 #include "kernels/common/memory/quantise.h"
+#include "src/plan/deal.h"
 #include "tests/support/nn_support.h"
 
 enum { BATCH = 5, KV = 2, HEADS = 4, DIM = 20, DIM_V = 12, CAPACITY = 120, LAYERS = 2 };
@@ -290,11 +294,13 @@ static void random_operations(const char *kernel) {
     s.shape.pages = (pick(3) ? 60 : 22) * 16 / s.shape.page_tokens;
     s.most = takes_steps_of(&s, 48) ? 40 : 12;
     if (!takes_steps_of(&s, 16)) continue;
+    test_pretend_nodes(round % 4);
     test_ok(attn_kv_cache_create(&s.shape, &s.options, &s.cache));
     s.pool = attn_kv_cache_pool(s.cache);
     for (int i = 0; i < 60; i++) operate(&s);
     attn_kv_cache_destroy(s.cache);
   }
+  test_pretend_nodes(0);
   attn_rope_destroy(rope);
 }
 
@@ -390,6 +396,56 @@ TEST(caches_share_a_pool) {
   shape.dim_v = 8, shape.pages = 0, shape.page_tokens = 32;
   test_invalid(attn_kv_cache_create(&shape, NULL, &a), "page_tokens is 32; it must be 16");
   attn_kv_pool_destroy(pool);
+}
+
+/* Each of four nodes has four of 16 pages. */
+TEST(sequences_keep_to_the_pages_of_their_node) {
+  attn_kv_cache *cache;
+  attn_kv_cache_shape shape = small;
+  shape.pages = 16, shape.capacity = 96;
+  test_pretend_nodes(4);
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  const int32_t *table = attn_kv_cache_pages(cache);
+  for (int round = 0; round < 3; round++) { /* pages come back to the node that they are of */
+    test_ok(steps(cache, 40, (const int32_t[4]){40, 33, 20, 0}));
+    test_ok(steps(cache, 31, (const int32_t[4]){24, 31, 0, 1}));
+    for (int64_t i = 0; i < 4 * 6; i++)
+      if (table[i] >= 0) assert_int_equal(attn_deal_part_of(16, 4, table[i]), i / 6);
+    assert_int_equal(attn_kv_pool_free_pages(attn_kv_cache_pool(cache)), 5);
+    test_ok(attn_kv_cache_truncate(cache, 0));
+  }
+  test_ok(steps(cache, 64, (const int32_t[4]){64, 64, 64, 0}));
+  test_ok(steps(cache, 30, (const int32_t[4]){0, 30, 0, 20})); /* a node that has none takes another's */
+  assert_true(table[6 + 4] >= 0 && table[6 + 5] >= 0);
+  assert_int_equal(attn_kv_pool_free_pages(attn_kv_cache_pool(cache)), 0);
+  attn_kv_cache_destroy(cache);
+  shape.batch = 2; /* fewer sequences than nodes */
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  test_ok(steps(cache, 64, (const int32_t[2]){64, 64}));
+  for (int64_t i = 0; i < 4; i++) assert_int_equal(attn_deal_part_of(16, 4, attn_kv_cache_pages(cache)[i]), i);
+  attn_kv_cache_destroy(cache);
+  test_pretend_nodes(0);
+}
+
+/* The system is asked to place node 0's pages there; node 1 may not exist. */
+TEST(pages_are_placed_in_nodes) {
+#ifdef SYS_get_mempolicy
+  enum { PREFERRED = 1, OF_ADDRESS = 2 };
+  attn_kv_pool *pool;
+  test_pretend_nodes(2);
+  test_ok(
+      attn_kv_pool_create(&ATTN_STRUCT(attn_kv_pool_shape, .pages = 64, .heads_kv = 8, .dim_qk = 64, .dim_v = 64), &pool));
+  test_pretend_nodes(0);
+  char *memory[] = {attn_kv_pool_keys(pool, 0), attn_kv_pool_values(pool, 0)};
+  for (int i = 0; i < 2; i++) {
+    int mode = 0;
+    uint64_t nodes[16] = {0};
+    const long failed = syscall(SYS_get_mempolicy, &mode, nodes, 1024L, memory[i] + (1 << 20), (long)OF_ADDRESS);
+    if (failed) print_message("not tested: get_mempolicy fails, %s\n", strerror(errno));
+    if (!failed) assert_true(mode == PREFERRED && nodes[0] == 1);
+  }
+  attn_kv_pool_destroy(pool);
+#endif
 }
 
 TEST(pools_check_arguments) {

@@ -2,14 +2,13 @@
 /* NUMA nodes, on a machine that may have one: topologies are made up, and workers are said to run on their CPUs. */
 #define _DEFAULT_SOURCE /* mincore, mkdtemp */
 #define TEST_TEARDOWN   forget_nodes
-#include "src/plan/nodes.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "src/plan/nodes.h"
 #include "src/plan/plan.h"
 #include "tests/support/support.h"
 
@@ -17,18 +16,8 @@ static attn_node_map map;
 
 static int forget_nodes(void **state) {
   (void)state;
-  attn_nodes_pretend(NULL);
+  test_pretend_nodes(0);
   return 0;
-}
-
-/* Eight CPUs in nodes of consecutive ones. */
-static void pretend(int nodes) {
-  map = (attn_node_map){.cpus = 8};
-  for (int cpu = 0; cpu < 8; cpu++) {
-    map.node[cpu] = (unsigned char)(cpu * nodes / 8);
-    map.nodes |= UINT64_C(1) << map.node[cpu];
-  }
-  attn_nodes_pretend(&map);
 }
 
 /* ---- Which there are ---- */
@@ -83,7 +72,7 @@ TEST(nodes_have_places_in_a_set) {
   assert_true(attn_parallel_nodes(64) == map.nodes);
   assert_int_equal(attn_nodes_here(map.nodes, 1), 1);
   assert_int_equal(attn_nodes_here(map.nodes, 2), 0);
-  attn_nodes_pretend(NULL);
+  test_pretend_nodes(0);
   assert_true(attn_parallel_nodes(64) != 0);
 }
 
@@ -107,12 +96,12 @@ static void check_bits(const char *kernel, const attn_problem *p) {
   for (int nodes = 1; nodes <= 4; nodes *= 2)
     for (int threads = 1; threads <= 8; threads++) {
       test_data many = test_data_share_inputs(p, &one);
-      pretend(nodes);
+      test_pretend_nodes(nodes);
       run(kernel, p, &many, threads);
       assert_memory_equal(many.args.o, one.args.o, one.o_bytes);
       test_data_destroy_outputs(&many);
     }
-  attn_nodes_pretend(NULL);
+  test_pretend_nodes(0);
   test_data_destroy(&one);
 }
 
@@ -144,7 +133,7 @@ TEST(a_plan_says_which_nodes_share_heads) {
                {4, 4, 1, ""},
                {1, 4, 8, "on 4 NUMA nodes, some of which share KV heads"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
-    pretend(cases[i].nodes);
+    test_pretend_nodes(cases[i].nodes);
     attn_plan *plan = plan_of("decode_c", cases[i].batch, cases[i].threads);
     if (cases[i].says[0]) test_contains(attn_plan_describe(plan), cases[i].says);
     assert_true(!strstr(attn_plan_describe(plan), "NUMA") == !cases[i].says[0]);
@@ -155,7 +144,7 @@ TEST(a_plan_says_which_nodes_share_heads) {
 /* Memory for as many heads in each node: else nodes with less would end later. */
 static void waves_are_alike_in_all_nodes(const char *kernel) {
   for (int nodes = 3; nodes <= 7; nodes++) {
-    pretend(nodes);
+    test_pretend_nodes(nodes);
     attn_plan *plan = plan_of(kernel, 997, 8);
     const attn_schedule *s = attn_plan_schedule(plan);
     assert_true(!s || s->wave_units == s->units || s->wave_units % nodes == 0);
@@ -184,7 +173,7 @@ static void look(void *context, const attn_task *task, bool ended) {
 }
 
 TEST(tasks_touch_the_workspace_first) {
-  pretend(2);
+  test_pretend_nodes(2);
   const attn_problem p = problem_of("flash_c", 3, 70);
   attn_plan *plan;
   test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 8), &plan));
@@ -213,7 +202,7 @@ TEST(near_tasks_run_once_on_any_nodes) {
   for (int nodes = 1; nodes <= 8; nodes *= 2)
     for (int64_t tasks = 1; tasks < 30; tasks += 7) {
       int counts[30] = {0};
-      pretend(nodes);
+      test_pretend_nodes(nodes);
       attn_parallel_run_near(&ATTN_STRUCT(attn_options, .threads = 8), tasks, count, counts);
       for (int64_t i = 0; i < tasks; i++) assert_int_equal(counts[i], 1);
     }

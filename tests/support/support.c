@@ -9,6 +9,7 @@
 #include "kernels/common/memory/quantise.h"
 #include "kernels/peak.h"
 #include "src/api/wall_clock.h"
+#include "src/plan/nodes.h"
 
 enum { UNWRITTEN = 0xA5 };
 
@@ -216,4 +217,14 @@ const char *test_heard(void) {
   text[fread(text, 1, sizeof text - 1, heard.kept)] = 0;
   (void)fclose(heard.kept);
   return text;
+}
+
+void test_pretend_nodes(int nodes) {
+  static attn_node_map map;
+  map = (attn_node_map){.cpus = 8};
+  for (int cpu = 0; cpu < 8; cpu++) {
+    map.node[cpu] = (unsigned char)(cpu * nodes / 8);
+    map.nodes |= UINT64_C(1) << map.node[cpu];
+  }
+  attn_nodes_pretend(nodes ? &map : NULL);
 }

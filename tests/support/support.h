@@ -119,6 +119,10 @@ const char *test_heard(void);
   test_times_of(whole_ns, COUNT(((const double[]){__VA_ARGS__})), (const double[]){__VA_ARGS__})
 void test_times_of(double whole_ns, size_t count, const double *parts_ns);
 
+/* From now on the machine has eight CPUs in NUMA nodes of consecutive ones, and worker w runs on CPU w modulo 8; 0 nodes: it
+ * is this machine. */
+void test_pretend_nodes(int nodes);
+
 /* 64-byte aligned and zeroed; never NULL. free() it. */
 void *test_allocate(size_t bytes);
 
