@@ -5,7 +5,7 @@
  * keys is one call of libattn in float32, which adds to dQ, dK and dV. A piece passes the blocks of rows in their order, and
  * a block sees the pieces from the last to the first, so every sum has one order, and its bits do not depend on the ranks.
  * Under a causal mask all pieces can leave at once then: each begins with its own rows. One call of attn_plan_run() has
- * other bits: its sums are chains over all keys and rows.
+ * other bits: its sums are cut at other borders.
  *
  * Blocks of one rank side by side are a station. With P pieces, piece t is at station s in step P - 1 - t + s. */
 #include <string.h>

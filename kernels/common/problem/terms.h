@@ -154,7 +154,7 @@ typedef struct term_widths {
   TERM(row)      /* terms of a query, and its gradient stored */                             \
   TERM(row_width)                                                                            \
   TERM(row_tail)                                                                             \
-  TERM(range_width) /* dQ of further ranges */                                               \
+  TERM(range_width) /* dQ of further ranges, dK and dV of parts */                           \
   TERM(block)                                                                                \
   TERM(block_row) /* rows of queries, for each block of keys */                              \
   TERM(block_row_width)                                                                      \
@@ -235,6 +235,7 @@ typedef struct backward_walk {
   int lanes, tile_rows, panel_keys;
   int64_t rows, keys; /* a block has so many */
   double ranges;      /* ranges of keys, which have a dQ each */
+  double parts;       /* parts of the queries; if more than one, each has a dK and a dV */
   bool in_tiles;      /* products leave out keys that no row of a tile sees; else those that no row of the block does */
 } backward_walk;
 

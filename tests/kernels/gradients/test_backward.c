@@ -405,12 +405,16 @@ BACKWARD_TEST(kernel_is_right_on_random_problems)
 
 /* ---- The same bits --------------------------------------------------------------------------------------------------- */
 
-/* Several blocks of queries and keys with tails; the types are the first that the kernel takes. */
-static attn_problem uneven_problem(const char *kernel) {
+typedef struct sizes {
+  int64_t batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v;
+} sizes;
+
+/* The types are the first that the kernel takes. */
+static attn_problem causal_problem(const char *kernel, const sizes *n) {
   static const attn_dtype types[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
   attn_problem p;
   for (size_t i = 0; i < COUNT(types); i++) {
-    attn_problem_init(&p, 3, 4, 2, test_few() ? 41 : 131, test_few() ? 70 : 293, 40, 24);
+    attn_problem_init(&p, n->batch, n->heads_q, n->heads_kv, n->seq_q, n->seq_k, n->dim_qk, n->dim_v);
     p.dtype_q = p.dtype_kv = p.dtype_o = types[i];
     attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
     attn_problem_set_backward(&p);
@@ -420,9 +424,29 @@ static attn_problem uneven_problem(const char *kernel) {
   return p;
 }
 
-static void bits_do_not_depend_on_threads(const char *kernel) {
+/* Several blocks of queries and keys with tails. */
+static attn_problem uneven_problem(const char *kernel) {
+  return causal_problem(kernel, &(sizes){3, 4, 2, test_few() ? 41 : 131, test_few() ? 70 : 293, 40, 24});
+}
+
+/* Four parts of the queries, whose borders are within heads, and two ranges of keys (backward/layout.h). */
+static attn_problem long_problem(const char *kernel) {
+  return causal_problem(kernel, &(sizes){2, 3, 1, 1367, test_few() ? 70 : 530, 8, 5});
+}
+
+static void parts_and_ranges_are_added_up(const char *kernel) {
+  const attn_problem p = long_problem(kernel);
+  random_number = 12;
+  call c = open_call(&p);
+  run(kernel, &c, 2);
+  check_outputs(kernel, &c);
+  close_call(&c);
+}
+
+BACKWARD_TEST(parts_and_ranges_are_added_up)
+
+static void compare_threads(const char *kernel, attn_problem p) {
   static const int counts[] = {1, 2, 4};
-  const attn_problem p = uneven_problem(kernel);
   random_number = 1;
   call one = open_call(&p), other = clone(&one);
   run(kernel, &one, 1);
@@ -436,6 +460,11 @@ static void bits_do_not_depend_on_threads(const char *kernel) {
       assert_same(kernel, "with other threads", &one, &other);
     }
   close_call(&one), close_call(&other);
+}
+
+static void bits_do_not_depend_on_threads(const char *kernel) {
+  compare_threads(kernel, uneven_problem(kernel));
+  compare_threads(kernel, long_problem(kernel));
 }
 
 BACKWARD_TEST(bits_do_not_depend_on_threads)
@@ -473,8 +502,7 @@ static void assert_same_rows(const char *kernel, const char *what, const call *a
   }
 }
 
-static void bits_do_not_depend_on_the_batch(const char *kernel) {
-  const attn_problem p = uneven_problem(kernel);
+static void compare_batches(const char *kernel, attn_problem p) {
   attn_problem alone;
   attn_problem_init(&alone, 1, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.dim_qk, p.dim_v);
   alone.dtype_q = p.dtype_q, alone.dtype_kv = p.dtype_kv, alone.dtype_o = p.dtype_o;
@@ -491,11 +519,15 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   close_call(&all), close_call(&one);
 }
 
+static void bits_do_not_depend_on_the_batch(const char *kernel) {
+  compare_batches(kernel, uneven_problem(kernel));
+  compare_batches(kernel, long_problem(kernel));
+}
+
 BACKWARD_TEST(bits_do_not_depend_on_the_batch)
 
 /* Sequences of a padded batch, packed. */
-static void packed_sequences_give_the_bits_of_padded_ones(const char *kernel) {
-  attn_problem p = uneven_problem(kernel);
+static void compare_packed(const char *kernel, attn_problem p) {
   p.uses |= ATTN_USE_KV_LEN | ATTN_USE_Q_LEN;
   attn_problem packed = forward_of(p);
   packed.uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN);
@@ -519,6 +551,11 @@ static void packed_sequences_give_the_bits_of_padded_ones(const char *kernel) {
     assert_same_rows(kernel, "packed", &padded, b, &other, 0, end_q[b], end_k[b], padded.args.q_len[b],
                      padded.args.kv_len[b]);
   close_call(&padded), close_call(&other);
+}
+
+static void packed_sequences_give_the_bits_of_padded_ones(const char *kernel) {
+  compare_packed(kernel, uneven_problem(kernel));
+  compare_packed(kernel, long_problem(kernel));
 }
 
 BACKWARD_TEST(packed_sequences_give_the_bits_of_padded_ones)
@@ -607,17 +644,16 @@ static void assert_zeros(const char *kernel, const call *c, int which, int64_t b
                value_at(c, which, b, h, i, d));
 }
 
-static void what_is_masked_has_exact_zeros_and_is_not_read(const char *kernel) {
-  attn_problem p = uneven_problem(kernel);
+static void poison_what_is_masked(const char *kernel, int64_t queries_of_all) {
+  attn_problem p = causal_problem(kernel, &(sizes){3, 4, 2, queries_of_all, 70, 40, 24});
   p.window_right = -1;
   p.uses |= ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_MASK;
-  p.seq_q = 37, p.seq_k = 70;
   if (!takes(kernel, &p)) return;
   random_number = 6;
   call clean = open_call(&p);
   int32_t *kv_len = (int32_t *)(uintptr_t)clean.args.kv_len, *q_len = (int32_t *)(uintptr_t)clean.args.q_len;
   kv_len[0] = 64, kv_len[1] = 0, kv_len[2] = 70;
-  q_len[0] = 30, q_len[1] = 37, q_len[2] = 0;
+  q_len[0] = 30, q_len[1] = (int32_t)queries_of_all, q_len[2] = 0;
   const attn_operand mask = operand_of(&clean, ATTN_OPERAND_MASK);
   int64_t at[4] = {0};
   do ((uint8_t *)attn_operand_at(&mask, &clean.args))[place_of(&mask, at)] = !hidden_key(at[3]) && !empty_row(at[2]);
@@ -648,6 +684,11 @@ static void what_is_masked_has_exact_zeros_and_is_not_read(const char *kernel) {
   run(kernel, &bad, 1);
   check_outputs(kernel, &bad);
   close_call(&clean), close_call(&bad);
+}
+
+static void what_is_masked_has_exact_zeros_and_is_not_read(const char *kernel) {
+  poison_what_is_masked(kernel, 37);
+  poison_what_is_masked(kernel, 1030); /* two heads' are two parts */
 }
 
 BACKWARD_TEST(what_is_masked_has_exact_zeros_and_is_not_read)
