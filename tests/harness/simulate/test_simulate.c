@@ -127,7 +127,7 @@ TEST(nodes_have_memory_of_their_own) {
   const attn_schedule s = SCHEDULE(1, 1, 1, 64);
   all_take(&s, 100);
   const sim_work work = {.bytes = {1000}};
-  sim_machine m = {.nodes = 2, .cores = 16, .node = {{8, 80}, {8, 80}}};
+  sim_machine m = {.nodes = 2, .cores = 16, .node = {{8, 80, 0, 1}, {8, 80, 0, 1}}};
   sim_result r = play(&s, 16, &m, work);
   takes(&r, 400);
   m.memory = SIM_FIRST; /* 160 wanted of 80 */
