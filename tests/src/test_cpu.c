@@ -88,6 +88,7 @@ TEST(every_feature_has_its_bits) {
 /* The compiler's own library reads CPUID and XCR0, too. */
 TEST(this_cpu_has_what_the_compiler_finds) {
   const uint32_t here = attn_cpu_features();
+  assert_int_equal(here >> 31, 0); /* no feature's bit */
   assert_int_equal(!(here & CPU_AVX2), !__builtin_cpu_supports("avx2"));
   assert_int_equal(!(here & CPU_FMA), !__builtin_cpu_supports("fma"));
   assert_int_equal(!(here & CPU_AVX512), !__builtin_cpu_supports("avx512vl"));

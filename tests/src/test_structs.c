@@ -94,6 +94,9 @@ TEST(sizes_that_are_none_are_refused) {
   outer.struct_size = sizeof(old_outer); /* the second part would lie beyond its end */
   test_refused(attn_struct_read(&new_layout, &outer, &read), ATTN_INVALID_ARGUMENT, "new_inner.struct_size is 24",
                "ends before");
+  outer.struct_size = offsetof(new_outer, after); /* it may end there */
+  test_ok(attn_struct_read(&new_layout, &outer, &read));
+  assert_true(read.second.a == of_new.second.a && read.after == 0);
   outer = of_new;
   outer.inner.struct_size = 0;
   test_refused(attn_struct_read(&new_layout, &outer, &read), ATTN_INVALID_ARGUMENT, "new_inner.struct_size is 0");
