@@ -102,6 +102,8 @@ static int64_t row_count(const attn_mha_problem *p, bool queries) {
 static attn_mha_problem make_problem(const shape *s) {
   attn_mha_problem p;
   attn_mha_problem_init(&p, s->batch, s->heads_q, s->seq_q, s->seq_k, s->width);
+  const attn_strides dense = {.b = s->seq_k * s->width, .s = s->width, .d = 1};
+  assert_memory_equal(&p.memory_stride, &dense, sizeof dense);
   attn_problem_init(&p.attention, s->batch, s->heads_q, s->heads_kv, s->seq_q, s->seq_k, s->dim_qk, s->dim_v);
   p.weights_stride = p.attention.mask_stride;
   p.width_memory = s->width_memory;

@@ -330,6 +330,7 @@ static void logits_after(uint64_t seed, const int32_t *text, int64_t count, floa
   for (int64_t i = 0; i < count; i++) seed = seed * WORDS + (uint64_t)text[i] + 1;
   test_fill(logits, WORDS, (unsigned)seed);
   for (int i = 0; i < WORDS; i++) logits[i] *= 3;
+  logits[seed % 7 % 3] = -INFINITY; /* forbidden here */
 }
 
 /* Generates, and follows each sequence's tokens by the parents. Returns the number of the text's tokens. */
@@ -352,6 +353,7 @@ static int64_t generate(attn_generation_config config, uint64_t seed, int32_t *t
       assert_true(runs ? tokens[i] >= 0 && tokens[i] < WORDS - 2 : tokens[i] == -1);
       assert_true(runs ? parents[i] >= first && parents[i] < first + live : parents[i] == -1);
       if (!runs) continue;
+      assert_true(logits[(parents[i] - first) * WORDS + tokens[i]] > -INFINITY);
       memcpy(running[i], before[parents[i] - first], sizeof *running);
       running[i][made] = tokens[i];
     }

@@ -389,6 +389,7 @@ TEST(allocations_fail_in_turn) {
   for (size_t i = 0; i < COUNT(structs); i++)
     for (int n = 0, left = 0; left == 0; n++) {
       const int held = blocks_held;
+      test_invalid(attn_problem_validate(NULL), "NULL"); /* another sentence */
       allocations_left = n;
       const attn_status status = structs[i].give(0);
       left = allocations_left;
