@@ -345,39 +345,48 @@ TEST(cross_entropy_follows_the_formula) {
 
 /* ---- Tasks ---- */
 
-enum { MANY_ROWS = 3 * TRAIN_BLOCK / NORM_WIDTH, MANY = MANY_ROWS * NORM_WIDTH };
+enum { LONG_ROW = TRAIN_BLOCK + 9, MANY = 3 * LONG_ROW };
 static float many_s[MANY], many_y[MANY];
-static int32_t many_targets[MANY_ROWS];
+static int32_t many_targets[MANY];
 
-/* Three tasks of rows. What is given on a row has the bits of a call on that row alone; sums over rows are added. */
-TEST(rows_do_not_depend_on_their_tasks) {
-  static float whole[MANY], single[MANY];
-  float sums[2][2 * NORM_WIDTH];
+/* Results of a row have the bits of a call on that row alone; sums over rows are added. */
+static void check_tasks(int rows, int width) {
+  static float whole[MANY], single[MANY], sums[2][2 * LONG_ROW];
+  const size_t bytes = (size_t)(rows * width) * sizeof *whole;
   double loss, part, losses = 0;
   test_fill(many_s, MANY, 60);
   test_fill(many_y, MANY, 61);
-  for (int i = 0; i < MANY_ROWS; i++) many_targets[i] = i * i % NORM_WIDTH;
-  attn_norm_grad g = ATTN_STRUCT(attn_norm_grad, .rows = MANY_ROWS, .width = NORM_WIDTH, .kind = ATTN_NORM_LAYER,
-                                 .norm = {.epsilon = 1e-5f}, .s = many_s, .d_y = many_y, .d_s = whole, .d_gain = sums[0],
-                                 .d_bias = sums[0] + NORM_WIDTH);
-  attn_cross_entropy e = ATTN_STRUCT(attn_cross_entropy, .rows = MANY_ROWS, .classes = NORM_WIDTH, .logits = many_s,
+  for (int i = 0; i < rows; i++) many_targets[i] = i * i % width;
+  attn_norm_grad g =
+      ATTN_STRUCT(attn_norm_grad, .rows = rows, .width = width, .kind = ATTN_NORM_LAYER, .norm = {.epsilon = 1e-5f},
+                  .s = many_s, .d_y = many_y, .d_s = whole, .d_gain = sums[0], .d_bias = sums[0] + width);
+  attn_cross_entropy e = ATTN_STRUCT(attn_cross_entropy, .rows = rows, .classes = width, .logits = many_s,
                                      .targets = many_targets, .sum = true, .d_logits = many_y);
   test_ok(attn_norm_grad_run(&g, NULL));
-  g.rows = 1, g.d_gain = sums[1], g.d_bias = sums[1] + NORM_WIDTH;
-  for (int i = 0; i < MANY_ROWS; i++, g.s += NORM_WIDTH, g.d_y += NORM_WIDTH) {
-    g.accumulate = i > 0, g.d_s = single + i * NORM_WIDTH;
+  g.rows = 1, g.d_gain = sums[1], g.d_bias = sums[1] + width;
+  for (int i = 0; i < rows; i++, g.s += width, g.d_y += width) {
+    g.accumulate = i > 0, g.d_s = single + i * width;
     test_ok(attn_norm_grad_run(&g, NULL));
   }
-  assert_memory_equal(whole, single, sizeof whole);
-  for (int i = 0; i < 2 * NORM_WIDTH; i++) assert_true(fabsf(sums[0][i] - sums[1][i]) <= 1e-4f);
+  assert_memory_equal(whole, single, bytes);
+  for (int i = 0; i < 2 * width; i++) assert_true(fabsf(sums[0][i] - sums[1][i]) <= 1e-4f);
   test_ok(attn_cross_entropy_run(&e, &three, &loss));
   e.rows = 1;
-  for (int i = 0; i < MANY_ROWS; i++, e.logits += NORM_WIDTH, e.targets++, losses += part) {
-    e.d_logits = single + i * NORM_WIDTH;
+  for (int i = 0; i < rows; i++, e.logits += width, e.targets++, losses += part) {
+    e.d_logits = single + i * width;
     test_ok(attn_cross_entropy_run(&e, NULL, &part));
   }
-  assert_memory_equal(many_y, single, sizeof single);
+  assert_memory_equal(many_y, single, bytes);
   assert_true(fabs(loss - losses) <= 1e-9 * losses);
+  const attn_dropout half = ATTN_STRUCT(attn_dropout, .probability = 0.5f);
+  test_ok(attn_dropout_rows(&half, rows, width, many_s, whole, NULL));
+  test_ok(attn_dropout_rows(&half, 1, width, many_s, single, &three));
+  assert_memory_equal(whole, single, (size_t)width * sizeof *whole);
+}
+
+TEST(rows_do_not_depend_on_their_tasks) {
+  check_tasks(MANY / NORM_WIDTH, NORM_WIDTH); /* three tasks of rows */
+  check_tasks(3, LONG_ROW);                   /* rows longer than a task */
 }
 
 /* ---- Optimisers ---- */
