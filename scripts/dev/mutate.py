@@ -48,7 +48,7 @@ AREAS = (
     ("src/train/*", "train train_fixture train_attention dropout backward gradients args mistakes fault_memory"),
     ("src/*", "problem plan args structs merge open_close choice choice_amd-zen3 paying_threads cpu probe load tuning tune"
               " mistakes grown rows kv_append score_steps product common operation pieces pages numerics nonfinite"
-              " fuzz_plans"
+              " fuzz_plans nodes"
               " fuzz_tuning by_length scales quantised_rows nn_pieces mha_step state fuzz_kernels bf16_amx mha flush process"
               " serving steady layer old_program plugins_race plugins goals tune_costs decode nn_block"
               " nn_cache nn_layers nn_pool layer_family affinity setup fault_memory tier_c tier_avx2"
