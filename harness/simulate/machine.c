@@ -9,12 +9,12 @@
 
 const char bench_topology_help[] =
     "\nTopology file: lines of fields, in any order; # begins a comment.\n"
-    "  node cores=32 bandwidth=200   a NUMA node, its cores, and GB/s of its memory; a line for each; also\n"
-    "       remote=80 caches=4       GB/s from all other nodes' memory (default: what these give), and its\n"
-    "                                last-level caches (default: 1)\n"
+    "  node cores=32 bandwidth=200   a NUMA node, its cores, and GB/s of its memory; a line for each;\n"
+    "       remote=80 caches=4       also GB/s from all other nodes' memory (default: what these give),\n"
+    "                                and its last-level caches (default: 1)\n"
     "  memory spread                 where tensors lie: spread over all nodes (default), local = in the\n"
-    "                                node of the thread that needs them, first = in the first node, heads =\n"
-    "                                each head in the node that the library gives its tasks to\n"
+    "                                node of the thread that needs them, first = in the first node,\n"
+    "                                heads = each head in the node that the library gives its tasks to\n"
     "  deal flat                     who takes which task: by nodes (default), or flat = as on one node\n"
     "  loop us=5                     time to start and join the threads (default: of two threads as\n"
     "                                measured here, and as much for each doubling)\n";

@@ -11,9 +11,8 @@
 #include <pthread.h>
 #include <sched.h>
 #endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+
+#include "src/plan/parallel.h"
 
 /* ---- The system's files ---- */
 
@@ -73,30 +72,10 @@ static uint64_t nodes_of_affinity(void) {
   return nodes;
 }
 
-/* Where OpenMP binds threads, it has bound the calling one to its place, which says nothing of the others. Threads that are
- * bound close go to this place and those behind it. */
-static uint64_t nodes_of_places(int threads) {
-  uint64_t nodes = 0;
-#ifdef _OPENMP
-  const int places = omp_get_num_places(), here = omp_get_place_num();
-  const bool close = omp_get_proc_bind() != omp_proc_bind_spread && here >= 0;
-  int cpus[ATTN_MOST_CPUS];
-  for (int i = 0; i < places && !(close && i >= threads); i++) {
-    const int place = close ? (here + i) % places : i, count = omp_get_place_num_procs(place);
-    if (count > ATTN_MOST_CPUS) return 0;
-    omp_get_place_proc_ids(place, cpus);
-    for (int n = 0; n < count; n++) nodes |= node_of(cpus[n]);
-  }
-#else
-  (void)threads;
-#endif
-  return nodes;
-}
-
 uint64_t attn_parallel_nodes(int threads) {
   if (pretended) return pretended->nodes;
   if (attn_nodes_count(machine_map()->nodes) < 2) return 1;
-  uint64_t nodes = nodes_of_places(threads);
+  uint64_t nodes = attn_parallel_places(threads, node_of);
   if (!nodes) nodes = nodes_of_affinity();
   return nodes ? nodes : 1;
 }

@@ -101,6 +101,26 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
 }
 #endif
 
+/* The calling thread is bound to its place, which says nothing of the others. Threads that are bound close go to this place
+ * and those behind it. */
+uint64_t attn_parallel_places(int threads, uint64_t (*node_of)(int cpu)) {
+  uint64_t nodes = 0;
+#if defined(_OPENMP) && !defined(ATTN_THREADS)
+  const int places = omp_get_num_places(), here = omp_get_place_num();
+  const bool close = omp_get_proc_bind() != omp_proc_bind_spread && here >= 0;
+  int cpus[ATTN_MOST_CPUS];
+  for (int i = 0; i < places && !(close && i >= threads); i++) {
+    const int place = close ? (here + i) % places : i, count = omp_get_place_num_procs(place);
+    if (count > ATTN_MOST_CPUS) return 0;
+    omp_get_place_proc_ids(place, cpus);
+    for (int n = 0; n < count; n++) nodes |= node_of(cpus[n]);
+  }
+#else
+  (void)threads, (void)node_of;
+#endif
+  return nodes;
+}
+
 attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options) {
   const attn_status status = attn_options_read(asked, options);
   if (status != ATTN_OK) return status;

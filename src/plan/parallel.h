@@ -11,4 +11,8 @@
 void attn_threads_run(int threads, int64_t tasks, attn_task_fn task, void *context);
 #endif
 
+/* The nodes of the places that OpenMP binds so many threads to, by node_of(CPU): a set of one node, or of none. 0: it binds
+ * none. */
+uint64_t attn_parallel_places(int threads, uint64_t (*node_of)(int cpu));
+
 #endif
