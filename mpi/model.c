@@ -78,6 +78,21 @@ static double work_of(const attn_mpi_network *n, const sizes *s) {
   return fmax(s->macs / n->macs_per_s, s->kv_bytes / n->memory_per_s);
 }
 
+/* The share of the work of the ranks, or groups of ranks that follow each other, that the slowest one has. Under a causal
+ * mask a row has as much work as it has rows before it. */
+static double slowest_share(const attn_mpi_plan *plan, const sizes *s, int group) {
+  const mpi_part *range = plan->rows.part;
+  const double all = (double)plan->whole.seq_q * (double)plan->whole.seq_q;
+  double most = (double)group / plan->ranks, own = 0;
+  if (!s->causal || !range || attn_uses(&plan->whole, ATTN_USE_VARLEN)) return most;
+  for (int64_t i = 0; i < plan->rows.count; i++, range++) {
+    if (i > 0 && range->owner / group != range[-1].owner / group) own = 0;
+    own += (double)part_length(range) * (double)(range->begin + range->end);
+    most = fmax(most, own / all);
+  }
+  return most;
+}
+
 /* Ring of so many ranks, each of which has `share` of the KV heads. Who gets the first piece last also ends last; but under
  * a causal mask such a rank needs none of the last pieces. */
 static double seconds_of_ring(const attn_mpi_plan *plan, const sizes *s, int ranks, double share) {
@@ -85,7 +100,9 @@ static double seconds_of_ring(const attn_mpi_plan *plan, const sizes *s, int ran
   const int64_t keys = mpi_all_keys(&plan->whole), ranges = mpi_even_ranges(plan) / plan->ranks * ranks;
   const double piece = fmin((double)mpi_piece_keys(keys, ranges), (double)keys) / fmax(1, (double)keys);
   const double hop = n->latency_s + share * s->kv_bytes * piece / n->bytes_per_s;
-  const double least = s->macs / plan->ranks / n->macs_per_s, travel = share * s->kv_bytes / n->bytes_per_s;
+  const int group = plan->ranks / ranks;
+  const double least = s->macs * slowest_share(plan, s, group) / group / n->macs_per_s,
+               travel = share * s->kv_bytes / n->bytes_per_s;
   const double hops = (ranks - 1) * hop;
   return fmax(least + hops, ranks > 1 ? travel + (s->causal ? hop : hops) : 0);
 }
