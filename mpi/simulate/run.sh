@@ -3,7 +3,7 @@
 # Simulates attention over clusters with SimGrid (mpi/simulate/attn_mpi_simulate.c).
 #
 #   run.sh one SMPIRUN MODULE PLATFORM RANKS ARGUMENT...      a row of CSV; PLATFORM: a file of platforms/ without .xml
-#   run.sh sweep SMPIRUN MODULE >simulated.csv                the rows of docs/scale.md, in minutes
+#   run.sh sweep SMPIRUN MODULE >simulated.csv                the rows of docs/scale.md, in some ten minutes
 #   run.sh check SMPIRUN MODULE                               8 and 16 ranks: efficiency, and a slower network must show
 #
 # GMACS and MEMORY_GB are rates of a node. By default those of docs/scale.md.
@@ -22,26 +22,51 @@ one() { # PLATFORM RANKS ARGUMENT...
   shift 2
   "$smpirun" -no-privatize -np "$ranks" -platform "$folder/platforms/$platform.xml" -hostfile "$hosts" \
     --cfg=smpi/simulate-computation:no --cfg=smpi/shared-malloc-blocksize:67108864 --cfg=smpi/coll-selector:ompi \
+    --cfg=smpi/allreduce:rdb --cfg=smpi/bcast:binomial_tree \
     --cfg=smpi/test:0 --cfg=smpi/wtime:0 --log=root.thres:warning \
-    "$module" platform="$platform" gmacs="$gmacs" memory_gb="$memory_gb" "$@"
+    "$module" "$@" platform="$platform" gmacs="$gmacs" memory_gb="$memory_gb"
 }
 
-sweep() {
+# Arguments of one() for each row, long runs first.
+cases() {
   local platform ranks
-  one ethernet100 1 header=1 mode=pass_kv
-  for platform in ethernet10 ethernet100 fattree400 torus100; do
-    for ranks in 8 64; do
-      one $platform $ranks mode=pass_kv
-      one $platform $ranks mode=pass_kv shards=ring
-      one $platform $ranks mode=pass_q queries=16384 shards=ring
-      one $platform $ranks mode=split queries=1 shards=ring
-    done
-    for ranks in 8 32; do one $platform $ranks mode=exchange; done
+  echo ethernet100 1024 mode=exchange
+  echo ethernet100 512 mode=exchange
+  echo ethernet100 512 mode=pass_kv
+  echo ethernet100 1024 mode=split queries=1 shards=ring
+  echo ethernet100 256 mode=pass_kv gmacs=2270
+  for ranks in 256 128; do
+    echo ethernet100 $ranks mode=pass_kv
+    echo ethernet100 $ranks mode=exchange
   done
-  for ranks in 32 128 256; do one ethernet100 $ranks mode=pass_kv; done
-  one ethernet100 256 mode=split queries=1 shards=ring
-  gmacs=2270
-  one ethernet100 256 mode=pass_kv
+  for ranks in 512 256; do echo ethernet100 $ranks mode=split queries=1 shards=ring; done
+  for platform in ethernet10 ethernet100 fattree400 torus100; do
+    for ranks in 64 8; do
+      echo $platform $ranks mode=pass_kv
+      echo $platform $ranks mode=pass_kv shards=ring
+      echo $platform $ranks mode=pass_q queries=16384 shards=ring
+      echo $platform $ranks mode=split queries=1 shards=ring
+    done
+    for ranks in 64 32 8; do echo $platform $ranks mode=exchange; done
+    echo $platform 32 mode=pass_kv
+  done
+}
+
+# Runs go on all CPUs at once. Rows come in the order of platforms, modes, shards and ranks.
+sweep() {
+  local rows arguments number=0
+  rows=$(mktemp -d)
+  while read -r arguments; do
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    number=$((number + 1))
+    # shellcheck disable=SC2086
+    one $arguments </dev/null >"$rows/$number" &
+  done < <(cases)
+  wait
+  one ethernet100 1 header=1 mode=pass_kv tokens=4096 | head -1
+  cat "$rows"/* | sort -t, -k1,1 -k3,3 -k4,4r -k6,6nr -k2,2n -k7,7nr
+  [ "$(cat "$rows"/* | wc -l)" = "$number" ] || exit 1
+  rm -r "$rows"
 }
 
 # column NAME ROW: of a row of CSV
@@ -66,6 +91,9 @@ check() {
     seconds=$(column seconds "$fast")
     holds "$ranks ranks, zigzag" "$(column efficiency "$fast") > 0.7 && $(column efficiency "$fast") <= 1"
     holds "$ranks ranks, 10 Gbit/s" "$(column seconds "$slow") > 1.5 * $seconds"
+    fast=$(one ethernet100 "$ranks" mode=exchange group_ranks=4 tokens=131072)
+    holds "$ranks ranks, groups of $(column group_ranks "$fast")" \
+      "$(column group_ranks "$fast") == 4 && $(column efficiency "$fast") > 0.8 && $(column efficiency "$fast") <= 1"
     slow=$(one ethernet100 "$ranks" mode=pass_kv tokens=131072 shards=ring)
     slow=$(column seconds "$slow")
     holds "$ranks ranks, side by side" "$slow > 1.3 * $seconds && $slow < 2 * $seconds"
