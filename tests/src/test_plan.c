@@ -48,6 +48,7 @@ static void assert_plan_runs(const char *kernel, const char *max_isa, const char
   attn_plan *plan;
   test_ok(create(kernel, max_isa, &plan));
   assert_string_equal(attn_plan_kernel(plan), expected);
+  test_contains(attn_plan_describe(plan), "threads    1 (serial");
   attn_plan_destroy(plan);
 }
 
