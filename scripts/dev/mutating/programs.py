@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mutating.together import READER, with_all
 
-SOURCES = ("include", "src", "kernels", "harness", "mpi", "tests", "python")  # copied folders; faults are put into the copies
+SOURCES = ("include", "src", "kernels", "harness", "mpi", "tests", "python")  # copied; faults go into the copies
 FEW = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # users of a header of kernels/ that are compiled
 ALONE = ("/kernels/plugin/", "/harness/shared/")  # plug-ins and libattnbench.so, which define names again
 STRICT = ["-g0", "-Wno-error",
