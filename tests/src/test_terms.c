@@ -400,7 +400,7 @@ static void count_backward_head(counter *c, const attn_problem *p, const backwar
   const double blocks = seen > 0 ? times_to(seen, (int)walk->keys) : 1;
   count(c, "head", 1), count(c, "key", (double)p->seq_k), count(c, "key_width", wide * (double)p->seq_k);
   count(c, "key_tail", wide > mean_dim(p) ? (double)p->seq_k : 0);
-  for (double part = 0; walk->parts > 1 && part < walk->parts; part++) count(c, "range_width", 2 * wide * (double)p->seq_k);
+  for (double part = 0; walk->parts > 1 && part < walk->parts; part++) count(c, "part_width", 2 * wide * (double)p->seq_k);
   for (int64_t g = 0; g < (int64_t)group_of(p); g++)
     for (int64_t row = 0; row < p->seq_q; row++) {
       if (row % walk->rows == 0) count(c, "block", blocks);

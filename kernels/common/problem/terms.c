@@ -387,7 +387,7 @@ void attn_backward_terms(const attn_problem *p, const backward_walk *walk, doubl
   t[BACKWARD_row_width] = c.rows * c.wide;
   t[BACKWARD_row_tail] = c.rows * c.tail;
   t[BACKWARD_range_width] = c.rows * c.wide_k * (walk->ranges - 1);
-  if (walk->parts > 1) t[BACKWARD_range_width] += 2 * (double)p->seq_k * c.wide * walk->parts;
+  t[BACKWARD_part_width] = walk->parts > 1 ? 2 * (double)p->seq_k * c.wide * walk->parts : 0;
   add_cache_terms(p, c.keys, c.rows * mean_dim(p) * 2 * sizeof(float), t + BACKWARD_beyond_64k);
   for (int i = 0; i < BACKWARD_TERM_COUNT; i++) t[i] *= c.heads;
   t[BACKWARD_call] = 1;

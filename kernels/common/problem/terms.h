@@ -154,7 +154,8 @@ typedef struct term_widths {
   TERM(row)      /* terms of a query, and its gradient stored */                             \
   TERM(row_width)                                                                            \
   TERM(row_tail)                                                                             \
-  TERM(range_width) /* dQ of further ranges, dK and dV of parts */                           \
+  TERM(range_width) /* dQ of further ranges of keys */                                       \
+  TERM(part_width)  /* dK and dV of parts of the queries, if these are more than one */      \
   TERM(block)                                                                                \
   TERM(block_row) /* rows of queries, for each block of keys */                              \
   TERM(block_row_width)                                                                      \
