@@ -56,9 +56,11 @@ static bool refused_by_tier(void) {
   const char *reason = attn_kernel_rejects(attn_kernel_find(kernels[0]), &problem);
   attn_plan *plan;
   if (!reason) return false;
+  const char *core = BLAS(openblas_get_corename)();
+  const bool capped = cap && strstr(reason, "cap");
   test_refused(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernels[0]), &plan), ATTN_UNSUPPORTED,
-               kernels[0], BLAS(openblas_get_corename)(), cap && strstr(reason, "cap") ? cap : "this CPU cannot",
-               "OPENBLAS_CORETYPE");
+               kernels[0], capped ? core : "OPENBLAS_CORETYPE", capped ? cap : core,
+               capped ? "OPENBLAS_CORETYPE" : "this CPU cannot");
   return true;
 }
 
