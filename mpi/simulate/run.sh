@@ -3,7 +3,7 @@
 # Simulates attention over clusters with SimGrid (mpi/simulate/attn_mpi_simulate.c).
 #
 #   run.sh one SMPIRUN MODULE PLATFORM RANKS ARGUMENT...      a row of CSV; PLATFORM: a file of platforms/ without .xml
-#   run.sh sweep SMPIRUN MODULE >simulated.csv                the rows of docs/scale.md, in some ten minutes
+#   run.sh sweep SMPIRUN MODULE >simulated.csv                the rows of docs/scale.md: three minutes on 2 cores
 #   run.sh check SMPIRUN MODULE                               8 and 16 ranks: efficiency, and a slower network must show
 #
 # GMACS and MEMORY_GB are rates of a node. By default those of docs/scale.md.
