@@ -10,9 +10,10 @@
  * With units for all threads, each begins with a share of consecutive tasks, and so finds in its caches what it has packed;
  * then it takes those of others. With fewer units the first items of all units come first: they are the longest.
  *
- * On several NUMA nodes the units, and the memory for those at hand, are divided into as many parts, in their order: part n
- * of N has the units from n * units / N on, in every run alike. A thread works for the part of its own node until all tasks
- * there are taken, and then for others. So the threads of one node pack what they read, and first write what they use. */
+ * On several NUMA nodes the units, and the memory for those at hand, are divided into as many parts, in their order and in
+ * every run alike: with N parts, part n has the units from n * units / N on. A thread works for the part of its own node
+ * until all tasks there are taken, and then for others. So the threads of one node pack what they read, and first write what
+ * they use. */
 #ifndef ATTN_DEAL_H
 #define ATTN_DEAL_H
 
