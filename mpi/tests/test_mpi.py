@@ -27,13 +27,16 @@ def own(array, ranges=None):
 
 
 parts = own(q), own(k), own(v)
-for mode in ("auto", "pass_kv", "pass_q", "exchange"):
+for mode, group in (("auto", 0), ("pass_kv", 0), ("pass_q", 0), ("exchange", 0), ("exchange", 2)):
+    if group and comm.size % group:
+        continue
     plan = ranks.Plan(comm, *parts, rows=mine, keys=mine, tokens=(tokens, tokens), causal=True, mode=mode, lse=True,
-                      threads=1)
+                      threads=1, group_ranks=group)
     out, lse = plan.run(*parts)
     whole = libattn.sdpa(q, k, v, causal=True, kernel=plan.kernel)
     assert np.array_equal(out, own(whole)), mode
     assert "kernel" in plan.describe() and plan.mode in ranks.MODES
+    assert group in (0, comm.size) or f"in groups of {group}" in plan.describe(), plan.describe()
     kernel = plan.kernel
     plan.close()
 
@@ -56,7 +59,10 @@ for several, one in zip(*results):
 for expected, one in zip(libattn.sdpa_grad(grad_out, q, k, v, whole, lse, causal=True), results[1]):
     assert np.allclose(expected, one, atol=1e-4)
 
-for wrong, words in (({"rows": [(0, 1)]}, "rows"), ({"mode": "ring"}, "mode"), ({"tokens": (tokens, 900)}, "key")):
+for wrong, words in (({"rows": [(0, 1)]}, "rows"), ({"mode": "ring"}, "mode"), ({"tokens": (tokens, 900)}, "key"),
+                     ({"mode": "exchange", "group_ranks": -1}, "group_ranks is -1"),
+                     ({"mode": "exchange", "group_ranks": 2**32 + 1}, "group_ranks is 4294967297"),
+                     ({"mode": "exchange", "group_ranks": comm.size - 1 if comm.size > 2 else 2}, "group_ranks is")):
     try:
         ranks.Plan(comm, own(q), own(k), own(v), **{"rows": mine, "keys": mine, "tokens": (tokens, tokens), **wrong})
     except ValueError as error:

@@ -40,7 +40,8 @@ class _Shard(ctypes.Structure):
 class _Options(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("mode", ctypes.c_int), ("compute", ctypes.c_void_p),
                 ("piece_keys", ctypes.c_int64), ("block_rows", ctypes.c_int64), ("timeout_s", ctypes.c_double),
-                ("network", ctypes.c_void_p), ("run", ctypes.c_void_p), ("run_context", ctypes.c_void_p)]
+                ("network", ctypes.c_void_p), ("run", ctypes.c_void_p), ("run_context", ctypes.c_void_p),
+                ("group_ranks", ctypes.c_int)]
 
 
 @functools.lru_cache(maxsize=None)
@@ -116,6 +117,8 @@ class Plan:
     [batch, kv_heads, own keys, dim] and [batch, kv_heads, own keys, dim_v]; float32, float16 or ml_dtypes' bfloat16.
     rows, keys: the tokens that they are, as [begin, end) pairs. tokens: (queries, keys) of the whole sequence. window:
     (left, right), -1 = open. align: "top_left" or "bottom_right". mode: one of MODES. backward: finds gradients instead.
+    group_ranks: in mode "exchange" heads are divided within groups of so many ranks, and keys pass from group to group; 0 is
+    the model's choice. It divides the ranks and heads, and divides kv_heads or is a multiple of them, or is all ranks.
 
     Raises a ValueError for arguments that are wrong on some rank, Unsupported for what no kernel or mode takes.
     """
@@ -124,9 +127,13 @@ class Plan:
                  keys: Sequence[tuple[int, int]], tokens: tuple[int, int], causal: bool = False,
                  window: tuple[int, int] = (-1, -1), align: str = "top_left", scale: float | None = None,
                  softcap: float = 0.0, mode: str = "auto", kernel: str | None = None, threads: int = 0,
-                 piece_keys: int = 0, timeout: float = 0.0, lse: bool = False, backward: bool = False) -> None:
+                 piece_keys: int = 0, timeout: float = 0.0, lse: bool = False, backward: bool = False,
+                 group_ranks: int = 0) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
+        if not 0 <= group_ranks <= comm.Get_size():  # C's int would take a larger one for another
+            raise ValueError(f"group_ranks is {group_ranks}; it must be from 0, the model's choice, to all ranks, "
+                             f"{comm.Get_size()}")
         whole, own = ((_problem((*q.shape[:2], queries, q.shape[3]), (*k.shape[:2], count, k.shape[3]), v.shape[3],
                                 str(q.dtype))) for queries, count in (tokens, (q.shape[2], k.shape[2])))
         whole.window_left, whole.window_right = window[0], 0 if causal else window[1]
@@ -149,7 +156,7 @@ class Plan:
         shard = _Shard(ctypes.sizeof(_Shard), ctypes.addressof(q_ranges), len(rows), ctypes.addressof(k_ranges), len(keys),
                        ctypes.addressof(own))
         options = _Options(struct_size=ctypes.sizeof(_Options), mode=MODES.index(mode), compute=ctypes.addressof(compute),
-                           piece_keys=piece_keys, timeout_s=timeout)
+                           piece_keys=piece_keys, timeout_s=timeout, group_ranks=group_ranks)
         _check(_library().attn_mpi_plan_create(ctypes.byref(whole), ctypes.byref(shard), ctypes.byref(options),
                                                _handle(comm), ctypes.byref(self._handle)))
         self._memory = np.empty(_library().attn_mpi_plan_workspace(self._handle) + 64, np.uint8)
