@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Topology files: a line for each node, and what holds for all. */
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -144,4 +145,20 @@ bool sim_machine_read(const char *name, const char *text, sim_machine *machine, 
 
 sim_machine sim_machine_scaled(int cores, double bytes_per_ns) {
   return (sim_machine){.nodes = 1, .cores = cores, .node = {{.cores = cores, .bytes_per_ns = bytes_per_ns * cores}}};
+}
+
+int sim_node_of(const sim_machine *m, int thread) {
+  int node = 0;
+  for (int cores = m->node[0].cores; thread >= cores; cores += m->node[++node].cores) assert(node + 1 < m->nodes);
+  return node;
+}
+
+attn_node_map sim_node_map(const sim_machine *m, int threads) {
+  attn_node_map map = {.cpus = (int)min64(threads, ATTN_MOST_CPUS), .nodes = 1};
+  for (int i = 0; i < threads && !m->flat; i++) {
+    const int node = sim_node_of(m, i);
+    map.nodes |= UINT64_C(1) << node;
+    if (i < map.cpus) map.node[i] = (unsigned char)node;
+  }
+  return map;
 }

@@ -14,7 +14,6 @@
 #include "machine/affinity.h"
 #include "machine/environment.h"
 #include "simulate/simulate.h"
-#include "src/plan/nodes.h"
 #include "src/plan/plan.h"
 #include "timing/reading.h"
 #include "timing/stats.h"
@@ -201,11 +200,7 @@ static double compare_rounds(sim_bench *sim, const rounds *r, const sim_machine 
 /* A plan for that many threads of the machine. */
 static attn_status make_plan(const sim_bench *sim, int threads, const sim_machine *machine, attn_plan **plan) {
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .steady = sim->bench->steady);
-  attn_node_map map = {.cpus = threads < ATTN_MOST_CPUS ? threads : ATTN_MOST_CPUS, .nodes = 1};
-  for (int i = 0; i < map.cpus && !machine->flat; i++) {
-    map.node[i] = (unsigned char)sim_node_of(machine, i);
-    map.nodes |= UINT64_C(1) << map.node[i];
-  }
+  const attn_node_map map = sim_node_map(machine, threads);
   attn_nodes_pretend(&map);
   const attn_status status = attn_plan_create(&sim->bench->problem, &options, plan);
   attn_nodes_pretend(NULL);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* Plays tasks on threads: from each moment at which a task ends to the next. */
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -46,12 +45,6 @@ int64_t sim_task_number(const attn_schedule *s, const attn_task *task) {
 }
 
 static int caches_of(const sim_machine *m, int node) { return m->node[node].caches > 0 ? m->node[node].caches : 1; }
-
-int sim_node_of(const sim_machine *m, int thread) {
-  int node = 0;
-  for (int cores = m->node[0].cores; thread >= cores; cores += m->node[++node].cores) assert(node + 1 < m->nodes);
-  return node;
-}
 
 static void place_worker(const sim_machine *m, sim_worker *w, int thread) {
   w->node = sim_node_of(m, thread);

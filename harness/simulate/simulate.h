@@ -11,6 +11,7 @@
 #include "attn/attn.h"
 #include "cases/case.h"
 #include "src/plan/deal.h"
+#include "src/plan/nodes.h"
 
 /* ---- Machines ----------------------------------------------------------------------------------------------------- */
 
@@ -45,6 +46,11 @@ bool sim_machine_read(const char *name, const char *text, sim_machine *machine, 
 /* One node, each of whose cores can read so much at once with all others. */
 sim_machine sim_machine_scaled(int cores, double bytes_per_ns);
 
+/* The node of a thread; and the nodes of so many threads as the library is to see them when it makes a plan: all, though
+ * the map has room for the CPUs of the first threads only. */
+int sim_node_of(const sim_machine *machine, int thread);
+attn_node_map sim_node_map(const sim_machine *machine, int threads);
+
 /* ---- Playing ------------------------------------------------------------------------------------------------------ */
 
 /* Tasks are numbered by phase, then unit, then item. */
@@ -72,9 +78,6 @@ typedef struct sim_result {
   int64_t tasks;
   int working; /* threads that took a task */
 } sim_result;
-
-/* The node of a thread. */
-int sim_node_of(const sim_machine *machine, int thread);
 
 /* False if memory is short. threads <= machine->cores. */
 bool sim_play(const sim_work *work, int threads, const sim_machine *machine, sim_result *result);

@@ -329,6 +329,18 @@ TEST(topology_files_are_read) {
   assert_near(m.loop_ns, 2500, 0);
 }
 
+TEST(plans_see_the_nodes_of_all_threads) {
+  sim_machine m = {.nodes = 3, .cores = 4096, .node = {{.cores = 1000}, {.cores = 1096}, {.cores = 2000}}};
+  const attn_node_map one = sim_node_map(&m, 1000), two = sim_node_map(&m, 2096), all = sim_node_map(&m, 4096);
+  assert_true(one.nodes == 1 && two.nodes == 3 && all.nodes == 7);
+  assert_int_equal(one.cpus, 1000);
+  assert_int_equal(all.cpus, ATTN_MOST_CPUS);
+  assert_int_equal(all.node[999], 0);
+  assert_int_equal(all.node[ATTN_MOST_CPUS - 1], 1);
+  m.flat = true;
+  assert_true(sim_node_map(&m, 4096).nodes == 1);
+}
+
 TEST(mistakes_in_topology_files_are_named) {
   static const struct {
     const char *text, *says[3];
