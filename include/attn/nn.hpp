@@ -627,6 +627,66 @@ class synthesizer {
   workspace own_;
 };
 
+/** How texts grow. What has no place here is set by the names of attn_generation_config. */
+struct generation_config : attn_generation_config {
+  /** Logits of a row, tokens after which a text ends, and texts that run side by side. */
+  generation_config(std::int64_t vocabulary_, std::int64_t most_tokens_, std::int64_t beams_ = 1) noexcept
+      : attn_generation_config(detail::sized<attn_generation_config>()) {
+    vocabulary = vocabulary_, most_tokens = most_tokens_, beams = beams_;
+  }
+  /** Tokens that end a text; they must live until the generation is made. */
+  generation_config &stop(view<const std::int32_t> tokens) noexcept {
+    stop_tokens = tokens.data();
+    stop_count = tokens.size() == tokens.unknown ? 0 : static_cast<std::int64_t>(tokens.size());
+    return *this;
+  }
+};
+
+/** The texts that follow one prompt: one, or those of a beam search. The program runs the model. */
+class generation {
+ public:
+  /** attn_generation_create(). */
+  explicit generation(const generation_config &config) : generation(try_make(config).value()) {}
+  /** The same without exceptions. */
+  static expected<generation> try_make(const generation_config &config) noexcept {
+    attn_generation *made = nullptr;
+    const attn_status status = attn_generation_create(&config, &made);
+    if (status != ATTN_OK) return failure(status);
+    return generation(made, config);
+  }
+
+  /** How many texts run: 1 at first, 0 once the best one is known. */
+  std::int64_t running() const noexcept { return attn_generation_running(made_.get()); }
+  /** attn_generation_advance(): the tokens and parents [beams] that follow from logits [running()][vocabulary]. */
+  void advance(view<const float> logits, view<std::int32_t> tokens, view<std::int32_t> parents) {
+    try_advance(logits, tokens, parents).value();
+  }
+  /** The same without exceptions. */
+  expected<void> try_advance(view<const float> logits, view<std::int32_t> tokens, view<std::int32_t> parents) noexcept {
+    detail::size_check sizes("attn::generation::advance");
+    sizes.check("logits", logits, 4, detail::reach({{running() * vocabulary_, 1}}));
+    sizes.check("tokens", tokens, 4, detail::reach({{beams_, 1}}));
+    sizes.check("parents", parents, 4, detail::reach({{beams_, 1}}));
+    if (const auto fit = sizes.outcome(); !fit) return fit;
+    return detail::outcome(attn_generation_advance(made_.get(), logits.data(), tokens.data(), parents.data()));
+  }
+  /** Tokens of the best text that has ended, without the prompt's; before one has, of the best that runs. */
+  std::vector<std::int32_t> text() const {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(attn_generation_text(made_.get(), nullptr)));
+    attn_generation_text(made_.get(), tokens.data());
+    return tokens;
+  }
+  /** The C handle. */
+  attn_generation *get() const noexcept { return made_.get(); }
+
+ private:
+  generation(attn_generation *made, const attn_generation_config &config) noexcept
+      : made_(made), vocabulary_(config.vocabulary), beams_(config.beams > 0 ? config.beams : 1) {}
+
+  detail::owner<attn_generation, attn_generation_destroy> made_;
+  std::int64_t vocabulary_, beams_;
+};
+
 }  // namespace attn
 
 #endif

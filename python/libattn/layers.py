@@ -1289,3 +1289,53 @@ class Sampler:
     def state(self) -> int:
         """The state of the draws: the seed of a sampler that goes on from here."""
         return self._state.value
+
+
+class Generation(_Layer):
+    """The texts that follow one prompt: one, or those of a beam search (attn_generation). It says which tokens come next,
+    and when a text ends; the program runs the model.
+
+        texts = libattn.layers.Generation(vocabulary=32000, most_tokens=100, beams=4, stop_tokens=[2])
+        while texts.running:
+            tokens, parents = texts.advance(logits)     # of the texts that run, at first of the prompt alone
+            cache.reorder(parents)
+            ...                                         # a step of the model: tokens[i] >= 0 goes to sequence i
+
+    stop_tokens end a text, as its last one. sampler: how one beam draws, from where the Sampler is, which stays there; None:
+    greedily. first_sequence: number of the first of the cache's `beams` sequences: parents count from it."""
+
+    _kind = "generation"
+
+    def __init__(self, *, vocabulary: int, most_tokens: int, beams: int = 1, stop_tokens: Any = (),
+                 sampler: Sampler | None = None, first_sequence: int = 0) -> None:
+        _whole(vocabulary=vocabulary, most_tokens=most_tokens, first_sequence=first_sequence)
+        _positive(beams=beams)
+        if not isinstance(sampler, (Sampler, type(None))):
+            raise TypeError(f"sampler is {sampler!r}; it must be a Sampler")
+        arrays, count = _Arrays(), _length("stop_tokens", stop_tokens)
+        self._handle, self._beams, self._most, self._vocabulary = ctypes.c_void_p(), beams, most_tokens, vocabulary
+        check(F.attn_generation_create(ctypes.byref(S.attn_generation_config(
+            vocabulary=vocabulary, most_tokens=most_tokens, beams=beams, stop_count=count, first_sequence=first_sequence,
+            stop_tokens=arrays.vector(stop_tokens, "stop_tokens", count) if count else None,
+            sampling=ctypes.addressof(sampler._what) if sampler else None, seed=sampler.state if sampler else 0)),
+            ctypes.byref(self._handle)))
+
+    @property
+    def running(self) -> int:
+        """How many texts run: 1 at first, 0 once the best one is known."""
+        return F.attn_generation_running(self._handle)
+
+    def advance(self, logits: Any) -> tuple[list[int], list[int]]:
+        """(tokens, parents) of logits [running, vocabulary], float32: for each of the beams the new token of the text that
+        runs on there and the sequence that it continues, or -1. NaN, +inf, or -inf in every place of a row raises a
+        ValueError; then nothing has changed."""
+        arrays = _Arrays()
+        address = arrays.floats(logits, "logits", (self.running, self._vocabulary))
+        tokens, parents = (ctypes.c_int32 * self._beams)(), (ctypes.c_int32 * self._beams)()
+        check(F.attn_generation_advance(self._handle, address, tokens, parents))
+        return list(tokens), list(parents)
+
+    def text(self) -> list[int]:
+        """Tokens of the best text that has ended, without the prompt's; before one has, of the best that runs."""
+        tokens = (ctypes.c_int32 * self._most)()
+        return tokens[:F.attn_generation_text(self._handle, tokens)]

@@ -418,6 +418,7 @@ SIZES = {"MultiHeadAttention": (lambda **o: layers.MultiHeadAttention(w_q=draw(8
          "KVCache": (layers.KVCache, {"batch": 1, "heads": 2, "dim_qk": 4, "capacity": 5, "heads_kv": 2, "dim_v": 4}),
          "KVPool": (layers.KVPool, {"pages": 2, "heads_kv": 1, "dim_qk": 4}),
          "truncate": (lambda **o: layers.KVCache(batch=1, heads=1, dim_qk=4, capacity=5).truncate(**o), {"length": 1}),
+         "generation": (layers.Generation, {"vocabulary": 3, "most_tokens": 4, "beams": 2, "first_sequence": 0}),
          "positions": (lambda **o: layers.sinusoidal_positions(like=draw(1), **o), {"rows": 3, "width": 4, "first": 0})}
 REQUIRED = {"heads", "width", "capacity", "rows", "pages", "length"}  # and a cache's batch
 
@@ -671,6 +672,8 @@ def test_objects_of_another_kind():
             "x is None; it must be an array": lambda: layer(None),
             "k is None; it must be an array": lambda: cache.step(draw(1, 2, 1, 4), None, None),
             "logits is None; it must be an array": lambda: layers.Sampler()(None),
+            "sampler is 1; it must be a Sampler": lambda: layers.Generation(vocabulary=1, most_tokens=1, sampler=1),
+            "stop_tokens is 2; it must be an array": lambda: layers.Generation(vocabulary=3, most_tokens=1, stop_tokens=2),
             "slots is [[1]]; it must be a list of numbers": lambda: libattn.kv_append(
                 *(draw(1, 1, 1, 4) for _ in range(4)), slots=[[1]]),
             "v is None; it must be an array": lambda: libattn.kv_append(draw(1, 1, 1, 4), None, draw(1, 1, 1, 4), x),
@@ -873,3 +876,34 @@ def test_sampling():
         layers.Sampler(seed=-1)
     with pytest.raises(ValueError, match="top_p is 2; it must lie in 0..1"):
         layers.Sampler(top_p=2)(logits)
+
+
+def test_generation():
+    """Two beams by hand, and one that is greedy or drawn."""
+    def logs(*rows):
+        return np.log(np.array(rows, np.float32))
+
+    texts = layers.Generation(vocabulary=3, most_tokens=3, beams=2, stop_tokens=[2], first_sequence=5)
+    assert texts.running == 1 and texts.text() == []
+    with pytest.raises(ValueError, match=r"logits has shape \(2, 3\); it must have \(1, 3\)"):
+        texts.advance(logs([0.6, 0.3, 0.1], [0.6, 0.3, 0.1]))
+    assert texts.advance(logs([0.6, 0.3, 0.1])) == ([0, 1], [5, 5])
+    assert texts.running == 2 and texts.text() == [0]
+    assert texts.advance(logs([0.1, 0.2, 0.7], [0.5, 0.45, 0.05])) == ([0, 1], [6, 6])
+    assert texts.advance(logs([0.99, 0.005, 0.005], [0.5, 0.25, 0.25])) == ([-1, -1], [-1, -1])
+    assert texts.running == 0 and texts.text() == [0, 2]
+    with pytest.raises(ValueError, match="generation has ended after 3 tokens"):
+        texts.advance(draw(0, 3))
+    logits = [draw(1, 50) for _ in range(9)]
+    for sampler, again in (None, layers.Sampler(temperature=0)), [layers.Sampler(temperature=0.8, seed=3) for _ in range(2)]:
+        one = layers.Generation(vocabulary=50, most_tokens=9, sampler=sampler)
+        expected = [again(row[0]) for row in logits]
+        assert [one.advance(row)[0][0] for row in logits[:8]] == expected[:8]
+        one.advance(logits[8])
+        assert one.text() == expected and one.running == 0
+    with pytest.raises(ValueError, match="sampling is given with beams 2"):
+        layers.Generation(vocabulary=3, most_tokens=1, beams=2, sampler=layers.Sampler())
+    with pytest.raises(ValueError, match="beams is 0; it must be at least 1"):
+        layers.Generation(vocabulary=3, most_tokens=1, beams=0)
+    with pytest.raises(ValueError, match="logits"):
+        layers.Generation(vocabulary=3, most_tokens=1).advance(np.full((1, 3), np.nan, np.float32))

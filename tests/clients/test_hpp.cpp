@@ -377,6 +377,31 @@ void caches() {
   CHECK(!attn::kv_pool::try_make({0, 1, 8, 8}));
 }
 
+// Two beams by hand; sizes that do not fit.
+void generations() {
+  static_assert(!std::is_copy_constructible_v<attn::generation> && std::is_nothrow_move_constructible_v<attn::generation>);
+  const auto logs = [](std::vector<float> row) {
+    for (float &x : row) x = std::log(x);
+    return row;
+  };
+  const std::array<std::int32_t, 1> stop = {2};
+  std::array<std::int32_t, 2> tokens{}, parents{};
+  attn::generation texts(attn::generation_config(3, 3, 2).stop(stop));
+  CHECK(texts.running() == 1 && texts.text().empty());
+  texts.advance(logs({0.6f, 0.3f, 0.1f}), tokens, parents);
+  CHECK(tokens[0] == 0 && tokens[1] == 1 && parents[0] == 0 && parents[1] == 0 && texts.running() == 2);
+  std::array<std::int32_t, 1> one{};
+  const auto row = logs({0.6f, 0.3f, 0.1f});
+  refused([&] { texts.advance(row, tokens, parents); }, ATTN_INVALID_ARGUMENT, "advance.logits has 3 elements");
+  refused([&] { texts.advance(row.data(), one, parents); }, ATTN_INVALID_ARGUMENT, "advance.tokens has 1 elements");
+  texts.advance(logs({0.1f, 0.2f, 0.7f, 0.5f, 0.45f, 0.05f}), tokens, parents);
+  CHECK(tokens[0] == 0 && parents[0] == 1 && parents[1] == 1);
+  attn::generation moved = std::move(texts);
+  moved.advance(logs({0.99f, 0.005f, 0.005f, 0.5f, 0.25f, 0.25f}), tokens, parents);
+  CHECK(moved.running() == 0 && moved.text() == std::vector<std::int32_t>({0, 2}) && moved.get());
+  CHECK(!moved.try_advance(row, tokens, parents) && !attn::generation::try_make({0, 1}));
+}
+
 // A multi-head layer in a step has the bits of a run over the whole text.
 void layers_in_caches() {
   constexpr std::size_t width = 16;
@@ -554,7 +579,7 @@ void synthesizers() {
 
 int main() {
   one_call(), gradients(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
-  appending(), caches(), layers_in_caches(), products(), feed_forwards(), blocks(), additives(), synthesizers();
+  appending(), caches(), layers_in_caches(), products(), feed_forwards(), blocks(), additives(), synthesizers(), generations();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;
 }
