@@ -18,6 +18,7 @@
 #include "src/choice/dispatch.h"
 #include "src/choice/paying_threads.h"
 #include "src/layers/rope.h"
+#include "src/plan/nodes.h"
 #include "src/plan/parallel.h"
 #include "src/registry/tier_parts.h"
 
@@ -345,7 +346,9 @@ static void run_job(job *j, const attn_options *options, bool open_threads) {
   for (int i = 0; i < j->route_count; i++) elements += j->routes[i].heads * j->routes[i].dim * j->total;
   if (open_threads && !attn_parallel_pays(elements, 2 * attn_element_ns())) now.threads = 1; /* each is read and written */
   j->block_tokens = tokens_per_block(j, now.threads);
-  attn_parallel_run(&now, ceil_div(j->total, j->block_tokens), run_block, j);
+  /* The pages of a cache lie in the order of its sequences, which is that of the blocks. */
+  const bool near = attn_nodes_count(attn_parallel_nodes(now.threads)) > 1;
+  (near ? attn_parallel_run_near : attn_parallel_run)(&now, ceil_div(j->total, j->block_tokens), run_block, j);
 }
 
 /* ---- Checks ---- */
