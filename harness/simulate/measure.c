@@ -19,8 +19,8 @@
 #include "timing/stats.h"
 
 enum { LEAST_ROUNDS = 5, MOST_ROUNDS = 25, MOST_SHAPES = 64 };
-static const double ENOUGH_NS = 3e9; /* all rounds of one plan */
-static const size_t READ_BYTES = (size_t)1 << 28;
+static const double ENOUGH_NS = 3e9;      /* all rounds of one plan */
+static const double READ_BYTES = 1 << 29; /* beyond all caches */
 
 /* The measured tasks of plans that cut the work alike. */
 typedef struct task_times {
@@ -34,8 +34,9 @@ struct sim_bench {
   bench_tensors tensors;
   task_times times[MOST_SHAPES];
   int shapes;
-  double loop_ns, take_ns, core_rate; /* two threads'; a task's; bytes per ns of a core while all read */
-  double one_ns;                      /* one thread; 0: not known yet */
+  double loop_ns, take_ns;   /* two threads'; a task's */
+  double core_rate, wait_ns; /* bytes per ns of a core while all read; a byte takes so much longer then than alone */
+  double one_ns;             /* one thread; 0: not known yet */
 };
 
 /* ---- Threads, and memory ---- */
@@ -67,6 +68,24 @@ static double time_to_take(void) {
     attn_deal_finish(&deal, &next);
   }
   return (bench_now_ns() - start) / TASKS;
+}
+
+/* Nanoseconds that a byte takes a core while so many read; INFINITY if memory is short. */
+static double byte_ns(double bytes, int cpus) { return 1e9 * cpus / bench_read_bandwidth((size_t)(bytes / cpus), cpus); }
+
+/* The case's bytes on one core, and divided among all: so those that caches hold come from there. False if memory is
+ * short. */
+static bool measure_reading(sim_bench *sim) {
+  enum { TURNS = 5 };
+  const double bytes = fmin(bench_work_bytes(&sim->bench->problem, &sim->tensors.args), READ_BYTES);
+  double alone[TURNS], beside[TURNS];
+  for (int i = 0; i < TURNS; i++) {
+    alone[i] = byte_ns(bytes, 1), beside[i] = byte_ns(bytes, sim->cpus);
+    if (isinf(alone[i] + beside[i])) return false;
+  }
+  sim->core_rate = 1 / bench_median(beside, TURNS);
+  sim->wait_ns = fmax(0, 1 / sim->core_rate - bench_median(alone, TURNS));
+  return true;
 }
 
 /* ---- Tasks ---- */
@@ -180,7 +199,11 @@ static bool play(sim_bench *sim, const attn_plan *plan, const double *task_ns, c
   const attn_schedule *s = attn_plan_schedule(plan);
   const int threads = attn_plan_threads(plan);
   const double loop = machine->loop_ns > 0 ? machine->loop_ns : sim->loop_ns * ceil(log2(threads));
-  sim_work work = {.schedule = s, .task_ns = task_ns, .take_ns = threads > 1 ? sim->take_ns : 0, .loop_ns = loop};
+  sim_work work = {.schedule = s,
+                   .task_ns = task_ns,
+                   .take_ns = threads > 1 ? sim->take_ns : 0,
+                   .loop_ns = loop,
+                   .wait_ns = sim->wait_ns};
   bytes_of_tasks(sim, s, &work);
   return sim_play(&work, threads, machine, result);
 }
@@ -268,8 +291,10 @@ sim_bench *sim_bench_open(const bench_case *bench, char *error, size_t error_byt
     bench_threads_hold(cpus);
     sim->loop_ns = cpus > 1 ? loop_of_two() : 0;
     sim->take_ns = time_to_take();
-    sim->core_rate = bench_read_bandwidth(READ_BYTES, cpus) / 1e9 / cpus;
-    return sim;
+    if (measure_reading(sim)) return sim;
+    bench_say(error, error_bytes, "out of memory for the bytes that are read to measure its rate");
+    sim_bench_close(sim);
+    return NULL;
   }
   free(sim);
   return NULL;

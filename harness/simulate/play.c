@@ -103,33 +103,45 @@ static double wants(const player *p, const sim_worker *w, int node) {
   return w->state == RUNNING ? share * w->bytes_per_ns + (w->packed_node == node) * w->packed_per_ns : 0;
 }
 
-/* How many times longer the tasks take that read in each node, and those of each node that read in others. */
-typedef struct slowness {
+/* Bytes per nanosecond that all want of each node's memory, and that each node wants of others'. */
+typedef struct demand {
   double memory[SIM_MOST_NODES], remote[SIM_MOST_NODES];
-} slowness;
+} demand;
 
-static slowness slowness_now(const player *p) {
+static demand demand_now(const player *p) {
   const sim_machine *m = p->machine;
-  slowness s = {{0}, {0}};
+  demand d = {{0}, {0}};
   for (const sim_worker *w = p->worker; w < p->worker + p->threads; w++)
     for (int n = 0; n < m->nodes; n++) {
-      s.memory[n] += wants(p, w, n);
-      if (n != w->node) s.remote[w->node] += wants(p, w, n);
+      d.memory[n] += wants(p, w, n);
+      if (n != w->node) d.remote[w->node] += wants(p, w, n);
     }
+  return d;
+}
+
+/* How busy others keep a memory: 1 if it gives all but one core's share, or more is wanted. */
+static double busy(const sim_node *node, double others) {
+  return others > 0 ? fmin(1, others * node->cores / (node->bytes_per_ns * (node->cores - 1))) : 0;
+}
+
+/* Where more is wanted than there is, all wait for their share; before that, each byte comes the later the more others
+ * read. */
+static double slowness_of(const player *p, const demand *d, const sim_worker *w) {
+  const sim_machine *m = p->machine;
+  double slowness = 1, later = 1;
   for (int n = 0; n < m->nodes; n++) {
-    s.memory[n] = fmax(1, s.memory[n] / m->node[n].bytes_per_ns);
-    s.remote[n] = m->node[n].remote > 0 ? fmax(1, s.remote[n] / m->node[n].remote) : 1;
+    const double own = wants(p, w, n), remote = n == w->node ? 0 : m->node[w->node].remote;
+    if (!(own > 0)) continue;
+    slowness = fmax(slowness, d->memory[n] / m->node[n].bytes_per_ns);
+    if (remote > 0) slowness = fmax(slowness, d->remote[w->node] / remote);
+    later += own * p->work->wait_ns * busy(&m->node[n], d->memory[n] - own);
   }
-  return s;
+  return fmax(slowness, later);
 }
 
 static void find_slowness(player *p) {
-  const slowness s = slowness_now(p);
-  for (sim_worker *w = p->worker; w < p->worker + p->threads; w++) {
-    w->slowness = 1;
-    for (int n = 0; n < p->machine->nodes; n++)
-      if (wants(p, w, n) > 0) w->slowness = fmax(w->slowness, fmax(s.memory[n], n == w->node ? 1 : s.remote[w->node]));
-  }
+  const demand d = demand_now(p);
+  for (sim_worker *w = p->worker; w < p->worker + p->threads; w++) w->slowness = slowness_of(p, &d, w);
 }
 
 /* The time until the next task ends; INFINITY where none runs. */

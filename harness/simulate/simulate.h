@@ -2,9 +2,9 @@
 /* A run on machines that are not at hand: times of single tasks, measured here, are played on any number of threads. Who
  * takes which task, and when it may begin, is asked of the library's own deal (src/plan/deal.h).
  *
- * A task takes as long as it took alone. Where the tasks that run together want more bytes per second of a node's memory
- * than it gives, all that read there take longer by the same factor; and so do all that read other nodes' memory, where they
- * want more than their node gets from there. */
+ * A task takes as long as it took alone, and longer by what its bytes take beside others that read. Where the tasks that run
+ * together want more bytes per second of a node's memory than it gives, all that read there take longer by the same factor;
+ * and so do all that read other nodes' memory, where they want more than their node gets from there. */
 #ifndef BENCH_SIMULATE_H
 #define BENCH_SIMULATE_H
 
@@ -59,6 +59,7 @@ typedef struct sim_work {
   const double *task_ns;         /* [tasks] alone on one core */
   double bytes[ATTN_MAX_PHASES]; /* a task of the phase reads and writes so many in memory */
   double packed_bytes;           /* a unit's, packed in the first phase, which each cache then reads once */
+  double wait_ns;                /* a byte takes a core so much longer while all others read than alone */
   double take_ns;                /* to take a task */
   double loop_ns;                /* to start and join the threads */
 } sim_work;

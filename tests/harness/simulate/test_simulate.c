@@ -123,6 +123,29 @@ TEST(memory_limits_what_reads_it) {
   assert_string_equal(sim_limit(&r, 4), "work");
 }
 
+TEST(bytes_come_later_beside_others) {
+  const attn_schedule s = SCHEDULE(1, 1, 1, 64);
+  all_take(&s, 100); /* 1000 bytes, each of which takes up to 0.06 ns longer */
+  const sim_work work = {.bytes = {1000}, .wait_ns = 0.06};
+  sim_machine m = sim_machine_scaled(16, 20);
+  sim_result r = play(&s, 16, &m, work); /* 15 others want 10 of 20 bytes a nanosecond each */
+  takes(&r, 4 * (100 + 1000 * 0.06 / 2));
+  assert_string_equal(sim_limit(&r, 16), "bandwidth");
+  r = play(&s, 1, &m, work);
+  takes(&r, 6400);
+  r = play(&s, 6, &m, work); /* beside 5, and 3 in the end */
+  takes(&r, 10 * (100 + 60 * 5.0 / 30) + 100 + 60 * 3.0 / 30);
+  m = sim_machine_scaled(16, 10);
+  r = play(&s, 16, &m, work);
+  takes(&r, 4 * 160);
+  m = sim_machine_scaled(16, 5); /* there is half of what is wanted: that is longer */
+  r = play(&s, 16, &m, work);
+  takes(&r, 800);
+  m = (sim_machine){.nodes = 2, .cores = 2, .node = {{1, 20, 0, 1}, {1, 20, 0, 1}}, .memory = SIM_FIRST};
+  r = play(&s, 2, &m, work); /* each is all others of the one core */
+  takes(&r, 32 * 160);
+}
+
 TEST(nodes_have_memory_of_their_own) {
   const attn_schedule s = SCHEDULE(1, 1, 1, 64);
   all_take(&s, 100);
