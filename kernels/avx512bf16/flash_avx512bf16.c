@@ -452,7 +452,7 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
 
 static NO_INLINE void run_tiles(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                 void *scratch) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){.attend = attend});
 }
 
 extern few_run_function attn_flash_few_avx512bf16;

@@ -75,7 +75,8 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
 
 static void flash_neonbf16_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                void *scratch) {
-  flash_run_by(schedule, args, task, unit_memory, scratch, pack_bf16, attend, false);
+  const tiled_algorithm flash = {.attend = attend, .own_queries = true};
+  run_phase(schedule, args, task, unit_memory, scratch, pack_bf16, &flash);
 }
 
 const attn_kernel attn_flash_neonbf16 = {

@@ -55,6 +55,14 @@ static ALWAYS_INLINE void store_integers(int8_t *to, vec x) {
   memcpy(to, &bytes, sizeof bytes);
 }
 
+/* Like attn_bf16_of_f32 for numbers; what becomes of NaN does not matter. */
+static ALWAYS_INLINE void store_numbers_bf16(uint16_t *to, vec x) {
+  lane_bits bits;
+  memcpy(&bits, &x, sizeof bits);
+  const lane_halves halves = __builtin_convertvector((bits + (0x7fffu + (bits >> 16 & 1u))) >> 16, lane_halves);
+  memcpy(to, &halves, sizeof halves);
+}
+
 static ALWAYS_INLINE void store_lanes(void *data, int64_t at, const attn_dtype dtype, vec x) {
   if (dtype == ATTN_F32) {
     vec_store((float *)data + at, x);

@@ -301,17 +301,31 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
 
 /* ---- Where a tile's keys lie in one key block: from P to O without acc ---- */
 
-/* Rows of O that a tile fills. Where the tile has fewer rows, the others are acc's. */
+/* Rows that a tile fills: of O, if its values are floats or bfloat16 and lie side by side, else of acc. Where the tile has
+ * fewer rows, the others are acc's. */
 typedef struct tile_output {
-  float *o[TILE_ROWS];
+  void *o[TILE_ROWS];
+  void *rest[TILE_ROWS];    /* for the last columns of bfloat16 rows, if these fill no vector */
+  bool bf16;                /* else floats */
   float inverse[TILE_ROWS]; /* reciprocals of the denominators */
   int64_t columns;
   bool finite; /* all that was stored, in acc too */
 } tile_output;
 
+/* The first `count` lanes to row i's columns from `column` on. */
+static ALWAYS_INLINE void store_output(const tile_output *out, int i, int64_t column, vec o, int64_t count,
+                                       const bool bf16) {
+  if (bf16)
+    store_numbers_bf16(count == VEC_LANES ? (uint16_t *)out->o[i] + column : out->rest[i], o);
+  else if (count == VEC_LANES)
+    vec_store((float *)out->o[i] + column, o);
+  else
+    vec_store_first((float *)out->o[i] + column, o, count);
+}
+
 /* The `vecs` vectors of columns from `column` on: the sums of accumulate_columns, divided as by divide_row. */
 static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, const float_rows v, int64_t keys,
-                                         int64_t column, const int vecs) {
+                                         int64_t column, const bool bf16, const int vecs) {
   const int64_t last = min64(out->columns - column - (vecs - 1) * VEC_LANES, VEC_LANES);
   vec sum[TILE_ROWS][TILE_VECS], poison = vec_zero();
   UNROLL
@@ -325,11 +339,7 @@ static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, c
     UNROLL
     for (int c = 0; c < vecs; c++) {
       const vec o = vec_fma(sum[i][c], vec_set1(out->inverse[i]), vec_zero());
-      float *to = out->o[i] + column + c * VEC_LANES;
-      if (c < vecs - 1 || last == VEC_LANES)
-        vec_store(to, o);
-      else
-        vec_store_first(to, o, last);
+      store_output(out, i, column + c * VEC_LANES, o, c < vecs - 1 ? VEC_LANES : last, bf16);
       poison = vec_fma(o, vec_zero(), poison); /* 0 * x is NaN for NaN and Inf */
     }
   }
@@ -343,16 +353,25 @@ static bool finish_rows_of_tile(const row_block *block, int64_t tile_row) {
   return true;
 }
 
+/* Whether tiles fill rows of O themselves. */
+static bool fills_o(const attn_problem *p) {
+  return p->o_stride.d == 1 && (p->dtype_o == ATTN_F32 || p->dtype_o == ATTN_BF16);
+}
+
 /* False if a row has no P: then its result is no quotient. */
 static bool find_output(const row_block *block, int64_t tile_row, tile_output *out) {
   const attn_problem *p = block->problem;
   const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
-  float *o = (float *)block->args->o + attn_o_offset(p, block->seq, block->b, block->head, block->first_row + tile_row);
+  const int64_t first = attn_o_offset(p, block->seq, block->b, block->head, block->first_row + tile_row);
+  float *acc = block->acc + tile_row * block->acc_stride;
+  const bool in_o = fills_o(p);
+  out->bf16 = in_o && p->dtype_o == ATTN_BF16;
   out->columns = p->dim_v;
   out->finite = true;
   for (int64_t i = 0; i < TILE_ROWS; i++) {
     out->inverse[i] = 0.0f;
-    out->o[i] = i < rows ? o + i * p->o_stride.s : block->acc + i * block->acc_stride;
+    out->o[i] = out->rest[i] = acc + i * block->acc_stride;
+    if (in_o && i < rows) out->o[i] = (char *)block->args->o + (first + i * p->o_stride.s) * (out->bf16 ? 2 : 4);
     if (i >= rows) continue;
     const float sum = sum_of_row(block, tile_row + i), denominator = denominator_of(block, tile_row + i, sum);
     if (!(sum > 0 && denominator < INFINITY)) return false;
@@ -362,20 +381,34 @@ static bool find_output(const row_block *block, int64_t tile_row, tile_output *o
 }
 
 /* Rows of O from the tile's P of the keys [begin, end). */
-static NO_INLINE void output_tile(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
+static ALWAYS_INLINE void output_as(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p,
+                                    const bool bf16) {
   const float_rows weights = {p, block->score_stride};
   float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
   column_strips strips = strips_of(block->acc_stride);
   for (int64_t done = 0, vecs; (vecs = next_strip(&strips)) > 0; done += vecs) {
-    WITH_CONSTANT_VECS(vecs, output_columns, out, weights, v, end - begin, done * VEC_LANES)
+    WITH_CONSTANT_VECS(vecs, output_columns, out, weights, v, end - begin, done * VEC_LANES, bf16)
     v.at += vecs * VEC_LANES;
   }
+}
+
+static NO_INLINE void output_floats(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
+  output_as(block, out, begin, end, p, false);
+}
+
+static NO_INLINE void output_bf16(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
+  const int64_t rest = out->columns % VEC_LANES;
+  output_as(block, out, begin, end, p, true);
+  for (int i = 0; rest > 0 && i < TILE_ROWS; i++)
+    if (out->o[i] != out->rest[i])
+      memcpy((uint16_t *)out->o[i] + (out->columns - rest), out->rest[i], (size_t)rest * sizeof(uint16_t));
 }
 
 static bool rows_are_finite(const tile_output *out, int64_t rows) {
   float poison = 0.0f;
   for (int64_t i = 0; i < rows; i++)
-    for (int64_t d = 0; d < out->columns; d++) poison += 0.0f * out->o[i][d];
+    for (int64_t d = 0; d < out->columns; d++)
+      poison += 0.0f * attn_load_f32((attn_storage){out->o[i], out->bf16 ? ATTN_BF16 : ATTN_F32}, d);
   return poison == 0.0f;
 }
 
@@ -387,8 +420,9 @@ static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin,
     accumulate_tile(block, tile_row, begin, end, p);
     return finish_rows_of_tile(block, tile_row);
   }
-  output_tile(block, &out, begin, end, p);
+  (out.bf16 ? output_bf16 : output_floats)(block, &out, begin, end, p);
   const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
+  for (int64_t i = 0; !fills_o(block->problem) && i < rows; i++) store_row(block, tile_row + i, out.o[i]);
   for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < rows; i++)
     store_lse_of_sum(block, tile_row + i, sum_of_row(block, tile_row + i));
   return out.finite || (rows < TILE_ROWS && rows_are_finite(&out, rows));
@@ -451,19 +485,18 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
   return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }
 
-/* A task of a kernel that has packing and tiles of its own. */
-static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                                void *scratch, pack_function *pack, attend_function *attend, bool direct) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, direct});
+/* Whether each tile sees all of its keys in one key block, so that O need not wait for others. */
+static inline bool keys_at_once(const attn_schedule *schedule) {
+  const attn_problem *p = &schedule->problem;
+  return p->seq_k <= schedule->key_block && !attn_uses(p, ATTN_USE_STATE) && !visits_blocks(p);
 }
 
 static NO_INLINE void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                 void *scratch) {
   const attn_problem *p = &schedule->problem;
   const bool one_run = !attn_uses(p, ATTN_USE_PAGES) || !v_in_place(p); /* all V that a tile reads */
-  const bool at_once = p->seq_k <= schedule->key_block && !attn_uses(p, ATTN_USE_STATE) && !visits_blocks(p);
-  const bool direct = one_run && at_once && keeps_floats(p);
-  flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
+  const tiled_algorithm flash = {.attend = flash_attend, .direct = one_run && keys_at_once(schedule)};
+  run_phase(schedule, args, task, unit_memory, scratch, pack_unit, &flash);
 }
 
 #endif

@@ -40,8 +40,9 @@ typedef struct row_block {
   int64_t q_stride, acc_stride, score_stride;
   const philox_dropout *dropout; /* P is dropped by it; NULL: none */
   bool adjusted;                 /* scores are more than dot products: scores.h has the rest */
-  bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
-  bool alike;     /* all rows have the same range */
+  bool shifted;     /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
+  bool alike;       /* all rows have the same range */
+  bool own_queries; /* the kernel loads Q itself, in a form of its own */
   bool direct;    /* flash: each tile sees all of its keys at once and goes straight to O, so that acc need not be cleared */
   bool first_try; /* finish_rows may ask for a second one */
   bool careful;   /* second try: do not read V of masked keys (accumulate_tile) */

@@ -164,8 +164,8 @@ static ALWAYS_INLINE void load_query_rows(const row_block *block, int64_t begin,
 static void load_queries(const row_block *block, int64_t begin, int64_t end) {
   const attn_problem *p = block->problem;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded by the kernel itself */
-  switch (p->dtype_q) {                                        /* a copy of the code for each type */
+  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q || block->own_queries) return;
+  switch (p->dtype_q) { /* a copy of the code for each type */
 #define DTYPE(constant, ...)                                     \
   case ATTN_##constant:                                          \
     load_query_rows(block, begin, end, factor, ATTN_##constant); \

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/common/memory/lanes.h"
 #include "scores.h"
 
 /* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel's score exceeds it by more than this,
@@ -27,7 +28,6 @@ static const float RESCALE_AT = 8.0f;
 /* A product that is no normal number becomes 0, as in vec_exp2: on some CPUs a denormal P makes its products with V a
  * hundred times as slow. */
 static inline void rescale_pending(float *p, int64_t pending, vec factor) {
-  typedef uint32_t lane_bits __attribute__((vector_size(VEC_LANES * sizeof(float))));
   for (int64_t j = 0; j < pending; j += VEC_LANES) {
     const vec scaled = vec_mul(vec_load(p + j), factor);
     lane_bits bits;

@@ -109,7 +109,7 @@ static bool two_pass_attend(const attn_schedule *schedule, const row_block *bloc
 /* A task of a kernel that has packing and tiles of its own. */
 static inline void two_pass_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                    void *scratch, pack_function *pack, attend_function *attend) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){attend, false});
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){.attend = attend});
 }
 
 static inline void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

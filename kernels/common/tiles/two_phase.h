@@ -50,7 +50,7 @@ typedef bool attend_function(const attn_schedule *schedule, const row_block *blo
 /* The parts of the compute phase in which tiled algorithms differ. */
 typedef struct tiled_algorithm {
   attend_function *attend;
-  bool direct; /* on the first try, as in row_block */
+  bool direct, own_queries; /* as in row_block; direct on the first try alone */
 } tiled_algorithm;
 
 static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
@@ -67,6 +67,7 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.alike = rows_see_alike(&block);
   block.first_try = true;
   block.direct = algorithm->direct;
+  block.own_queries = algorithm->own_queries;
   const philox_dropout dropout = attn_dropout_of(p, args);
   if (p->dropout > 0) block.dropout = &dropout;
   start_rows(&block, capacity);
