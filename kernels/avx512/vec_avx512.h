@@ -165,13 +165,15 @@ static inline __attribute__((always_inline)) vec_longs vec_join_halves(vec_longs
 #endif
 }
 
-/* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
+/* The first n of 64 bits, 0 <= n <= 64. */
+static inline uint64_t first_bits(int64_t n) { return n < 64 ? ((uint64_t)1 << n) - 1 : UINT64_MAX; }
+
+/* x where begin <= lane < end <= 64, -inf elsewhere; x[0] is in lane `lane`. Bits of integer registers cost nothing beside
+ * products, comparisons of vectors do. gcc would shift them in mask registers. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
-  const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)lane),
-                                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  const __mmask16 from = _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32((int)begin));
-  const __mmask16 keep = _mm512_mask_cmplt_epi32_mask(from, lanes, _mm512_set1_epi32((int)end));
-  return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
+  uint64_t keep = first_bits(end) & ~first_bits(begin);
+  __asm__("" : "+r"(keep));
+  return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), (__mmask16)(keep >> lane), x);
 }
 
 /* x where the byte is not 0, -inf elsewhere; of the first n lanes, -inf beyond. Reads n bytes. */
