@@ -15,7 +15,9 @@
  *
  * The scores of a panel wait in memory, relative to their references, while the next panel's are multiplied: a row's
  * exponentials stand after every few steps of that product, across tiles of rows. They would leave the multipliers idle if
- * all came at once, because they are chains of instructions that run on the other pipes. */
+ * all came at once, because they are chains of instructions that run on the other pipes.
+ *
+ * Where all keys lie in one key block, a tile's Q is read in place if it can be, and its O goes from registers to memory. */
 #include "flash_pairs_bf16.h"
 
 #include "kernels/common/tiles/flash.h"
@@ -76,6 +78,13 @@ static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool 
 
 static bool is_used(const unit_keys *unit, int64_t key) { return unit->used.begin <= key && key < unit->used.end; }
 
+/* The first of `keys` rows from row i on, if all of them are used and their values lie side by side; else NULL. `key`: that
+ * of row i. */
+static const uint16_t *dense_rows(const unit_keys *unit, const row_source *rows, int64_t i, int64_t key, int64_t keys) {
+  const bool dense = rows->column_stride == 1 && unit->used.begin <= key && key + keys <= unit->used.end;
+  return dense ? (const uint16_t *)rows->from.data + rows->offset + i * rows->row_stride : NULL;
+}
+
 /* VEC_LANES keys from `key` on, transposed into a panel's columns. `first`: the key of row 0. */
 static void pack_k_pairs(const unit_keys *unit, const row_source *k, int64_t first, int64_t key, float *panel) {
   if (keys_beside(unit->problem) && unit->used.begin <= key) {
@@ -84,10 +93,17 @@ static void pack_k_pairs(const unit_keys *unit, const row_source *k, int64_t fir
       vec_store(panel + d / 2 * PANEL_KEYS, pairs_beside(from, d, k->column_stride, k->columns, unit->used.end - key));
     return;
   }
+  const uint16_t *dense = dense_rows(unit, k, key - first, key, VEC_LANES);
   for (int64_t d = 0; d < k->columns; d += ROW_VALUES) {
     vec r[VEC_LANES];
-    UNROLL
-    for (int i = 0; i < VEC_LANES; i++) r[i] = _mm512_castsi512_ps(load_row(k, key - first + i, d, is_used(unit, key + i)));
+    if (dense && d + ROW_VALUES <= k->columns) {
+      UNROLL
+      for (int i = 0; i < VEC_LANES; i++) r[i] = load_pairs(dense + i * k->row_stride + d, ROW_VALUES);
+    } else {
+      NO_UNROLL
+      for (int i = 0; i < VEC_LANES; i++)
+        r[i] = _mm512_castsi512_ps(load_row(k, key - first + i, d, is_used(unit, key + i)));
+    }
     vec_transpose(r);
     for (int i = 0; i < VEC_LANES && d + 2 * i < k->columns; i++) vec_store(panel + (d / 2 + i) * PANEL_KEYS, r[i]);
   }
@@ -95,12 +111,19 @@ static void pack_k_pairs(const unit_keys *unit, const row_source *k, int64_t fir
 
 /* Two keys in pairs, the even one first. */
 static void pack_v_pairs(const unit_keys *unit, const row_source *v, int64_t first, int64_t key, float *to) {
-  for (int64_t c = 0; c < v->columns; c += ROW_VALUES) {
+  const uint16_t *dense = dense_rows(unit, v, key - first, key, 2);
+  int64_t c = 0;
+  for (; dense && c + ROW_VALUES <= v->columns; c += ROW_VALUES) {
+    vec pairs[2];
+    pair_columns(load_pairs(dense + c, ROW_VALUES), load_pairs(dense + v->row_stride + c, ROW_VALUES), pairs);
+    vec_store(to + c, pairs[0]);
+    vec_store(to + c + VEC_LANES, pairs[1]);
+  }
+  for (; c < v->columns; c += ROW_VALUES) {
     const __m512i even = load_row(v, key - first, c, is_used(unit, key));
     const __m512i odd = load_row(v, key - first + 1, c, is_used(unit, key + 1));
     vec pairs[2];
-    zip_pairs(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd), pairs);
-    unzip_columns(pairs[0], pairs[1], pairs);
+    pair_columns(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd), pairs);
     vec_store(to + c, pairs[0]);
     if (c + VEC_LANES < v->columns) vec_store(to + c + VEC_LANES, pairs[1]);
   }
@@ -129,11 +152,15 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
     pack_key_pairs(&unit, keys, packed_pairs_at(schedule, unit_memory));
 }
 
-/* Over the floats that start_rows has loaded. */
-static void pack_queries(const row_block *block, int64_t capacity) {
+static bool row_is_used(const row_block *block, int64_t i) {
+  return i < block->rows && block->range[i].begin < block->range[i].end;
+}
+
+/* Rows [begin, end) of the block. */
+static void pack_queries(const row_block *block, int64_t begin, int64_t end) {
   const attn_problem *p = block->problem;
-  for (int64_t i = 0; i < capacity; i++) {
-    const bool used = i < block->rows && block->range[i].begin < block->range[i].end;
+  for (int64_t i = begin; i < end; i++) {
+    const bool used = row_is_used(block, i);
     const problem_row at = problem_row_of(block, i);
     const row_source q = {.from = attn_q_storage(p, block->args),
                           .offset = used ? attn_q_offset(p, block->seq, block->b, at.head, at.query) : 0,
@@ -145,44 +172,62 @@ static void pack_queries(const row_block *block, int64_t capacity) {
   }
 }
 
+/* Whether the tile's rows of Q can be read where they lie, the first at `q`: as pairs of values side by side. */
+static bool queries_in_place(const row_block *block, int64_t tile_row, const uint16_t *q) {
+  const attn_problem *p = block->problem;
+  if (p->q_stride.d != 1 || p->dim_qk % 2 || p->q_stride.s % 2 || (uintptr_t)q % sizeof(float)) return false;
+  bool used = tile_row + TILE_ROWS <= block->rows_per_head;
+  for (int64_t i = tile_row; used && i < tile_row + TILE_ROWS; i++) used = row_is_used(block, i);
+  return used;
+}
+
+/* Q of a tile. A tile that sees all of its keys at once reads its rows only a few times, in place or from a copy. */
+static float_rows tile_queries(const row_block *block, int64_t tile_row) {
+  const attn_problem *p = block->problem;
+  const float_rows copy = {block->q + tile_row * block->q_stride, block->q_stride};
+  if (!block->direct) return copy;
+  const uint16_t *q =
+      (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, block->head, block->first_row + tile_row);
+  if (queries_in_place(block, tile_row, q)) return (float_rows){(const float *)(const void *)q, p->q_stride.s / 2};
+  pack_queries(block, tile_row, tile_row + TILE_ROWS);
+  return copy;
+}
+
 /* ---- P ---- */
 
-/* A panel whose scores, relative to their references, wait to become P: [TILE_ROWS][`vecs` vectors]. The rows of s and p are
- * `stride` apart. */
+/* A panel whose scores, relative to their references, wait to become P: [TILE_ROWS][`vecs` vectors], an even number. The
+ * rows of s and p are `stride` apart. */
 typedef struct waiting_panel {
   const float *s;
   float *p, *row_sum;
   int64_t stride, vecs;
 } waiting_panel;
 
-/* P and row_sum of row i. */
-static ALWAYS_INLINE void weigh_row(const waiting_panel *w, int64_t i, const int vecs) {
+/* P and row_sum of row i. `vecs` need not be a constant. */
+static ALWAYS_INLINE void weigh_row(const waiting_panel *w, int64_t i, const int64_t vecs) {
   const float *s = w->s + i * w->stride;
   float *p = w->p + i * w->stride, *sum = w->row_sum + i * VEC_LANES;
   vec added = vec_zero();
+  if (vecs == 0) return;
   UNROLL
-  for (int v = 0; v < TILE_VECS; v += 2) {
+  for (int64_t v = 0; v < TILE_VECS; v += 2) {
     if (v >= vecs) continue;
-    const vec low = weights_of(s + v * VEC_LANES), high = v + 1 < vecs ? weights_of(s + (v + 1) * VEC_LANES) : vec_zero();
+    const vec low = weights_of(s + v * VEC_LANES), high = weights_of(s + (v + 1) * VEC_LANES);
     vec_store(p + v / 2 * VEC_LANES, narrow(low, high));
     added = v == 0 ? vec_add(low, high) : vec_add(added, vec_add(low, high));
   }
   vec_store(sum, vec_add(vec_load(sum), added));
 }
 
-static ALWAYS_INLINE void weigh_rows(const waiting_panel *w, const int vecs) {
-  for (int64_t i = 0; i < TILE_ROWS; i++) weigh_row(w, i, vecs);
-}
-
 /* A panel of a tile whose scores are next, and the one that waits for its P. */
 typedef struct pair_work {
   panel_work panel;
+  float_rows q;           /* rows of Q */
   waiting_panel *waiting; /* vecs is 0 if no panel waits */
 } pair_work;
 
 static NO_INLINE void weigh_waiting(waiting_panel *w) {
-  if (w->vecs == 0) return;
-  WITH_CONSTANT_VECS(w->vecs, weigh_rows, w)
+  for (int64_t i = 0; i < TILE_ROWS; i++) weigh_row(w, i, w->vecs);
   w->vecs = 0;
 }
 
@@ -191,24 +236,28 @@ static NO_INLINE void weigh_waiting(waiting_panel *w) {
  * ADJUSTED_PAIRS: relative_rows() does all of it. */
 typedef enum panel_kind { PLAIN_PAIRS, EDGE_PAIRS, SHIFTED_PAIRS, ADJUSTED_PAIRS } panel_kind;
 
-/* sum = Q K^T. Meanwhile the waiting panel `beside`, which is whole, becomes P. */
-static ALWAYS_INLINE void multiply_pairs(const pair_work *work, vec sum[TILE_ROWS][TILE_VECS], const bool beside,
+/* Which panel becomes P during a product: none, a whole one, or whatever waits. */
+typedef enum panel_beside { NOTHING, WHOLE_PANEL, ANY_PANEL } panel_beside;
+
+/* sum = Q K^T. */
+static ALWAYS_INLINE void multiply_pairs(const pair_work *work, vec sum[TILE_ROWS][TILE_VECS], const panel_beside beside,
                                          const int vecs, const int64_t depth) {
   const panel_work *w = &work->panel;
-  float_rows q = {w->block->q + w->tile_row * depth, depth}, k = {w->block->keys.k + w->key * depth, PANEL_KEYS};
+  float_rows q = work->q, k = {w->block->keys.k + w->key * depth, PANEL_KEYS};
+  const int64_t waiting = beside == ANY_PANEL ? work->waiting->vecs : TILE_VECS;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
   }
-  if (!beside) product(sum, q, k, depth, vecs);
+  if (beside == NOTHING) product(sum, q, k, depth, vecs);
   UNROLL
   for (int64_t i = 0; i < TILE_ROWS; i++) {
-    if (!beside) continue;
+    if (beside == NOTHING) continue;
     const int64_t steps = depth * (i + 1) / TILE_ROWS - depth * i / TILE_ROWS;
     product(sum, q, k, steps, vecs);
     q.at += steps, k.at += steps * PANEL_KEYS;
-    weigh_row(work->waiting, i, TILE_VECS);
+    weigh_row(work->waiting, i, waiting);
   }
 }
 
@@ -246,8 +295,8 @@ static NO_INLINE void relative_rows(const panel_work *w, int64_t vecs) {
 
 /* Computes and stores the scores of a tile. Returns true if softmax takes them as they are, false if relative_rows() has to
  * come first. */
-static ALWAYS_INLINE bool score_pairs(const pair_work *work, const panel_kind kind, const bool beside, const int vecs,
-                                      const int64_t depth) {
+static ALWAYS_INLINE bool score_pairs(const pair_work *work, const panel_kind kind, const panel_beside beside,
+                                      const int vecs, const int64_t depth) {
   const panel_work *w = &work->panel;
   vec sum[TILE_ROWS][TILE_VECS];
   multiply_pairs(work, sum, beside, vecs, depth);
@@ -256,49 +305,44 @@ static ALWAYS_INLINE bool score_pairs(const pair_work *work, const panel_kind ki
       (kind == EDGE_PAIRS || kind == SHIFTED_PAIRS) && !w->settled && settle_rows(w->block, w->tile_row, sum, vecs);
   const bool fits = kind != ADJUSTED_PAIRS && (bounded || !some_above(sum, RESCALE_AT, vecs));
   store_tile(sum, w->score, w->block->score_stride, vecs);
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++)
+    if (vecs % 2) vec_store(w->score + i * w->block->score_stride + vecs * VEC_LANES, vec_set1(-INFINITY));
   return fits;
 }
 
 static int64_t depth_of(const pair_work *w) { return pairs(w->panel.block->problem->dim_qk); }
 
 /* The usual depths are constants. */
-static NO_INLINE bool plain_beside_32(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, 32); }
-static NO_INLINE bool plain_beside_64(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, 64); }
-static NO_INLINE bool plain_beside_any(const pair_work *w) {
-  return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, depth_of(w));
+static NO_INLINE bool plain_32(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, WHOLE_PANEL, TILE_VECS, 32); }
+static NO_INLINE bool plain_64(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, WHOLE_PANEL, TILE_VECS, 64); }
+static NO_INLINE bool plain_any(const pair_work *w) {
+  return score_pairs(w, PLAIN_PAIRS, ANY_PANEL, TILE_VECS, depth_of(w));
 }
 
-static bool plain_beside(const pair_work *w) {
-  const int64_t depth = depth_of(w);
-  return depth == 32 ? plain_beside_32(w) : depth == 64 ? plain_beside_64(w) : plain_beside_any(w);
+static bool score_plain(const pair_work *w) {
+  const int64_t depth = w->waiting->vecs == TILE_VECS ? depth_of(w) : 0;
+  return depth == 32 ? plain_32(w) : depth == 64 ? plain_64(w) : plain_any(w);
 }
 
-/* Beside nothing. */
-static NO_INLINE bool plain_alone(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, false, TILE_VECS, depth_of(w)); }
-static NO_INLINE bool shifted_alone(const pair_work *w) {
-  return score_pairs(w, SHIFTED_PAIRS, false, TILE_VECS, depth_of(w));
-}
-static NO_INLINE bool adjusted_alone(const pair_work *w) {
-  return score_pairs(w, ADJUSTED_PAIRS, false, TILE_VECS, depth_of(w));
-}
-static NO_INLINE bool edge_alone(const pair_work *w, int64_t vecs) {
+static NO_INLINE bool score_edge(const pair_work *w, int64_t vecs) {
   bool fits = false;
-#define SCORE_PAIRS(work, vecs) fits = score_pairs(work, EDGE_PAIRS, false, vecs, depth_of(work))
+#define SCORE_PAIRS(work, vecs) fits = score_pairs(work, EDGE_PAIRS, ANY_PANEL, vecs, depth_of(work))
   WITH_CONSTANT_VECS(vecs, SCORE_PAIRS, w)
 #undef SCORE_PAIRS
   return fits;
+}
+static NO_INLINE bool score_shifted(const pair_work *w) {
+  return score_pairs(w, SHIFTED_PAIRS, NOTHING, TILE_VECS, depth_of(w));
+}
+static NO_INLINE bool score_adjusted(const pair_work *w) {
+  return score_pairs(w, ADJUSTED_PAIRS, NOTHING, TILE_VECS, depth_of(w));
 }
 
 static panel_kind kind_of(const panel_work *w, const tile_keys *keys) {
   if (w->block->shifted) return SHIFTED_PAIRS;
   if (w->block->adjusted) return ADJUSTED_PAIRS;
   return w->settled && keys->all_begin <= w->key && w->key + PANEL_KEYS <= keys->all_end ? PLAIN_PAIRS : EDGE_PAIRS;
-}
-
-static bool score_alone(const pair_work *work, panel_kind kind, int64_t vecs) {
-  if (kind == PLAIN_PAIRS) return plain_alone(work);
-  if (kind == SHIFTED_PAIRS) return shifted_alone(work);
-  return kind == ADJUSTED_PAIRS ? adjusted_alone(work) : edge_alone(work, vecs);
 }
 
 /* ---- O += P V ---- */
@@ -341,47 +385,56 @@ static void accumulate_keys(const unseen_keys *u, int64_t row) {
     accumulate_seen(u->block, row + i, u->begin, u->end, u->p + i * u->block->score_stride);
 }
 
-static void accumulate_unseen(unseen_tile *t) {
-  for (int64_t i = 0; i < t->visits; i++) accumulate_keys(&t->keys[i], t->row);
-  t->visits = 0;
-}
-
 /* ---- The loop ---- */
 
 /* Work that one tile leaves to the next tile, which does it beside its own first product. */
 typedef struct left_over {
   waiting_panel waiting;
   unseen_tile tile;
+  bool failed; /* O of a tile that saw all of its keys at once, as finish_row says */
 } left_over;
+
+static void accumulate_unseen(left_over *left) {
+  unseen_tile *t = &left->tile;
+  for (int64_t i = 0; i < t->visits; i++) {
+    const unseen_keys *u = &t->keys[i];
+    if (u->block->direct)
+      left->failed |= !finish_tile(u->block, t->row, u->begin / 2, u->end / 2, u->p);
+    else
+      accumulate_keys(u, t->row);
+  }
+  t->visits = 0;
+}
 
 static void finish_left_over(left_over *left) {
   weigh_waiting(&left->waiting);
-  accumulate_unseen(&left->tile);
+  accumulate_unseen(left);
 }
 
 /* Computes the scores of a panel, which then waits. Everything that an earlier tile has left is done before any of it is
- * overwritten, or references move. */
+ * overwritten, or references move. Only rows that have no P yet get their first reference before that. */
 static void panel_pairs(const pair_work *work, const tile_keys *keys, left_over *left) {
   const panel_work *w = &work->panel;
   const row_block *block = w->block;
   const panel_kind kind = kind_of(w, keys);
   const int64_t vecs = kind == EDGE_PAIRS ? min64(ceil_div(keys->end - w->key, VEC_LANES), TILE_VECS) : TILE_VECS;
   bool fits;
-  if (kind == PLAIN_PAIRS && left->waiting.vecs == TILE_VECS) {
-    fits = plain_beside(work);
-    left->waiting.vecs = 0;
+  if (kind == PLAIN_PAIRS) {
+    fits = score_plain(work);
+  } else if (kind == EDGE_PAIRS) {
+    fits = score_edge(work, vecs);
   } else {
     weigh_waiting(&left->waiting);
-    if (kind != PLAIN_PAIRS) accumulate_unseen(&left->tile); /* before references move */
-    fits = score_alone(work, kind, vecs);
+    fits = kind == SHIFTED_PAIRS ? score_shifted(work) : score_adjusted(work);
   }
-  accumulate_unseen(&left->tile);
+  left->waiting.vecs = 0;
+  accumulate_unseen(left);
   if (!fits) relative_rows(w, vecs);
   left->waiting = (waiting_panel){.s = w->score,
                                   .p = block->score + w->pending / 2,
                                   .row_sum = block->row_sum + w->tile_row * VEC_LANES,
                                   .stride = block->score_stride,
-                                  .vecs = vecs};
+                                  .vecs = round_up(vecs, 2)};
 }
 
 static bool tile_settled(const row_block *block, int64_t tile_row) {
@@ -392,6 +445,7 @@ static bool tile_settled(const row_block *block, int64_t tile_row) {
 /* P of the tile's keys, of which `pending` have P in the same key block already. Returns where it will stand. */
 static unseen_keys tile_pairs(const row_block *block, int64_t tile_row, tile_keys keys, int64_t pending, left_over *left) {
   pair_work work = {.panel = {.block = block, .tile_row = tile_row, .settled = tile_settled(block, tile_row)},
+                    .q = tile_queries(block, tile_row),
                     .waiting = &left->waiting};
   work.panel.score = block->score + TILE_ROWS * block->score_stride;
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
@@ -427,7 +481,7 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   left_over left = {.waiting = {.vecs = 0}};
   block.keys = packed_pairs_at(schedule, (void *)(uintptr_t)block.keys.k);
   block.q_stride = pairs(block.problem->dim_qk);
-  pack_queries(&block, capacity);
+  if (!block.direct) pack_queries(&block, 0, capacity);
   const attn_key_range keys = keys_of_block(&block);
   const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity), listed = visits_blocks(block.problem);
   key_visits visits;
@@ -441,18 +495,22 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
         continue;
       }
       if (tile_row == 0 || !alike) tile = keys_of_tile(&block, tile_row, key, end);
-      if (tile.class == TILE_SKIP) continue;
+      if (tile.class == TILE_SKIP) {
+        left.failed |= block.direct && !finish_rows_of_tile(&block, tile_row);
+        continue;
+      }
       const unseen_keys unseen = tile_pairs(&block, tile_row, tile, 0, &left);
       left.tile = (unseen_tile){.row = tile_row, .visits = 1, .keys = {unseen}};
     }
   }
   finish_left_over(&left);
-  return finish_rows(&block);
+  return block.direct && keys.begin < keys.end ? !left.failed : finish_rows(&block);
 }
 
 static NO_INLINE void run_tiles(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                                 void *scratch) {
-  run_phase(schedule, args, task, unit_memory, scratch, pack, &(tiled_algorithm){.attend = attend});
+  const tiled_algorithm flash = {.attend = attend, .direct = keys_at_once(schedule), .own_queries = true};
+  run_phase(schedule, args, task, unit_memory, scratch, pack, &flash);
 }
 
 extern few_run_function attn_flash_few_avx512bf16;

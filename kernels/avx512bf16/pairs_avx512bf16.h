@@ -85,4 +85,15 @@ static inline void unzip_columns(vec low, vec high, vec columns[2]) {
   columns[1] = _mm512_permutex2var_ps(low, right, high);
 }
 
+/* The same pairs as by zip_pairs() and unzip_columns(). */
+static inline void pair_columns(vec even, vec odd, vec columns[2]) {
+  const __m512i left = _mm512_setr_epi32(0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005, 0x260006, 0x270007,
+                                         0x280008, 0x290009, 0x2a000a, 0x2b000b, 0x2c000c, 0x2d000d, 0x2e000e, 0x2f000f);
+  const __m512i right = _mm512_setr_epi32(0x300010, 0x310011, 0x320012, 0x330013, 0x340014, 0x350015, 0x360016, 0x370017,
+                                          0x380018, 0x390019, 0x3a001a, 0x3b001b, 0x3c001c, 0x3d001d, 0x3e001e, 0x3f001f);
+  const __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
+  columns[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, left, second));
+  columns[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, right, second));
+}
+
 #endif

@@ -401,6 +401,14 @@ EMULATED emulated_si emulated_permutexvar_epi16(emulated_si which, emulated_si x
 }
 
 /* 16 of the 32 floats of a and b. */
+EMULATED emulated_si emulated_permutex2var_epi16(emulated_si a, emulated_si which, emulated_si b) {
+  uint16_t index[32], from[64], to[32];
+  memcpy(index, &which, sizeof index);
+  memcpy(from, &a, sizeof a);
+  memcpy(from + 32, &b, sizeof b);
+  for (int i = 0; i < 32; i++) to[i] = from[index[i] & 63];
+  return emulated_loadu_si512(to);
+}
 EMULATED emulated_ps emulated_permutex2var_ps(emulated_ps a, emulated_si which, emulated_ps b) {
   uint32_t index[16];
   float from[32], to[16];
@@ -556,6 +564,7 @@ EMULATED emulated_ps emulated_maskz_scalef_ps(__mmask16 mask, emulated_ps x, emu
 #define _mm512_mask_broadcast_i32x4  emulated_mask_broadcast_i32x4
 #define _mm512_mask_cmplt_epi32_mask emulated_mask_cmplt_epi32_mask
 #define _mm512_mask_storeu_epi16     emulated_mask_storeu_epi16
+#define _mm512_permutex2var_epi16    emulated_permutex2var_epi16
 #define _mm512_permutex2var_ps       emulated_permutex2var_ps
 #define _mm512_permutexvar_epi16     emulated_permutexvar_epi16
 #define _mm512_mask_mov_ps           emulated_mask_mov_ps

@@ -50,7 +50,7 @@ typedef bool attend_function(const attn_schedule *schedule, const row_block *blo
 /* The parts of the compute phase in which tiled algorithms differ. */
 typedef struct tiled_algorithm {
   attend_function *attend;
-  bool direct, own_queries; /* as in row_block; direct on the first try alone */
+  bool direct, own_queries; /* see row_block; direct on the first try alone */
 } tiled_algorithm;
 
 static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
