@@ -164,11 +164,16 @@ static ALWAYS_INLINE void few_beside(vec *sum, const few_work w, const int rows,
   }
 }
 
-/* The addend of the products of row i: its reference, and bias and ALiBi, unless relative_row() does it. */
-static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, int64_t key) {
-  if (block->adjusted && !block->shifted) return vec_zero();
-  const vec start = vec_set1(-reference_of(block, i));
-  return block->shifted ? vec_add(shift_of(block, i, key), start) : start;
+/* Where a row's scores of group g are. */
+static ALWAYS_INLINE float *few_place(const row_block *block, float *score, int64_t row, int64_t g) {
+  return score + row * block->score_stride + g * VEC_LANES;
+}
+
+/* The addend of the products of row i, what few_shifts() left at `shift`: its reference, and bias and ALiBi, unless
+ * relative_row() does it. */
+static ALWAYS_INLINE vec few_added(const row_block *block, int64_t i, const float *shift) {
+  if (block->shifted) return vec_load(shift);
+  return block->adjusted ? vec_zero() : vec_set1(-reference_of(block, i));
 }
 
 static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int groups, const int64_t keys,
@@ -177,7 +182,7 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
   vec sum[16];
   UNROLL
   for (int i = 0; i < rows * groups; i++)
-    sum[i] = few_start(few_added(block, w.row + i / groups, w.key + i % groups * VEC_LANES));
+    sum[i] = few_start(few_added(block, w.row + i / groups, few_place(block, w.score, i / groups, i % groups)));
   const int64_t side = groups * VEC_LANES, left = w.keys - side;
   line_touch next = left > 0 ? touch_of_k(&w, side, min64(side, left), beside) : w.after;
   if (beside)
@@ -186,10 +191,8 @@ static ALWAYS_INLINE void few_groups(const few_work w, const int rows, const int
     few_squares(sum, w, rows, groups, keys, &next);
   UNROLL
   for (int i = 0; i < rows * groups; i++) {
-    const int64_t key = w.key + i % groups * VEC_LANES;
-    sum[i] = few_score(block, sum[i], few_added(block, w.row + i / groups, key));
-    if (block->shifted) sum[i] = select_keys(block, w.row + i / groups, key, sum[i]);
-    vec_store(w.score + i / groups * block->score_stride + i % groups * VEC_LANES, sum[i]);
+    float *at = few_place(block, w.score, i / groups, i % groups);
+    vec_store(at, few_score(block, sum[i], few_added(block, w.row + i / groups, at)));
   }
 }
 
@@ -353,6 +356,32 @@ static line_touch lines_behind(const few_work *w, int64_t end, const bool of_v) 
   return of_v ? touch_of_v(&next, 0, keys) : touch_of_k(&next, 0, keys, beside);
 }
 
+/* Bias and ALiBi less the reference, of `rows` rows and all keys, to where their scores will be: here, because inlined for
+ * each type, row and group they would be most of this file's code. */
+static void few_shifts(const few_work *w, int64_t rows) {
+  const row_block *block = w->block;
+  const uint32_t uses = block->problem->uses;
+  for (int64_t r = 0; r < rows; r++) {
+    const vec start = vec_set1(-reference_of(block, w->row + r));
+    const shift_row shift = shift_row_of(block, uses, w->row + r, w->key);
+    for (int g = 0; g * VEC_LANES < w->keys; g++)
+      vec_store(few_place(block, w->score, r, g), vec_add(shift_at(block, uses, &shift, w->row + r, w->key, g), start));
+  }
+}
+
+/* Scores that bias and mask do not allow to -inf. */
+static void few_select(const few_work *w, int64_t rows) {
+  const row_block *block = w->block;
+  const uint32_t uses = block->problem->uses;
+  for (int64_t r = 0; r < rows && selects_keys(block->problem); r++) {
+    const shift_row shift = shift_row_of(block, uses, w->row + r, w->key);
+    for (int g = 0; g * VEC_LANES < w->keys; g++) {
+      float *at = few_place(block, w->score, r, g);
+      vec_store(at, select_at(block, uses, &shift, w->row + r, w->key, g, vec_load(at)));
+    }
+  }
+}
+
 /* P of a panel's keys from `begin` up to `end`, behind the `pending` keys that each row has in block->score. The rows see
  * keys in `keys`. */
 static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_t pending, attn_key_range keys) {
@@ -365,7 +394,9 @@ static void few_panel(const row_block *block, int64_t begin, int64_t end, int64_
     for (int64_t step; w.row < block->rows; w.row += step) {
       step = few_at_once(block->rows - w.row);
       w.score = block->score + w.row * block->score_stride + pending + (w.key - begin);
+      if (block->shifted) few_shifts(&w, step);
       few_scores_of(p, step)(&w);
+      if (block->shifted) few_select(&w, step);
     }
     w.row = 0;
   }
