@@ -460,9 +460,13 @@ mkdir "$logs/begun"
 : >"$logs/skipped.txt"
 : >"$logs/again.txt"
 begun=$SECONDS
-mapfile -t in_build < <(wanted gcc tiers machines engines lint) # one after the other: they share the folder build/
+in_build=(gcc tiers machines engines) # one after the other: they share the folder build/
 # Long ones first, so that both lanes end at about the same time.
-mapfile -t others < <(wanted sanitize clang emulated fuzz aarch64 bare portable onednn3 races memory levels)
+others=(sanitize clang emulated fuzz aarch64 bare portable onednn3 races memory levels)
+# Lint needs no more of build/ than its first minute leaves there. Where all stages run, either lane may take it.
+if [ -n "$all" ] && [ -z "$stages" ]; then others+=(lint); else in_build+=(lint); fi
+mapfile -t in_build < <(wanted "${in_build[@]}")
+mapfile -t others < <(wanted "${others[@]}")
 if [ "$jobs" = 1 ] || [ ${#others[@]} = 0 ] || [ $((${#in_build[@]} + ${#others[@]})) = 1 ]; then
   for stage in "${in_build[@]}" "${others[@]}"; do (run_stage "$stage"); done
 else
