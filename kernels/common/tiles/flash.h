@@ -323,11 +323,13 @@ static ALWAYS_INLINE void store_output(const tile_output *out, int i, int64_t co
     vec_store_first((float *)out->o[i] + column, o, count);
 }
 
-/* The `vecs` vectors of columns from `column` on: the sums of accumulate_columns, divided as by divide_row. */
+/* The `vecs` vectors of columns from `column` on: the sums of accumulate_columns, divided as by divide_row. Their total is
+ * not finite if one of them is not; if it overflows, the second try decides. Additions have pipes of their own on some CPUs.
+ */
 static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, const float_rows v, int64_t keys,
                                          int64_t column, const bool bf16, const int vecs) {
   const int64_t last = min64(out->columns - column - (vecs - 1) * VEC_LANES, VEC_LANES);
-  vec sum[TILE_ROWS][TILE_VECS], poison = vec_zero();
+  vec sum[TILE_ROWS][TILE_VECS], total = vec_zero();
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
@@ -340,10 +342,10 @@ static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, c
     for (int c = 0; c < vecs; c++) {
       const vec o = vec_fma(sum[i][c], vec_set1(out->inverse[i]), vec_zero());
       store_output(out, i, column + c * VEC_LANES, o, c < vecs - 1 ? VEC_LANES : last, bf16);
-      poison = vec_fma(o, vec_zero(), poison); /* 0 * x is NaN for NaN and Inf */
+      total = vec_add(o, total);
     }
   }
-  out->finite &= !vec_any_nan(poison);
+  out->finite &= !vec_any_nan(vec_mul(total, vec_zero())); /* 0 * x is NaN for NaN and Inf */
 }
 
 /* finish_row for the tile's rows. */
@@ -396,12 +398,22 @@ static NO_INLINE void output_floats(const row_block *block, tile_output *out, in
   output_as(block, out, begin, end, p, false);
 }
 
+/* n values, fewer than a vector: by copies of constant sizes, without calls. */
+static ALWAYS_INLINE void copy_rest(uint16_t *to, const uint16_t *from, int64_t n) {
+  UNROLL
+  for (int size = VEC_LANES / 2; size > 0; size /= 2) {
+    if (!(n & size)) continue;
+    memcpy(to, from, (size_t)size * sizeof *to);
+    to += size, from += size;
+  }
+}
+
 static NO_INLINE void output_bf16(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
   const int64_t rest = out->columns % VEC_LANES;
   output_as(block, out, begin, end, p, true);
+  NO_UNROLL
   for (int i = 0; rest > 0 && i < TILE_ROWS; i++)
-    if (out->o[i] != out->rest[i])
-      memcpy((uint16_t *)out->o[i] + (out->columns - rest), out->rest[i], (size_t)rest * sizeof(uint16_t));
+    if (out->o[i] != out->rest[i]) copy_rest((uint16_t *)out->o[i] + (out->columns - rest), out->rest[i], rest);
 }
 
 static bool rows_are_finite(const tile_output *out, int64_t rows) {
