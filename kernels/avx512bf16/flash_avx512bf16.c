@@ -17,7 +17,8 @@
  * exponentials stand after every few steps of that product, across tiles of rows. They would leave the multipliers idle if
  * all came at once, because they are chains of instructions that run on the other pipes.
  *
- * Where all keys lie in one key block, a tile's Q is read in place if it can be, and its O goes from registers to memory. */
+ * A tile's O goes from registers to memory with its last keys. Where all keys lie in one key block, its Q is read in place
+ * if it can be. */
 #include "flash_pairs_bf16.h"
 
 #include "kernels/common/tiles/flash.h"
@@ -373,6 +374,7 @@ typedef struct unseen_keys {
 /* A tile whose P of these keys acc has not seen yet. */
 typedef struct unseen_tile {
   int64_t row, visits;
+  bool last; /* with these keys, O of its rows is finished */
   unseen_keys keys[MOST_VISITS];
 } unseen_tile;
 
@@ -391,14 +393,14 @@ static void accumulate_keys(const unseen_keys *u, int64_t row) {
 typedef struct left_over {
   waiting_panel waiting;
   unseen_tile tile;
-  bool failed; /* O of a tile that saw all of its keys at once, as finish_row says */
+  bool failed; /* O of a tile, as finish_row says */
 } left_over;
 
 static void accumulate_unseen(left_over *left) {
   unseen_tile *t = &left->tile;
   for (int64_t i = 0; i < t->visits; i++) {
     const unseen_keys *u = &t->keys[i];
-    if (u->block->direct)
+    if (t->last)
       left->failed |= !finish_tile(u->block, t->row, u->begin / 2, u->end / 2, u->p);
     else
       accumulate_keys(u, t->row);
@@ -484,6 +486,7 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   if (!block.direct) pack_queries(&block, 0, capacity);
   const attn_key_range keys = keys_of_block(&block);
   const bool alike = !selects_keys(block.problem) && ranges_alike(&block, capacity), listed = visits_blocks(block.problem);
+  const bool by_tile = block.first_try && !listed && !attn_uses(block.problem, ATTN_USE_STATE); /* rows are finished */
   key_visits visits;
   if (listed) start_visits(&block, &visits);
   tile_keys tile;
@@ -495,16 +498,18 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
         continue;
       }
       if (tile_row == 0 || !alike) tile = keys_of_tile(&block, tile_row, key, end);
+      const bool last = by_tile && end == keys.end;
       if (tile.class == TILE_SKIP) {
-        left.failed |= block.direct && !finish_rows_of_tile(&block, tile_row);
+        if (last) finish_left_over(&left); /* which may be of these rows */
+        left.failed |= last && !finish_rows_of_tile(&block, tile_row);
         continue;
       }
       const unseen_keys unseen = tile_pairs(&block, tile_row, tile, 0, &left);
-      left.tile = (unseen_tile){.row = tile_row, .visits = 1, .keys = {unseen}};
+      left.tile = (unseen_tile){.row = tile_row, .visits = 1, .last = last, .keys = {unseen}};
     }
   }
   finish_left_over(&left);
-  return block.direct && keys.begin < keys.end ? !left.failed : finish_rows(&block);
+  return by_tile && keys.begin < keys.end ? !left.failed : finish_rows(&block);
 }
 
 static NO_INLINE void run_tiles(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

@@ -305,8 +305,9 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
  * fewer rows, the others are acc's. */
 typedef struct tile_output {
   void *o[TILE_ROWS];
-  void *rest[TILE_ROWS];    /* for the last columns of bfloat16 rows, if these fill no vector */
+  void *rest[TILE_ROWS];    /* acc's; for the last columns of bfloat16 rows, if these fill no vector */
   bool bf16;                /* else floats */
+  bool more;                /* acc holds the sums of earlier keys */
   float inverse[TILE_ROWS]; /* reciprocals of the denominators */
   int64_t columns;
   bool finite; /* all that was stored, in acc too */
@@ -333,7 +334,8 @@ static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, c
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int c = 0; c < vecs; c++) sum[i][c] = vec_zero();
+    for (int c = 0; c < vecs; c++)
+      sum[i][c] = out->more ? vec_load((const float *)out->rest[i] + column + c * VEC_LANES) : vec_zero();
   }
   product(sum, p, v, keys, vecs);
   UNROLL
@@ -368,6 +370,7 @@ static bool find_output(const row_block *block, int64_t tile_row, tile_output *o
   float *acc = block->acc + tile_row * block->acc_stride;
   const bool in_o = fills_o(p);
   out->bf16 = in_o && p->dtype_o == ATTN_BF16;
+  out->more = !block->direct;
   out->columns = p->dim_v;
   out->finite = true;
   for (int64_t i = 0; i < TILE_ROWS; i++) {
@@ -424,11 +427,12 @@ static bool rows_are_finite(const tile_output *out, int64_t rows) {
   return poison == 0.0f;
 }
 
-/* O and LSE of the tile's rows from their P of the keys [begin, end). False as finish_row. */
+/* O and LSE of the tile's rows from their P of the keys [begin, end), which are their last. False as finish_row. */
 static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   tile_output out;
   if (!find_output(block, tile_row, &out)) {
-    memset(block->acc + tile_row * block->acc_stride, 0, (size_t)(TILE_ROWS * block->acc_stride) * sizeof(float));
+    if (block->direct)
+      memset(block->acc + tile_row * block->acc_stride, 0, (size_t)(TILE_ROWS * block->acc_stride) * sizeof(float));
     accumulate_tile(block, tile_row, begin, end, p);
     return finish_rows_of_tile(block, tile_row);
   }
