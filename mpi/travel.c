@@ -19,6 +19,7 @@ typedef struct travel {
   mpi_requests all;
   int64_t *visit_in; /* [buffers] the visit in it; -1: free */
   bool *worked;      /* [buffers] the visit has ended */
+  bool *sent;        /* [buffers] the item has gone on, or goes no further */
   int64_t posted;    /* visits that have a buffer, or need none */
   int first_slot;    /* requests of buffers follow those of own items: receive, send */
 } travel;
@@ -62,9 +63,27 @@ static bool may_receive(const travel *t, const mpi_visit *visit) {
   return under_way < 1 + visit->first;
 }
 
+static attn_status send_on(travel *t, const mpi_visit *visit, int64_t buffer) {
+  const mpi_journey *j = t->j;
+  if (visit->to < 0) return ATTN_OK;
+  const mpi_leg leg = visit->last ? j->back(j->plan, visit->item) : j->on(j->plan, visit->item);
+  return start_send(t, send_slot(t, buffer), buffer_at(t, buffer), leg, visit->to,
+                    tag_of(j->plan, visit->item, visit->last));
+}
+
+/* Items that do not change go on when they have come, also while the rank works on an earlier one. */
+static attn_status pass_on(travel *t) {
+  attn_status status = ATTN_OK;
+  for (int64_t b = 0; b < t->j->buffer_count && status == ATTN_OK; b++) {
+    if (t->visit_in[b] < 0 || t->sent[b] || t->all.request[receive_slot(t, b)] != MPI_REQUEST_NULL) continue;
+    t->sent[b] = true;
+    status = send_on(t, &t->j->visits[t->visit_in[b]], b);
+  }
+  return status;
+}
+
 /* Posts receives while there are buffers: also while the rank waits, as others may wait for it then. */
-static attn_status post(void *pointer) {
-  travel *t = pointer;
+static attn_status post(travel *t) {
   const mpi_journey *j = t->j;
   for (; t->posted < j->count; t->posted++) {
     const mpi_visit *visit = &j->visits[t->posted];
@@ -73,12 +92,18 @@ static attn_status post(void *pointer) {
     if (buffer < 0 || !may_receive(t, visit)) return ATTN_OK;
     const mpi_leg leg = visit->first ? j->out(j->plan, visit->item) : j->on(j->plan, visit->item);
     t->visit_in[buffer] = t->posted;
-    t->worked[buffer] = false;
+    t->worked[buffer] = t->sent[buffer] = false;
     const attn_status status = start_receive(t, receive_slot(t, buffer), buffer_at(t, buffer), leg, visit->from,
                                              tag_of(j->plan, visit->item, false));
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
+}
+
+static attn_status go_on(void *pointer) {
+  travel *t = pointer;
+  const attn_status status = t->j->carries ? ATTN_OK : pass_on(t);
+  return status == ATTN_OK ? post(t) : status;
 }
 
 /* Receives of own items that come back, then they leave. */
@@ -119,14 +144,6 @@ static attn_status wait_for_buffer(travel *t, int64_t visit) {
   return status;
 }
 
-static attn_status send_on(travel *t, const mpi_visit *visit, int64_t buffer) {
-  const mpi_journey *j = t->j;
-  if (visit->to < 0) return ATTN_OK;
-  const mpi_leg leg = visit->last ? j->back(j->plan, visit->item) : j->on(j->plan, visit->item);
-  return start_send(t, send_slot(t, buffer), buffer_at(t, buffer), leg, visit->to,
-                    tag_of(j->plan, visit->item, visit->last));
-}
-
 static attn_status visit_all(travel *t) {
   const mpi_journey *j = t->j;
   for (int64_t i = 0; i < j->count; i++) {
@@ -134,7 +151,6 @@ static attn_status visit_all(travel *t) {
     attn_status status = wait_for_buffer(t, i);
     const int64_t buffer = visit->from < 0 ? -1 : buffer_of(t, i);
     if (status == ATTN_OK && buffer >= 0) status = mpi_wait(&t->all, receive_slot(t, buffer), visit->from);
-    if (status == ATTN_OK && buffer >= 0 && !j->carries) status = send_on(t, visit, buffer);
     if (status == ATTN_OK) status = j->work(j, visit, buffer < 0 ? NULL : buffer_at(t, buffer), &t->all);
     if (status == ATTN_OK && buffer >= 0 && j->carries) status = send_on(t, visit, buffer);
     if (status != ATTN_OK) return status;
@@ -185,11 +201,12 @@ attn_status mpi_travel(const mpi_journey *journey) {
   if (journey->carries) qsort(journey->visits, (size_t)journey->count, sizeof *journey->visits, by_step);
   const int64_t own = journey->own_count, buffers = journey->buffer_count, requests = 2 * (own + buffers);
   travel t = {.j = journey, .first_slot = 2 * (int)own};
-  t.all = (mpi_requests){.plan = journey->plan, .count = (int)requests, .last = mpi_now(), .moved = post, .context = &t};
+  t.all = (mpi_requests){.plan = journey->plan, .count = (int)requests, .last = mpi_now(), .moved = go_on, .context = &t};
   t.visit_in = malloc((size_t)max64(buffers, 1) * sizeof *t.visit_in);
   t.worked = calloc((size_t)max64(buffers, 1), sizeof *t.worked);
+  t.sent = calloc((size_t)max64(buffers, 1), sizeof *t.sent);
   attn_status status = mpi_make_requests(&t.all, requests);
-  if (status == ATTN_OK && (!t.visit_in || !t.worked))
+  if (status == ATTN_OK && (!t.visit_in || !t.worked || !t.sent))
     status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mpi_plan_run needs room for %d buffers", (int)buffers);
   for (int64_t b = 0; b < buffers && status == ATTN_OK; b++) t.visit_in[b] = -1;
   if (status == ATTN_OK) status = start_own_items(&t);
@@ -197,5 +214,6 @@ attn_status mpi_travel(const mpi_journey *journey) {
   mpi_free_requests(&t.all);
   free(t.visit_in);
   free(t.worked);
+  free(t.sent);
   return status;
 }
