@@ -143,6 +143,21 @@ static ALWAYS_INLINE void spread_scales(const int rows, const float *scale, floa
   }
 }
 
+/* Those of the block from key `key` on. */
+static NO_INLINE void spread_block_scales(const row_block *block, int64_t key, int64_t rows, float *k, float *v) {
+  block_scales scales;
+  find_scales(block, key, key, key + DECODE_KEYS, &scales);
+  for (int i = 0; i < 2; i++) {
+    const float *from = i == 0 ? scales.k : scales.v;
+    float *to = i == 0 ? k : v;
+    switch (rows) {
+      case 2: spread_scales(2, from, to); break;
+      case 4: spread_scales(4, from, to); break;
+      default: spread_scales(8, from, to);
+    }
+  }
+}
+
 static ALWAYS_INLINE void scale_group(const int rows, const float *spread, float *weights) {
   NO_UNROLL
   for (int i = 0; i < DECODE_KEYS * rows; i += VEC_LANES)
@@ -175,7 +190,7 @@ static ALWAYS_INLINE vec score_group(group_operands of, float factor, const floa
 }
 
 /* Scores to P. */
-static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_softmax *state) {
+static ALWAYS_INLINE void softmax_rows(const int rows, float *score, group_softmax *state) {
   const vec reference = vec_load(state->reference);
   float *weights = weights_of(score, rows);
   NO_UNROLL
@@ -195,6 +210,15 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
     }
     UNROLL
     for (int l = 0; l < LANE_VALUES; l++) vec_store(state->sum[i + l], sum[l]);
+  }
+}
+
+/* A function for all streams, as it depends on the number of rows alone. */
+static NO_INLINE void softmax_group(int64_t rows, float *score, group_softmax *state) {
+  switch (rows) {
+    case 2: softmax_rows(2, score, state); break;
+    case 4: softmax_rows(4, score, state); break;
+    default: softmax_rows(8, score, state);
   }
 }
 
@@ -229,22 +253,16 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
   const int64_t dim_qk = fixed > 0 ? fixed : p->dim_qk, dim_v = fixed > 0 ? fixed : p->dim_v;
   const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
   const int64_t part = fixed == DIMS_PARTS ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
-  const attn_key_run first = first_run(block, key, kind);
-  key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
-           v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
-  prefetch_lines next = prefetch_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.policy, stream->nearer);
-  const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
+  const stream_walk walk = walk_of(stream, runs, key, kind);
+  key_rows k = walk.k, v = walk.v;
+  prefetch_lines next = walk.next;
   const bool scaled = streams_scale(kind.dtype) && stream->scaled;
-  block_scales scales;
   float k_spread[DECODE_KEYS * MOST_TILE_ROWS], v_spread[DECODE_KEYS * MOST_TILE_ROWS];
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
-    if (scaled) { /* now, long before the loops read them: a wide load waits for the narrow stores before it */
-      find_scales(block, key, key, key + DECODE_KEYS, &scales);
-      spread_scales(kind.rows, scales.k, k_spread);
-      spread_scales(kind.rows, scales.v, v_spread);
-    }
-    prefetch_beside_scores(&next, kind, k_places, v_places, run);
+    /* Now, long before the loops read them: a wide load waits for the narrow stores before it. */
+    if (scaled) spread_block_scales(block, key, kind.rows, k_spread, v_spread);
+    prefetch_beside_scores(&next, kind, walk.k_places, walk.v_places, run);
     const vec best = score_group((group_operands){stream->q, rows_of_block(k, &runs->k, run, kind)}, score_factor(p),
                                  scaled ? k_spread : NULL, dim_qk, fixed, kind, block->score, &next);
     if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {
@@ -254,7 +272,7 @@ static ALWAYS_INLINE void stream_group(row_stream *stream, const key_runs *runs,
     }
     softmax_group(kind.rows, block->score, state);
     if (scaled) scale_group(kind.rows, v_spread, block->score);
-    prefetch_beside_sums(&next, kind, k_places, v_places, run);
+    prefetch_beside_sums(&next, kind, walk.k_places, walk.v_places, run);
     const wide_work w = {.v = rows_of_block(v, &runs->v, run, kind),
                          .keys = DECODE_KEYS,
                          .p = weights_of(block->score, kind.rows),

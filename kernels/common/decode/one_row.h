@@ -88,23 +88,21 @@ static ALWAYS_INLINE void stream_blocks(const row_stream *stream, const key_runs
                                         const int dim, const few_kind kind) {
   const row_block *block = stream->block;
   const attn_problem *p = block->problem;
-  const attn_key_run first = first_run(block, key, kind);
-  key_rows k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
-           v = {attn_v_storage(p, block->args), first.v, p->v_stride.s};
-  prefetch_lines next = prefetch_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, stream->policy, stream->nearer);
-  const run_places k_places = places_of(&runs->k, k, kind), v_places = places_of(&runs->v, v, kind);
+  const stream_walk walk = walk_of(stream, runs, key, kind);
+  key_rows k = walk.k, v = walk.v;
+  prefetch_lines next = walk.next;
   const bool scaled = streams_scale(kind.dtype) && stream->scaled;
   block_scales scales;
   for (; key < end; key += DECODE_KEYS, k.first += DECODE_KEYS * k.stride, v.first += DECODE_KEYS * v.stride) {
     const int64_t run = (key - runs->begin) / RUN_KEYS;
     if (scaled) find_scales(block, key, key, key + DECODE_KEYS, &scales);
-    prefetch_beside_scores(&next, kind, k_places, v_places, run);
+    prefetch_beside_scores(&next, kind, walk.k_places, walk.v_places, run);
     score_block(stream->q, rows_of_block(k, &runs->k, run, kind), score_factor(p), dim, kind, block->score, &next);
     if (scaled) scale_whole_row(block->score, scales.k);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     if (scaled) scale_whole_row(block->score, scales.v);
     join_weights(block->score, DECODE_KEYS);
-    prefetch_beside_sums(&next, kind, k_places, v_places, run);
+    prefetch_beside_sums(&next, kind, walk.k_places, walk.v_places, run);
     accumulate_block(block->score, rows_of_block(v, &runs->v, run, kind), dim, kind, block->acc, &next);
   }
 }

@@ -72,12 +72,6 @@ static NO_INLINE void find_pages(const row_block *block, int64_t key, int64_t en
   look_up_runs(block, key, (end - key) / RUN_KEYS + max64(runs->k.ahead, runs->v.ahead), seen, 0, tables);
 }
 
-/* K and V from key `key` on; of pages, wherever. */
-static ALWAYS_INLINE attn_key_run first_run(const row_block *block, int64_t key, const few_kind kind) {
-  if (kind.paged) return (attn_key_run){0};
-  return attn_key_run_at(block->problem, block->args, block->seq, block->head, key);
-}
-
 /* K or V of the block that begins at run `run`; `rows` leads there if keys lie at one stride. */
 static ALWAYS_INLINE block_rows rows_of_block(key_rows rows, const run_list *list, int64_t run, const few_kind kind) {
   if (!kind.paged) return (block_rows){rows, 0};
@@ -92,9 +86,8 @@ typedef struct run_places {
   int64_t bytes;
 } run_places;
 
-static ALWAYS_INLINE run_places places_of(const run_list *runs, const key_rows rows, const few_kind kind) {
-  return (run_places){attn_storage_as(rows.from, kind.dtype), *runs,
-                      attn_elements_bytes(kind.dtype, RUN_KEYS * rows.stride)};
+static run_places places_of(const run_list *runs, const key_rows rows) {
+  return (run_places){rows.from, *runs, attn_elements_bytes(rows.from.dtype, RUN_KEYS * rows.stride)};
 }
 
 static ALWAYS_INLINE uintptr_t place_of(const run_places at, int64_t run) {
@@ -182,5 +175,36 @@ struct row_stream {
   bool scaled; /* keys and values have factors */
   group_softmax state;
 };
+
+/* Where a stream reads, and what it prefetches. */
+typedef struct stream_walk {
+  key_rows k, v;                 /* rows of its first block; of pages, wherever */
+  run_places k_places, v_places; /* pages only */
+  prefetch_lines next;
+} stream_walk;
+
+/* Finds it for keys from `key` on. A call, because inlined it would be an eighth of each stream's code. */
+static NO_INLINE void find_walk(const row_stream *stream, const key_runs *runs, int64_t key, bool paged, stream_walk *walk) {
+  const row_block *block = stream->block;
+  const attn_problem *p = block->problem;
+  const attn_key_run first = paged ? (attn_key_run){0} : attn_key_run_at(p, block->args, block->seq, block->head, key);
+  *walk = (stream_walk){.k = {attn_k_storage(p, block->args), first.k, p->k_stride.s},
+                        .v = {attn_v_storage(p, block->args), first.v, p->v_stride.s}};
+  walk->next = prefetch_of(block_lines(walk->k, p->dim_qk), block_lines(walk->v, p->dim_v), DECODE_KEYS, stream->policy,
+                           stream->nearer);
+  if (!paged) return;
+  walk->k_places = places_of(&runs->k, walk->k);
+  walk->v_places = places_of(&runs->v, walk->v);
+}
+
+/* The same in code for one kind. */
+static ALWAYS_INLINE stream_walk walk_of(const row_stream *stream, const key_runs *runs, int64_t key, const few_kind kind) {
+  stream_walk found, walk;
+  find_walk(stream, runs, key, kind.paged, &found);
+  walk = found;
+  walk.k_places.from.dtype = walk.v_places.from.dtype = kind.dtype;
+  if (kind.policy != PREFETCH_ANY) walk.next.policy = kind.policy;
+  return walk;
+}
 
 #endif
