@@ -128,8 +128,9 @@ static inline vec_longs vec_join_halves(vec_longs lower, vec_longs upper) {
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
   const __m256i lanes = _mm256_add_epi32(_mm256_set1_epi32((int)lane), lane_numbers());
-  const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)begin), lanes);
-  const __m256i keep = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)end), lanes));
+  __m256i keep = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)end), lanes);
+  if (!__builtin_constant_p(begin <= lane) || begin > lane)
+    keep = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)begin), lanes), keep);
   return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(keep));
 }
 

@@ -81,26 +81,40 @@ static inline attn_key_range attn_piece_of(const attn_problem *problem, const at
   return (attn_key_range){problem->key_begin, ends ? problem->key_end : seq->len_k};
 }
 
-/* The keys that row i of batch b may see by length, piece, row length, causal mask and window. */
+/* What the ranges of a sequence's rows depend on, besides the row: loops over rows that store find it once. */
+typedef struct attn_row_ranges {
+  attn_key_range piece;
+  int64_t len_q, first, last, kept; /* row i's window is [i + first, i + last], beside the first `kept` keys */
+  const int32_t *row_len;           /* of row 0; NULL: none */
+} attn_row_ranges;
+
+static inline attn_row_ranges attn_row_ranges_of(const attn_problem *problem, const attn_args *args,
+                                                 const attn_sequence *seq, int64_t b) {
+  const int64_t left = problem->window_left, right = problem->window_right;
+  return (attn_row_ranges){.piece = attn_piece_of(problem, seq),
+                           .len_q = seq->len_q,
+                           .first = left < 0 ? INT64_MIN : attn_saturating_add(seq->offset, -left),
+                           .last = right < 0 ? INT64_MAX : attn_saturating_add(seq->offset, right),
+                           .kept = problem->window_first,
+                           .row_len = attn_uses(problem, ATTN_USE_ROW_LEN) ? args->row_len + b * problem->seq_q : NULL};
+}
+
+/* The keys that row i may see by length, piece, row length, causal mask and window. */
+static inline attn_key_range attn_range_of_row(const attn_row_ranges *of, int64_t i) {
+  attn_key_range keys = of->piece;
+  assert(i >= 0);
+  if (i >= of->len_q) return (attn_key_range){0, 0};
+  if (of->row_len && of->row_len[i] < keys.end) keys.end = of->row_len[i];
+  const int64_t first = i + of->first, last = of->last > INT64_MAX - 1 - i ? INT64_MAX - 1 : i + of->last;
+  keys.end = min64(keys.end, last + 1);
+  if (first > keys.begin && keys.begin >= of->kept) keys.begin = first;
+  return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+}
+
 static inline attn_key_range attn_allowed_keys(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
                                                int64_t b, int64_t i) {
-  attn_key_range keys = attn_piece_of(problem, seq);
-  assert(i >= 0);
-  if (i >= seq->len_q) return (attn_key_range){0, 0};
-  if (attn_uses(problem, ATTN_USE_ROW_LEN)) {
-    const int64_t row_len = args->row_len[b * problem->seq_q + i];
-    if (row_len < keys.end) keys.end = row_len;
-  }
-  const int64_t position = attn_saturating_add(i, seq->offset);
-  if (problem->window_right >= 0) {
-    const int64_t last = attn_saturating_add(position, problem->window_right);
-    if (last < keys.end) keys.end = last + 1;
-  }
-  if (problem->window_left >= 0) {
-    const int64_t first = attn_saturating_add(position, -problem->window_left);
-    if (first > keys.begin && keys.begin >= problem->window_first) keys.begin = first;
-  }
-  return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+  const attn_row_ranges of = attn_row_ranges_of(problem, args, seq, b);
+  return attn_range_of_row(&of, i);
 }
 
 /* Whether key j of those lies between the first keys, which stay, and the row's window. */

@@ -13,6 +13,8 @@
 #ifndef ATTN_COMMON_FLASH_H
 #define ATTN_COMMON_FLASH_H
 
+#include <float.h>
+
 #include "cold_lines.h"
 #include "key_blocks.h"
 #include "streaming_softmax.h"
@@ -27,6 +29,7 @@ typedef struct panel_work {
   float *score;    /* score[i][0] belongs to `key` */
   int64_t pending; /* P of the tile's panels so far, which acc has not seen yet; they end at `score` */
   bool settled;    /* every row has a reference */
+  bool fresh;      /* none has one, and none of the rows has a sum */
 } panel_work;
 
 /* Prefetches bias and mask of the panel's keys for row i of the next tile. Rows lie far apart: their first lines would come
@@ -50,10 +53,11 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
                                           const shift_row *shift, const bool prefetches, const int vecs) {
   const row_block *block = w.block;
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
+  const float *reference = block->row_max + w.tile_row;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     const bool settled = !shift && w.settled; /* with shift a test costs more than it saves */
-    const vec start = vec_set1(settled ? -block->row_max[w.tile_row + i] : -reference_of(block, w.tile_row + i));
+    const vec start = vec_set1(settled ? -reference[i] : reference[i] == -INFINITY ? 0.0f : -reference[i]);
     UNROLL
     for (int v = 0; v < vecs; v++)
       sum[i][v] = shift ? vec_add(shift_at(block, uses, &shift[i], w.tile_row + i, w.key, v), start) : start;
@@ -96,6 +100,25 @@ static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, 
   return all;
 }
 
+/* The same where no row has a reference or a sum yet. True if all rows got a reference; no score is above 0 in any case. */
+static ALWAYS_INLINE bool settle_fresh_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
+                                            const int vecs) {
+  float *reference = block->row_max + tile_row;
+  bool all = true;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    vec best = vec_set1(-INFINITY);
+    UNROLL
+    for (int v = 0; v < vecs; v++) best = vec_max(sum[i][v], best);
+    reference[i] = vec_reduce_max(best);
+    all &= reference[i] > -INFINITY;
+    const vec step = vec_set1(reference[i] > -FLT_MAX ? reference[i] : -FLT_MAX); /* -inf stays so */
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_sub(sum[i][v], step);
+  }
+  return all;
+}
+
 static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit, const int vecs) {
   vec largest[2] = {vec_set1(-INFINITY), vec_set1(-INFINITY)}; /* not sums: a NaN would hide what others have in its lane */
   UNROLL
@@ -125,12 +148,21 @@ static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TI
   }
 }
 
+static bool rows_settled(const row_block *block, int64_t tile_row) {
+  bool settled = true;
+  for (int i = 0; i < TILE_ROWS; i++) settled &= block->row_max[tile_row + i] > -INFINITY;
+  return settled;
+}
+
 /* Terms that are added to scores: none, all that the problem uses, or, where keys lie side by side and every row may see all
  * of the panel, a bias alone or a mask alone. */
 typedef enum panel_shift { UNSHIFTED, SHIFTED, BIASED, MASKED } panel_shift;
 
-/* The first `vecs` vectors of the panel. `edge`: not every row may see all of it. */
-static ALWAYS_INLINE void dot_panel(const panel_work w, const panel_shift kind, const bool edge, const int vecs) {
+/* Which rows see all of a panel: all, those whose ranges do not end in it, or others. */
+typedef enum panel_edge { WHOLE, ENDING, RAGGED } panel_edge;
+
+/* The first `vecs` vectors of the panel. True if every row has a reference afterwards. */
+static ALWAYS_INLINE bool dot_panel(const panel_work w, const panel_shift kind, const panel_edge edge, const int vecs) {
   const row_block *block = w.block;
   const uint32_t uses = kind == BIASED ? ATTN_USE_BIAS : kind == MASKED ? ATTN_USE_MASK : block->problem->uses;
   vec sum[TILE_ROWS][TILE_VECS];
@@ -140,60 +172,64 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const panel_shift kind, 
     if (kind != SHIFTED) shift[i].dense = true;
   }
   relative_scores(w, sum, uses, kind != UNSHIFTED ? shift : NULL, kind == BIASED || kind == MASKED, vecs);
+  const attn_key_range *range = block->range + w.tile_row;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; kind != UNSHIFTED && v < vecs; v++)
       sum[i][v] = select_at(block, uses, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
-    if (edge) select_allowed_vecs(block->range[w.tile_row + i], w.key, sum[i], vecs);
+    if (edge != WHOLE) select_allowed_of(range[i], w.key, sum[i], edge == ENDING, vecs);
+  }
+  if (kind == UNSHIFTED && w.fresh) {
+    const bool settled = settle_fresh_rows(block, w.tile_row, sum, vecs);
+    softmax_sums(w, sum, true, true, vecs);
+    return settled;
   }
   const bool bounded = !w.settled && settle_rows(block, w.tile_row, sum, vecs);
   softmax_sums(w, sum, true, bounded, vecs);
+  return w.settled || rows_settled(block, w.tile_row);
 }
 
 /* The cases of dot_panel. Each is a function of its own, because they would compete for registers if they were inlined into
  * one. */
-static NO_INLINE void full_panel(const panel_work *w) { dot_panel(*w, UNSHIFTED, false, TILE_VECS); }
+static NO_INLINE bool full_panel(const panel_work *w) { return dot_panel(*w, UNSHIFTED, WHOLE, TILE_VECS); }
 
-static NO_INLINE void biased_panel(const panel_work *w) { dot_panel(*w, BIASED, false, TILE_VECS); }
+static NO_INLINE bool biased_panel(const panel_work *w) { return dot_panel(*w, BIASED, WHOLE, TILE_VECS); }
 
-static NO_INLINE void masked_panel(const panel_work *w) { dot_panel(*w, MASKED, false, TILE_VECS); }
+static NO_INLINE bool masked_panel(const panel_work *w) { return dot_panel(*w, MASKED, WHOLE, TILE_VECS); }
 
-static NO_INLINE void shifted_panel(const panel_work *w) { dot_panel(*w, SHIFTED, true, TILE_VECS); }
+static NO_INLINE bool shifted_panel(const panel_work *w) { return dot_panel(*w, SHIFTED, RAGGED, TILE_VECS); }
 
-static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) {
-  WITH_CONSTANT_VECS(vecs, dot_panel, *w, UNSHIFTED, true)
+static NO_INLINE bool ending_panel(const panel_work *w, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, return dot_panel, *w, UNSHIFTED, ENDING)
+  return false; /* not reached */
+}
+
+static NO_INLINE bool ragged_panel(const panel_work *w, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, return dot_panel, *w, UNSHIFTED, RAGGED)
+  return false; /* not reached */
 }
 
 /* A panel with a bias, ALiBi or a mask; `full`: every row may see all of it. */
-static void any_shifted_panel(const panel_work *w, bool full) {
+static bool any_shifted_panel(const panel_work *w, bool full) {
   const attn_problem *p = w->block->problem;
   const uint32_t uses = p->uses & SCORE_SHIFTS;
-  if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1) {
-    biased_panel(w);
-  } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1 &&
-             w->key >= attn_first_masked(p, w->block->seq->len_k)) {
-    masked_panel(w);
-  } else {
-    const bool prefetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
-    for (int i = 0; prefetches && i < TILE_ROWS; i++) prefetch_shift(*w, uses, i);
-    shifted_panel(w);
-  }
+  if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1) return biased_panel(w);
+  if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1 && w->key >= attn_first_masked(p, w->block->seq->len_k))
+    return masked_panel(w);
+  const bool prefetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
+  for (int i = 0; prefetches && i < TILE_ROWS; i++) prefetch_shift(*w, uses, i);
+  return shifted_panel(w);
 }
 
 /* A panel whose scores are other similarities or pass through a softcap (scores.h); the reference comes off after that. */
-static void adjusted_panel(const panel_work *w) {
+static bool adjusted_panel(const panel_work *w) {
   if (w->block->problem->score == ATTN_SCORE_DOT)
     score_panel(w->block, w->tile_row, w->key, w->score, TILE_VECS);
   else
     other_panel(w->block, w->tile_row, w->key, w->score);
   softmax_panel(w->block, w->tile_row, w->key, w->score, w->pending, TILE_VECS);
-}
-
-static bool rows_settled(const row_block *block, int64_t tile_row) {
-  bool settled = true;
-  for (int i = 0; i < TILE_ROWS; i++) settled &= block->row_max[tile_row + i] > -INFINITY;
-  return settled;
+  return rows_settled(w->block, w->tile_row);
 }
 
 /* The key of a tile's first score: panels go from border to border, but the first starts at the first vector with a key, and
@@ -207,7 +243,8 @@ static int64_t first_score(const row_block *block, tile_keys keys) {
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score, int64_t pending,
                                cold_lines *cold) {
   const int64_t first = first_score(block, keys);
-  panel_work w = {.block = block, .tile_row = tile_row, .settled = rows_settled(block, tile_row)};
+  panel_work w = {.block = block, .tile_row = tile_row, .fresh = block->direct};
+  if (!block->direct) w.settled = rows_settled(block, tile_row);
   for (int64_t key = first, next; key < keys.end; key = next) {
     next = round_down(key, PANEL_KEYS) + PANEL_KEYS;
     w.key = key;
@@ -215,15 +252,16 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
     w.pending = pending + (key - first);
     prefetch_cold_lines(cold);
     const bool full = key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end;
+    const int64_t vecs = ceil_div(min64(keys.end, next) - key, VEC_LANES);
     if (block->shifted)
-      any_shifted_panel(&w, full);
+      w.settled = any_shifted_panel(&w, full);
     else if (block->adjusted)
-      adjusted_panel(&w);
+      w.settled = adjusted_panel(&w);
     else if (full)
-      full_panel(&w);
+      w.settled = full_panel(&w);
     else
-      edge_panel(&w, ceil_div(min64(keys.end, next) - key, VEC_LANES));
-    if (!w.settled) w.settled = rows_settled(block, tile_row);
+      w.settled = (keys.all_begin <= key ? ending_panel : ragged_panel)(&w, vecs);
+    w.fresh = false;
   }
 }
 
@@ -450,7 +488,6 @@ static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
   const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return !block->direct || finish_rows_of_tile(block, tile_row);
   float *p = block->score + (keys.begin - keys.first);
-  if (block->direct) load_queries(block, tile_row, tile_row + TILE_ROWS);
   score_softmax_tile(block, tile_row, keys, block->score + (first_score(block, keys) - keys.first), 0, cold);
   if (block->dropout) drop_tile(block, tile_row, keys.begin, keys.end, p);
   if (block->direct) return finish_tile(block, tile_row, keys.begin, keys.end, p);
@@ -482,6 +519,8 @@ static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64
   }
 }
 
+enum { ROWS_AT_ONCE = 4 * TILE_ROWS /* whose queries are loaded together and stay in L1 */ };
+
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
   cold_lines cold = cold_lines_of(schedule, block, tiled_layout_in(schedule)->cold);
@@ -492,11 +531,14 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
     const int64_t end = min64(key + schedule->key_block, keys.end);
     if (listed && next_visit(&visits, key, end).begin >= end) continue;
     if (listed) start_key_block(&visits, key, end);
-    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
+    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
+      if (block->direct && tile_row % ROWS_AT_ONCE == 0)
+        load_queries(block, tile_row, min64(tile_row + ROWS_AT_ONCE, capacity));
       if (listed)
         flash_visited_tile(&visits, tile_row, key, end, &cold);
       else if (!flash_tile(block, tile_row, key, end, &cold))
         return false;
+    }
   }
   return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }

@@ -117,45 +117,62 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
 
-/* q[d] = factor * the query's adjacent elements from `offset` on. The type is a constant at every call. */
-static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offset, float factor, float *q,
-                                           const attn_dtype dtype) {
-  const int64_t dim = block->problem->dim_qk;
-  const attn_storage from = attn_storage_as(attn_q_storage(block->problem, block->args), dtype);
-  int64_t d = 0;
-  UNROLL_4
-  for (; d + VEC_LANES <= dim; d += VEC_LANES)
-    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, offset, d, VEC_LANES)));
-  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, offset, d, dim - d)), dim - d);
+/* q[i][d] = factor * the `dim` adjacent elements of `rows` queries, `step` apart from element `offset` on. The type is a
+ * constant at every call. */
+static ALWAYS_INLINE void load_dense_queries(attn_storage any, int64_t offset, int64_t step, int64_t rows, int64_t dim,
+                                             float factor, float *q, int64_t stride, const attn_dtype dtype) {
+  const attn_storage from = attn_storage_as(any, dtype);
+  const vec factors = vec_set1(factor);
+  NO_UNROLL
+  for (; rows > 0; rows--, offset += step, q += stride) {
+    int64_t d = 0;
+    for (; d + 2 * VEC_LANES <= dim; d += 2 * VEC_LANES) {
+      vec_store(q + d, vec_mul(factors, load_elements(from, offset, d, VEC_LANES)));
+      vec_store(q + d + VEC_LANES, vec_mul(factors, load_elements(from, offset, d + VEC_LANES, VEC_LANES)));
+    }
+    for (int64_t n; (n = min64(dim - d, VEC_LANES)) > 0; d += n)
+      vec_store_first(q + d, vec_mul(factors, load_elements(from, offset, d, n)), n);
+  }
 }
 
-static void load_sparse_query(const row_block *block, int64_t offset, float factor, float *q) {
+static void load_sparse_queries(const row_block *block, int64_t offset, int64_t rows, float factor, float *q) {
   const attn_problem *p = block->problem;
-  for (int64_t d = 0; d < p->dim_qk; d++)
-    q[d] = factor * attn_load_f32(attn_q_storage(p, block->args), offset + d * p->q_stride.d);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      q[i * block->q_stride + d] =
+          factor * attn_load_f32(attn_q_storage(p, block->args), offset + i * p->q_stride.s + d * p->q_stride.d);
+}
+
+/* How many rows from row i on, before `end`, either all have keys or (`empty`) all have none, as those beyond the block's
+ * last. One at a time where the block has rows of several heads. */
+static int64_t queries_alike(const row_block *block, int64_t i, int64_t end, bool *empty) {
+  const attn_key_range *range = block->range;
+  const int64_t rows = block->rows;
+  int64_t next = i + 1;
+  *empty = i >= rows || range[i].begin >= range[i].end;
+  if (i >= rows) return end - i;
+  if (block->rows_per_head != rows) return 1;
+  while (next < min64(end, rows) && (range[next].begin >= range[next].end) == *empty) next++;
+  return next - i;
 }
 
 /* Rows [begin, end) of the block. Those without keys are not read, because they may hold anything. */
 static ALWAYS_INLINE void load_query_rows(const row_block *block, int64_t begin, int64_t end, float factor,
                                           const attn_dtype dtype) {
   const attn_problem *p = block->problem;
-  const int64_t first = attn_q_offset(p, block->seq, block->b, block->head, block->first_row);
-  for (int64_t i = begin; i < end; i++) {
-    float *q = block->q + i * block->q_stride;
-    int64_t offset = first + i * p->q_stride.s; /* where a row of the first head begins */
-    if (i >= block->rows || block->range[i].begin >= block->range[i].end) {
-      memset(q, 0, (size_t)block->q_stride * sizeof(float));
-      continue;
-    }
-    if (i >= block->rows_per_head) {
-      const problem_row row = problem_row_of(block, i);
-      offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
-    }
-    for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
+  const int64_t stride = block->q_stride;
+  bool empty;
+  for (int64_t i = begin, rows; i < end; i += rows) {
+    float *q = block->q + i * stride;
+    rows = queries_alike(block, i, end, &empty);
+    if (empty || stride > p->dim_qk) memset(q, 0, (size_t)(rows * stride) * sizeof(float));
+    if (empty) continue;
+    const problem_row row = problem_row_of(block, i);
+    const int64_t offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
     if (p->q_stride.d == 1)
-      load_dense_query(block, offset, factor, q, dtype);
+      load_dense_queries(attn_q_storage(p, block->args), offset, p->q_stride.s, rows, p->dim_qk, factor, q, stride, dtype);
     else
-      load_sparse_query(block, offset, factor, q);
+      load_sparse_queries(block, offset, rows, factor, q);
   }
 }
 
@@ -177,14 +194,14 @@ static void load_queries(const row_block *block, int64_t begin, int64_t end) {
 }
 
 static void start_ranges(const row_block *block, int64_t capacity) {
-  const attn_problem *p = block->problem;
-  const bool alike = rows_see_alike(block);
-  attn_key_range keys = {0, 0};
+  const attn_row_ranges of = attn_row_ranges_of(block->problem, block->args, block->seq, block->b);
+  const int64_t rows = rows_see_alike(block) ? 1 : block->rows, of_head = block->rows_per_head;
+  attn_key_range *range = block->range, keys = {0, 0};
+  float *reference = block->row_max;
   for (int64_t i = 0; i < capacity; i++) {
-    if (i == 0 || (!alike && i < block->rows))
-      keys = attn_allowed_keys(p, block->args, block->seq, block->b, problem_row_of(block, i).query);
-    block->range[i] = keys;
-    block->row_max[i] = -INFINITY;
+    if (i < rows) keys = attn_range_of_row(&of, block->first_row + (i < of_head ? i : i % of_head));
+    range[i] = keys;
+    reference[i] = -INFINITY;
   }
 }
 
@@ -192,8 +209,12 @@ static void start_ranges(const row_block *block, int64_t capacity) {
  * edge. */
 static inline void start_rows(const row_block *block, int64_t capacity) {
   assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
+  float *sums = block->row_sum, *end = sums + capacity * VEC_LANES;
   start_ranges(block, capacity);
-  memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
+  for (; sums < end; sums += VEC_LANES) { /* so few that a call of memset would take longer */
+    __asm__("" : "+r"(sums));
+    vec_store(sums, vec_zero());
+  }
   if (block->direct) return;
   memset(block->acc, 0, (size_t)(capacity * block->acc_stride) * sizeof(float));
   load_queries(block, 0, capacity);

@@ -56,12 +56,18 @@ static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, 
   return keys;
 }
 
-/* The scores of `vecs` vectors of keys from `key` on, -inf where the row may not see the key. */
-static ALWAYS_INLINE void select_allowed_vecs(attn_key_range range, int64_t key, vec *score, const int vecs) {
+/* The scores of `vecs` vectors of keys from `key` on, -inf where the row may not see the key. `begun`: its range begins at
+ * `key` or before; a constant. */
+static ALWAYS_INLINE void select_allowed_of(attn_key_range range, int64_t key, vec *score, const bool begun,
+                                            const int vecs) {
   const int64_t keys = vecs * VEC_LANES;
-  const int64_t begin = min64(max64(range.begin - key, 0), keys), end = min64(max64(range.end - key, 0), keys);
+  const int64_t begin = begun ? 0 : min64(max64(range.begin - key, 0), keys), end = min64(max64(range.end - key, 0), keys);
   UNROLL
   for (int v = 0; v < vecs; v++) score[v] = vec_select_range(score[v], v * VEC_LANES, begin, end);
+}
+
+static ALWAYS_INLINE void select_allowed_vecs(attn_key_range range, int64_t key, vec *score, const int vecs) {
+  select_allowed_of(range, key, score, false, vecs);
 }
 
 static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
