@@ -457,11 +457,11 @@ static NO_INLINE void output_bf16(const row_block *block, tile_output *out, int6
     if (out->o[i] != out->rest[i]) copy_rest((uint16_t *)out->o[i] + (out->columns - rest), out->rest[i], rest);
 }
 
+/* Of floats: bfloat16 values that were NaN may have become numbers (store_numbers_bf16). */
 static bool rows_are_finite(const tile_output *out, int64_t rows) {
   float poison = 0.0f;
   for (int64_t i = 0; i < rows; i++)
-    for (int64_t d = 0; d < out->columns; d++)
-      poison += 0.0f * attn_load_f32((attn_storage){out->o[i], out->bf16 ? ATTN_BF16 : ATTN_F32}, d);
+    for (int64_t d = 0; d < out->columns; d++) poison += 0.0f * ((const float *)out->o[i])[d];
   return poison == 0.0f;
 }
 
@@ -479,7 +479,7 @@ static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin,
   for (int64_t i = 0; !fills_o(block->problem) && i < rows; i++) store_row(block, tile_row + i, out.o[i]);
   for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < rows; i++)
     store_lse_of_sum(block, tile_row + i, sum_of_row(block, tile_row + i));
-  return out.finite || (rows < TILE_ROWS && rows_are_finite(&out, rows));
+  return out.finite || (rows < TILE_ROWS && !out.bf16 && rows_are_finite(&out, rows));
 }
 
 /* ---- The loop ---- */
