@@ -105,8 +105,8 @@ static inline attn_key_range attn_range_of_row(const attn_row_ranges *of, int64_
   assert(i >= 0);
   if (i >= of->len_q) return (attn_key_range){0, 0};
   if (of->row_len && of->row_len[i] < keys.end) keys.end = of->row_len[i];
-  const int64_t first = i + of->first, last = of->last > INT64_MAX - 1 - i ? INT64_MAX - 1 : i + of->last;
-  keys.end = min64(keys.end, last + 1);
+  const int64_t first = attn_saturating_add(i, of->first), last = attn_saturating_add(i, of->last);
+  if (last < keys.end) keys.end = last + 1;
   if (first > keys.begin && keys.begin >= of->kept) keys.begin = first;
   return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
 }
