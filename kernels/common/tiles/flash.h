@@ -457,7 +457,7 @@ static NO_INLINE void output_bf16(const row_block *block, tile_output *out, int6
     if (out->o[i] != out->rest[i]) copy_rest((uint16_t *)out->o[i] + (out->columns - rest), out->rest[i], rest);
 }
 
-/* Of floats: bfloat16 values that were NaN may have become numbers (store_numbers_bf16). */
+/* Rows of floats: a NaN that is stored as bfloat16 may become a number (store_numbers_bf16). */
 static bool rows_are_finite(const tile_output *out, int64_t rows) {
   float poison = 0.0f;
   for (int64_t i = 0; i < rows; i++)
