@@ -81,11 +81,11 @@ static inline attn_key_range attn_piece_of(const attn_problem *problem, const at
   return (attn_key_range){problem->key_begin, ends ? problem->key_end : seq->len_k};
 }
 
-/* What the ranges of a sequence's rows depend on, besides the row: loops over rows that store find it once. */
+/* All that the key ranges of a sequence's rows depend on but the row itself: loops over rows find it once. */
 typedef struct attn_row_ranges {
   attn_key_range piece;
   int64_t len_q, first, last, kept; /* row i's window is [i + first, i + last], beside the first `kept` keys */
-  const int32_t *row_len;           /* of row 0; NULL: none */
+  const int32_t *row_len;           /* row 0's length; NULL: none */
 } attn_row_ranges;
 
 static inline attn_row_ranges attn_row_ranges_of(const attn_problem *problem, const attn_args *args,
