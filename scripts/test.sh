@@ -51,7 +51,7 @@ With --long also these:
   --stage NAME   only this stage, as --all runs it; repeatable
   -h, --help     this text
 
-Needs 10 minutes on 2 cores after set-up, with --all 27; less where ccache is installed and knows the code. With --all two
+Needs 18 minutes on 2 cores after set-up, with --all 40; less where ccache is installed and knows the code. With --all two
 stages run at a time, each on half of the cores: where one configures or waits for its last test, the other goes on. The
 output of a stage is in build/log/stage-NAME.txt, and appears when the stage ends. A single stage has all cores. Skips
 stages whose compiler is missing. Where up to three tests of a stage fail, they run once more alone, as those about times

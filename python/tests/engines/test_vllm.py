@@ -53,6 +53,8 @@ KINDS = {  # name: (dtype, arguments of vllm.LLM)
     "blocks": ("float32", {"block_size": 2048}),
 }
 EXACT = ("float32", "uncached", "chunks", "compiled")
+if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):  # vLLM refuses 8 bits on other CPUs
+    KINDS = {name: kind for name, kind in KINDS.items() if "kv_cache_dtype" not in kind[1]}
 KINDS_OF = {"llama": KINDS, "whisper": ("uncached", "bfloat16"), "bert": ("uncached", "bfloat16")}
 DRAW = random.Random(1)
 COMMON = [DRAW.randrange(5, 500) for _ in range(280)]  # prompts begin with it, up to two blocks of 128 tokens and a part
