@@ -26,6 +26,8 @@ if not SCRIPT.exists():
 MATRIX = runpy.run_path(str(SCRIPT))
 NOT_INSTALLED = 77
 FEW = os.environ.get("ATTN_TEST_CONFORMANCE") != "all"
+# The published verdicts are of a CPU with AVX512-FP16. On others peers refuse 8 bits, or compute 16 bits in other steps.
+PUBLISHED_CPU = "avx512_fp16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 MISTAKES = "AttributeError", "NameError", "KeyError", "IndexError", "AssertionError", "UnboundLocalError"
 
 
@@ -55,6 +57,8 @@ def test_peer(name, tmp_path):
                      if statuses[0].get(case) != status)
     if published.title != results.title:
         pytest.skip(f"{results.title}, where {published.title} is published: {'; '.join(changed) or 'the same verdicts'}")
+    if changed and name != "libattn" and not PUBLISHED_CPU:
+        pytest.skip(f"{results.title} on a CPU without AVX512-FP16, where one with it is published: {'; '.join(changed)}")
     assert not changed
 
 
@@ -69,6 +73,8 @@ def test_reproduction(number):
     text = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
     code = text.split("```python\n")[1 + number].split("```")[0]
     environment, wanted = REPRODUCTIONS[number]
+    if environment == "openvino" and not PUBLISHED_CPU:
+        pytest.skip("OpenVINO fails so on CPUs with AVX512-FP16 alone")
     done = run(environment, "-c", code)
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
