@@ -79,8 +79,8 @@ static __m512i load_row(const row_source *rows, int64_t i, int64_t column, bool 
 
 static bool is_used(const unit_keys *unit, int64_t key) { return unit->used.begin <= key && key < unit->used.end; }
 
-/* The first of `keys` rows from row i on, if all of them are used and their values lie side by side; else NULL. `key`: that
- * of row i. */
+/* The first of `keys` rows from row i on, which is key `key`, if all of them are used and their values lie side by side;
+ * else NULL. */
 static const uint16_t *dense_rows(const unit_keys *unit, const row_source *rows, int64_t i, int64_t key, int64_t keys) {
   const bool dense = rows->column_stride == 1 && unit->used.begin <= key && key + keys <= unit->used.end;
   return dense ? (const uint16_t *)rows->from.data + rows->offset + i * rows->row_stride : NULL;

@@ -1297,7 +1297,7 @@ class Generation(_Layer):
 
         texts = libattn.layers.Generation(vocabulary=32000, most_tokens=100, beams=4, stop_tokens=[2])
         while texts.running:
-            tokens, parents = texts.advance(logits)     # of the texts that run, at first of the prompt alone
+            tokens, parents = texts.advance(logits)     # logits of the texts that run, at first of the prompt
             cache.reorder(parents)
             ...                                         # a step of the model: tokens[i] >= 0 goes to sequence i
 

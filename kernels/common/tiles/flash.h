@@ -78,6 +78,14 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   }
 }
 
+/* The largest of a row's scores. */
+static ALWAYS_INLINE float largest_of(const vec *sum, const int vecs) {
+  vec best = vec_set1(-INFINITY);
+  UNROLL
+  for (int v = 0; v < vecs; v++) best = vec_max(sum[v], best);
+  return vec_reduce_max(best);
+}
+
 /* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and subtracts it from
  * their scores. True if all rows got one: then no score is above 0. */
 static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
@@ -85,10 +93,7 @@ static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, 
   bool all = true;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    vec best = vec_set1(-INFINITY);
-    UNROLL
-    for (int v = 0; v < vecs; v++) best = vec_max(sum[i][v], best);
-    const float largest = vec_reduce_max(best);
+    const float largest = largest_of(sum[i], vecs);
     const bool settled = block->row_max[tile_row + i] > -INFINITY;
     all &= !settled;
     if (settled || largest == -INFINITY) continue;
@@ -107,10 +112,7 @@ static ALWAYS_INLINE bool settle_fresh_rows(const row_block *block, int64_t tile
   bool all = true;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    vec best = vec_set1(-INFINITY);
-    UNROLL
-    for (int v = 0; v < vecs; v++) best = vec_max(sum[i][v], best);
-    reference[i] = vec_reduce_max(best);
+    reference[i] = REFERENCE_ABOVE(largest_of(sum[i], vecs));
     all &= reference[i] > -INFINITY;
     const vec step = vec_set1(reference[i] > -FLT_MAX ? reference[i] : -FLT_MAX); /* -inf stays so */
     UNROLL
@@ -519,7 +521,7 @@ static void flash_visited_tile(const key_visits *visits, int64_t tile_row, int64
   }
 }
 
-enum { ROWS_AT_ONCE = 4 * TILE_ROWS /* whose queries are loaded together and stay in L1 */ };
+enum { ROWS_AT_ONCE = 4 * TILE_ROWS /* rows whose queries are loaded together, which stay in level 1 */ };
 
 static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
